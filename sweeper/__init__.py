@@ -1,0 +1,1 @@
+"""How a sweep runs. Knows Ray, Optuna, MLflow and Hydra; never imports torch."""

@@ -1,0 +1,70 @@
+"""`python -m sweeper`: Hydra composes the configuration, `sweep` runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from sweeper import config
+from sweeper.said import SaidWrongly
+
+SAID_WRONGLY, INTERRUPTED = 2, 130
+
+
+def main() -> None:
+    """The console command. Exit codes: 0 complete, 1 some trials failed, 2 said wrongly, 130 interrupted."""
+    program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [_python(), "-m", "sweeper"]
+    said = [*program, *sys.argv[1:]]
+    sys.argv[1:] = config.quote_spaces(sys.argv[1:])
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")
+    def run(composed: DictConfig) -> None:
+        # Hydra would say "error executing job" around what is raised here.
+        codes.append(_sweep(composed, said))
+        if codes[-1] == INTERRUPTED:
+            sys.exit(INTERRUPTED)
+
+    # Hydra prints what is wrong with the words, or with this passes it on to be said in a line.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        run()
+    except (HydraException, OmegaConfBaseException) as error:
+        codes.append(_say(config.explain(error, sys.argv[1:]), SAID_WRONGLY))
+    except KeyboardInterrupt:
+        codes.append(_say("interrupted before anything was started", INTERRUPTED))
+    sys.exit(max(codes, default=0))
+
+
+def _sweep(composed: DictConfig, said: list[str]) -> int:
+    try:
+        checked = config.read(composed)
+        from sweeper import sweep  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
+
+        return sweep.Sweep(sweep.plan(checked), said).run()
+    except SaidWrongly as error:
+        return _say(str(error), SAID_WRONGLY)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _say(f"{error.strerror or error}{where}; what had finished is kept: run the same command again", 1)
+
+
+def _python() -> str:
+    """The interpreter as a person would type it here."""
+    here = Path(sys.executable)
+    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else here.name
+
+
+def _say(message: str, code: int) -> int:
+    print(f"sweeper: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

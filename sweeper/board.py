@@ -1,0 +1,80 @@
+"""Where a sweep stands: what has ended and how, the best so far, and whether the budget is used up."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from sweeper.config import Budget
+from sweeper.outcome import Ending, Record
+from sweeper.table import best_first
+
+
+class Board:
+    """Kept up to date trial by trial, so that looking at it costs nothing. `records` are what ended before."""
+
+    def __init__(self, objective: str, direction: str, budget: Budget, records: Iterable[Record]) -> None:
+        self._objective, self._direction, self._budget = objective, direction, budget
+        self._records: list[Record] = []
+        self.counts: Counter[Ending] = Counter()
+        self.best: Record | None = None
+        self._since_best = 0
+        for record in sorted(records, key=lambda record: record.elapsed_s):
+            self.add(record)
+        self._before_s = max((record.elapsed_s for record in self._records), default=0.0)
+        self._ended_before = self.ended
+        self._started_s: float | None = None
+
+    def start(self) -> None:
+        """The search begins, or goes on."""
+        self._started_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of searching, summed over all runs of this sweep."""
+        return self._before_s + (time.monotonic() - self._started_s if self._started_s is not None else 0.0)
+
+    @property
+    def ended(self) -> int:
+        """Trials that count towards the budget: all but cancelled ones, which are tried again."""
+        return self.counts.total() - self.counts[Ending.CANCELLED]
+
+    def add(self, record: Record) -> bool:
+        """A trial has ended; whether it is better than all before."""
+        self._records.append(record)
+        self.counts[record.ending] += 1
+        if record.ending is Ending.COMPLETE and self._is_better(record):
+            self.best, self._since_best = record, 0
+            return True
+        self._since_best += record.ending is not Ending.CANCELLED
+        return False
+
+    def _is_better(self, record: Record) -> bool:
+        if self.best is None:
+            return True
+        new, old = record.metrics[self._objective], self.best.metrics[self._objective]
+        return new > old if self._direction == "maximize" else new < old
+
+    def best_first(self) -> list[Record]:
+        """The complete trials, the best of them first."""
+        return best_first(self._records, self._objective, self._direction)
+
+    def wants_more(self, in_flight: int) -> bool:
+        """Whether the budget has room for another trial beside those in flight."""
+        trials, time_s, patience = self._budget.trials, self._budget.time_s, self._budget.patience
+        return (
+            (trials is None or self.ended + in_flight < trials)
+            and (time_s is None or self.elapsed_s < time_s)
+            and (patience is None or self._since_best < patience)
+        )
+
+    def left_s(self) -> float | None:
+        """A guess at the seconds left, from the trials of this run; None while there is nothing to guess from."""
+        guesses = []
+        done = self.ended - self._ended_before
+        if self._budget.trials is not None and done > 0:
+            guesses.append((self.elapsed_s - self._before_s) / done * (self._budget.trials - self.ended))
+        if self._budget.time_s is not None:
+            guesses.append(self._budget.time_s - self.elapsed_s)
+        return max(0.0, min(guesses)) if guesses else None

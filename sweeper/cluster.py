@@ -1,0 +1,406 @@
+"""Ray: connecting to a cluster or starting one, and the gangs that run trials on it.
+
+A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the one that runs
+and the next, so that its devices do not wait for the driver. It is kept as long as it succeeds; after any
+failure its workers are killed and a new gang takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from sweeper.hardware import Node, Target
+from sweeper.outcome import Ending, Outcome
+from sweeper.said import SaidWrongly
+from sweeper.search import Trial
+from sweeper.worker import Job, Reply, Worker
+from workloads import host
+from workloads.contract import Rank, Scalar
+
+DEPTH = 2  # trials that a gang holds: one running, one next
+STARTS_BEFORE_GIVING_UP = 3
+
+
+class ClusterTrouble(Exception):
+    """The cluster cannot run anything any more. Nothing finished is lost; the message says what happened."""
+
+
+# ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def look(address: str | None) -> list[Node]:
+    """The nodes of the cluster at `address`, which it connects to, or without one of this machine.
+
+    Nothing is started. Raises SaidWrongly where no cluster answers.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address in (None, "local"):
+        return [_this_machine()]
+    try:
+        if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
+            # Ray itself tries for minutes, aloud.
+            socket.create_connection((found[1], int(found[2])), timeout=5).close()
+        _init(address=address)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SaidWrongly(f"cluster.address={address}: no Ray cluster answers there ({_brief(error)})") from error
+    return [_node(entry) for entry in ray.nodes() if entry["Alive"]]
+
+
+def _this_machine() -> Node:
+    # What Ray itself would find here when it starts, so that what is promised now is there then.
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    visible = manager.get_current_process_visible_accelerator_ids()
+    found = manager.get_current_node_num_accelerators()
+    gpus = min(found, len(visible)) if visible is not None else found
+    return Node(
+        address="this machine",
+        cpus=len(os.sched_getaffinity(0)),
+        cpu_name=host.cpu_name(),
+        gpus=gpus,
+        accelerator=manager.get_current_node_accelerator_type() if gpus else None,
+        gpu_names=host.gpu_names() if gpus else (),
+    )
+
+
+def _node(entry: dict[str, Any]) -> Node:
+    resources = entry["Resources"]
+    label = next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None)
+    there = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
+    names = ray.remote(_names).options(num_cpus=0, scheduling_strategy=there)
+    try:
+        cpu_name, gpu_names = ray.get(names.remote(), timeout=60)
+    except (RayError, GetTimeoutError) as error:
+        raise SaidWrongly(
+            f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({_brief(error)})"
+        ) from error
+    gpus = int(resources.get("GPU", 0))
+    return Node(
+        address=entry["NodeManagerAddress"],
+        cpus=int(resources.get("CPU", 0)),
+        cpu_name=cpu_name,
+        gpus=gpus,
+        accelerator=label,
+        gpu_names=gpu_names if gpus else (),
+    )
+
+
+def _names() -> tuple[str, tuple[str, ...]]:
+    return host.cpu_name(), host.gpu_names()
+
+
+# ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
+
+
+def start(target: Target) -> None:
+    """Start a local cluster, unless `look` has connected to one. It ends with this process, even a killed one."""
+    if not ray.is_initialized():
+        # "local" also where an address file of another cluster lies about.
+        _init(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
+
+
+def _init(**options: Any) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; without it Ray warns
+    umask = os.umask(0o077)  # Ray writes its access token with the umask
+    try:
+        ray.init(
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="sweeper",
+            **options,
+        )
+    finally:
+        os.umask(umask)
+
+
+def stop() -> None:
+    """Leave the cluster, and end it if it is ours."""
+    ray.shutdown()
+
+
+# ── gangs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Running:
+    """A trial that a gang holds. Its clock starts when its turn comes."""
+
+    trial: Trial
+    waiting: list[Any]  # references to the ranks that have not replied
+    replies: list[Reply] = field(default_factory=list)
+    since_s: float = 0.0
+
+
+@dataclass
+class Gang:
+    """The workers of one trial after another, rank by rank."""
+
+    name: str
+    workers: list[Any]
+    group: PlacementGroup | None
+    hello: list[Any]
+    where: list[dict[str, Scalar]] = field(default_factory=list)  # empty until all ranks have said hello
+    jobs: deque[Running] = field(default_factory=deque)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.where)
+
+    def awaited(self) -> list[Any]:
+        """What the next news of this gang will come from."""
+        if not self.ready:
+            return self.hello
+        return self.jobs[0].waiting if self.jobs else []
+
+
+class Pool:
+    """All the gangs of one sweep. `submit` trials while there is `room`, `wait` for what ends.
+
+    `size` ranks a gang, `count` gangs; `constants` are the parameters that every trial has.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        workload: str,
+        constants: Mapping[str, Scalar],
+        size: int,
+        count: int,
+        timeout_s: float,
+    ) -> None:
+        self._target, self._workload, self._constants = target, workload, constants
+        self._size, self._count, self._timeout_s = size, count, timeout_s
+        self._made = self._failed_starts = 0
+        self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
+        self.gangs = [self._new_gang() for _ in range(count)]
+
+    # ── trials ──
+
+    def room(self) -> int:
+        """How many more trials can be submitted now."""
+        return sum(DEPTH - len(gang.jobs) for gang in self.gangs) - len(self._backlog)
+
+    def in_flight(self) -> list[Trial]:
+        """The trials that were submitted and have not ended."""
+        return [job.trial for gang in self.gangs for job in gang.jobs] + list(self._backlog)
+
+    def said(self) -> list[str]:
+        """What each gang is at, in a line."""
+        now, lines = time.monotonic(), []
+        for gang in self.gangs:
+            if not gang.ready:
+                lines.append(f"{gang.name}: starting, or waiting for {self._target.unit} that are in use")
+                continue
+            place = gang.where[0]
+            gpu = f" GPU {place['gpus']}" if place["gpus"] else ""
+            job = f"trial {gang.jobs[0].trial.number} for {now - gang.jobs[0].since_s:.0f} s" if gang.jobs else "idle"
+            lines.append(f"{gang.name} on {place['node']}{gpu}: {job}")
+        return lines
+
+    def submit(self, trial: Trial) -> None:
+        """Hand a trial to the gang that will come to it first."""
+        self._backlog.append(trial)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._backlog:
+            gang = min(self.gangs, key=lambda gang: (len(gang.jobs), not gang.ready))
+            if len(gang.jobs) >= DEPTH:
+                return
+            trial = self._backlog.popleft()
+            parameters = {**self._constants, **trial.params}
+            device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
+            refs = [
+                worker.run.remote(Job(self._workload, parameters, Rank(rank, self._size, device)))
+                for rank, worker in enumerate(gang.workers)
+            ]
+            gang.jobs.append(Running(trial, refs, since_s=time.monotonic()))
+
+    def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
+        """The trials that ended, after waiting up to `timeout_s` for the first of them."""
+        awaited = [ref for gang in self.gangs for ref in gang.awaited()]
+        if not awaited:
+            time.sleep(timeout_s)
+            return []
+        ray.wait(
+            awaited,
+            num_returns=1,
+            timeout=max(0.0, min(timeout_s, self._next_deadline_s() - time.monotonic())),
+        )
+        arrived = set(ray.wait(awaited, num_returns=len(awaited), timeout=0)[0])
+        ended = []
+        for gang in list(self.gangs):
+            if not gang.ready:
+                self._welcome(gang, arrived)
+            elif outcome := self._outcome(gang, arrived):
+                ended.append((gang.jobs.popleft().trial, outcome))
+                if outcome.ending is not Ending.COMPLETE:
+                    self._replace(gang)
+                elif gang.jobs:
+                    gang.jobs[0].since_s = time.monotonic()
+        self._hand_out()
+        return ended
+
+    def cancel(self) -> list[tuple[Trial, Outcome]]:
+        """End every gang, and say of each trial in flight that it was cancelled."""
+        now = time.time()
+        trials = self.in_flight()
+        self._backlog.clear()
+        self.close()
+        return [(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
+
+    def close(self) -> None:
+        """End every gang, whatever it is at."""
+        for gang in self.gangs:
+            self._end(gang)
+        self.gangs = []
+
+    # ── how a trial ended ──
+
+    def _outcome(self, gang: Gang, arrived: set[Any]) -> Outcome | None:
+        """How the gang's running trial ended, or None while it runs. One rank's failure ends it for all."""
+        if not gang.jobs:
+            return None
+        job = gang.jobs[0]
+        for ref in [ref for ref in job.waiting if ref in arrived]:
+            job.waiting.remove(ref)
+            try:
+                reply: Reply = ray.get(ref)
+            except (RayActorError, OutOfMemoryError) as error:
+                return self._bad(gang, job, *_death(error))
+            except RayError as error:
+                return self._bad(gang, job, Ending.FAILED, _brief(error))
+            if reply.measurement is None:
+                ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
+                return self._bad(gang, job, ending, reply.reason, reply.detail)
+            job.replies.append(reply)
+        if not job.waiting:
+            job.replies.sort(key=lambda reply: reply.rank)
+            return Outcome(
+                Ending.COMPLETE,
+                min(reply.started_at_s for reply in job.replies),
+                max(reply.ended_at_s for reply in job.replies),
+                measurements=tuple(reply.measurement for reply in job.replies if reply.measurement),
+                where=gang.where[0],
+            )
+        if time.monotonic() - job.since_s > self._timeout_s:
+            return self._bad(gang, job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={self._timeout_s:g}")
+        return None
+
+    def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
+        now = time.time()
+        started = now - (time.monotonic() - job.since_s)
+        return Outcome(ending, started, now, reason, detail or _tail(gang.where[0].get("log")), where=gang.where[0])
+
+    def _next_deadline_s(self) -> float:
+        return min((g.jobs[0].since_s + self._timeout_s for g in self.gangs if g.ready and g.jobs), default=math.inf)
+
+    # ── gangs ──
+
+    def _new_gang(self) -> Gang:
+        self._made += 1
+        options, group = self._options(), None
+        if self._size > 1:
+            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
+            bundle = {resource: amount for resource, amount in bundle.items() if amount}
+            group = placement_group([bundle] * self._size, strategy="PACK")
+        workers = []
+        for rank in range(self._size):
+            place = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
+            workers.append(ray.remote(Worker).options(max_restarts=0, **options, **place).remote())
+        return Gang(f"worker {self._made}", workers, group, [worker.hello.remote() for worker in workers])
+
+    def _options(self) -> dict[str, Any]:
+        """What Ray reserves for one rank."""
+        if self._target.hardware.kind == "cpu":
+            return {
+                "num_cpus": max(1, self._target.devices // (self._count * self._size)),
+                "num_gpus": 0,
+                "resources": {},
+            }
+        label = self._target.nodes[0].accelerator
+        # A fraction of the label's resource pins the model of GPU without using the label up.
+        return {
+            "num_cpus": 1,
+            "num_gpus": 1,
+            "resources": {f"accelerator_type:{label}": 0.001} if label else {},
+        }
+
+    def _welcome(self, gang: Gang, arrived: set[Any]) -> None:
+        """Take a gang into service once all its ranks are up."""
+        if any(hello in arrived for hello in gang.hello):
+            try:
+                if len(ray.wait(gang.hello, num_returns=self._size, timeout=0)[0]) < self._size:
+                    return
+                gang.where = ray.get(gang.hello)
+            except RayError as error:
+                self._failed_starts += 1
+                if self._failed_starts >= STARTS_BEFORE_GIVING_UP:
+                    raise ClusterTrouble(f"no worker starts: {_brief(error)}") from error
+                self._replace(gang)
+                return
+            self._failed_starts = 0
+            if gang.jobs:
+                gang.jobs[0].since_s = time.monotonic()
+
+    def _replace(self, gang: Gang) -> None:
+        """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""
+        self._backlog.extendleft(reversed([job.trial for job in gang.jobs]))
+        gang.jobs.clear()
+        self._end(gang)
+        self.gangs[self.gangs.index(gang)] = self._new_gang()
+
+    def _end(self, gang: Gang) -> None:
+        for worker in gang.workers:
+            ray.kill(worker, no_restart=True)
+        if gang.group is not None:
+            remove_placement_group(gang.group)
+
+
+# ── what Ray's errors mean ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _death(error: RayError) -> tuple[Ending, str]:
+    """A worker that is gone: lost, unless it was ended for its memory, which would happen again."""
+    text = str(error)
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+        return Ending.INFEASIBLE, "out of memory: the node was running low on memory and Ray ended the worker"
+    return Ending.LOST, f"the worker is gone: {_brief(error)}"
+
+
+def _brief(error: BaseException) -> str:
+    """What happened, out of the many lines in which Ray says it."""
+    text = str(error)
+    if found := re.search(r"exit detail: (.*?)(?: Some common causes|\n|$)", text):
+        return found[1].rstrip(". ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "because" in line or "terminated" in line]
+    return (telling or lines or [type(error).__name__])[0][:200]
+
+
+def _tail(log: Scalar, lines: int = 30) -> str:
+    """The last lines of a worker's log, where it is on this machine."""
+    if not isinstance(log, str) or not Path(log).is_file():
+        return ""
+    with Path(log).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 16384))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,240 @@
+"""The schema of what may be said. Hydra composes it, this module is the only one that reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sweeper import space as spaces
+from sweeper.said import SaidWrongly, build, convert, nearest
+from workloads import registry
+from workloads.contract import Workload
+
+HERE = Path(__file__).resolve().parent
+# In a checkout conf/ stands beside sweeper/; an installed package carries it inside.
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
+
+
+@dataclass(frozen=True)
+class WorkloadChoice:
+    name: str
+    objective: str
+    direction: Literal["maximize", "minimize"] = "maximize"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of device. Peaks are dense TFLOP/s by data type, of one device; what is not published is not there."""
+
+    name: str
+    kind: Literal["cpu", "gpu"] = "gpu"
+    accelerators: list[str] = field(default_factory=list)
+    device_names: list[str] = field(default_factory=list)
+    dense_peak_tflops: dict[str, float] = field(default_factory=dict)
+    memory_gb: float | None = None
+    bandwidth_tb_s: float | None = None
+    power_w: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    trials: int | None = field(default=None, metadata={"min": 1})
+    time_s: float | None = field(default=None, metadata={"min": 0})
+    patience: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    timeout_s: float = field(metadata={"min": 0.001})
+    retries: int = field(metadata={"min": 0})
+    grace_s: float = field(metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class ClusterChoice:
+    address: str | None = None
+    workers: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class Tracking:
+    experiment: str
+    uri: str | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    workload: WorkloadChoice
+    space: dict[str, Any]
+    hardware: Hardware
+    search: Search
+    budget: Budget
+    trial: TrialLimits
+    cluster: ClusterChoice
+    tracking: Tracking
+    dir: str
+    first: Any = None
+    name: str | None = None
+    gpus: int = field(default=1, metadata={"min": 1})
+    seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
+    progress: Literal["auto", "always", "never", "json"] = "auto"
+
+
+def read(composed: DictConfig) -> Config:
+    """The checked configuration. Raises SaidWrongly for whatever can be seen to be wrong without a device."""
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise SaidWrongly(f"{error.full_key or 'the configuration'}: {first_line(error)}") from error
+    assert isinstance(plain, dict)
+    config = build(Config, {str(key): value for key, value in plain.items()})
+    if config.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", config.name):
+        raise SaidWrongly(f"name={config.name}: letters, digits, '.', '_' and '-', starting with a letter or digit")
+    if config.workload.name not in registry.names():
+        raise SaidWrongly(f"workload.name={config.workload.name}: {nearest(config.workload.name, registry.names())}")
+    workload = registry.load(config.workload.name)
+    if workload.max_world_size is not None and config.gpus > workload.max_world_size:
+        raise SaidWrongly(
+            f"gpus={config.gpus}: a trial of {config.workload.name} spans {workload.max_world_size} at most"
+        )
+    if config.budget.trials is None and config.budget.time_s is None and config.budget.patience is None:
+        raise SaidWrongly("budget: trials, time_s and patience are all null; the sweep would never end")
+    return config
+
+
+def read_space(config: Config, kind: str) -> spaces.Space:
+    """The space for a device of `kind`, each entry checked against the workload's own parameters."""
+    workload = registry.load(config.workload.name)
+    space = spaces.parse(config.space, kind)
+    _check_against(space, workload)
+    return space
+
+
+def _check_against(space: spaces.Space, workload: Workload) -> None:
+    """Every value that the space can give has to be one that the parameter may have."""
+    hints = get_type_hints(workload.Parameters)
+    known = {f.name: f for f in fields(workload.Parameters)}
+    for name, dimension in space.dimensions.items():
+        if name not in known:
+            raise SaidWrongly(f"space.{name}: there is no such parameter; {nearest(name, known)}")
+        if isinstance(dimension, spaces.Interval) and hints[name] is int:
+            raise SaidWrongly(f"space.{name}={dimension}: a whole number needs a range or a choice")
+    corners = {
+        name: list(d.values) if isinstance(d, spaces.Choice) else [d.low, d.high]
+        for name, d in space.dimensions.items()
+    }
+    # A value is checked by itself: what a combination may not be is for the workload to say, trial by trial.
+    longest = max((len(values) for values in corners.values()), default=1)
+    for i in range(longest):
+        point = {name: values[min(i, len(values) - 1)] for name, values in corners.items()}
+        build(workload.Parameters, {**space.constants, **point}, "space.")
+
+
+def read_first(config: Config, space: spaces.Space, kind: str) -> list[spaces.Parameters]:
+    """The points to try first, those that the space leaves out passed over."""
+    listed = spaces.for_kind(config.first, kind, "first") or []
+    if isinstance(listed, str):
+        listed = spaces.parse_text("first", listed)
+    if not isinstance(listed, list) or not all(isinstance(point, dict) for point in listed):
+        raise SaidWrongly("first: a list of points, each a mapping of parameters: first=[{m: 4096, n: 4096, k: 4096}]")
+    hints = get_type_hints(registry.load(config.workload.name).Parameters)
+    for point in listed:
+        for name, value in point.items():
+            if name not in hints:
+                raise SaidWrongly(f"first: {name} is no parameter; {nearest(name, hints)}")
+            convert(hints[name], value, f"first.{name}")
+    inside = [point for point in listed if point in space]
+    varying = [{name: value for name, value in point.items() if name in space.dimensions} for point in inside]
+    return [point for point in varying if point]
+
+
+# ── the command line ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def quote_spaces(arguments: Sequence[str]) -> list[str]:
+    """The same arguments with ranges, choices and lists of the space quoted, so that they reach it as text.
+
+    To Hydra a range or a choice means "run me once for each", and only with -m. Under `space.` it is what the
+    sampler chooses from. With -m the short form a,b keeps Hydra's meaning: one sweep for each. A list is quoted
+    because Hydra does not put one where the YAML has a mapping for cpu and gpu.
+    """
+    multirun = any(argument in ("-m", "--multirun") for argument in arguments)
+    return [_quoted(argument) if _is_space(argument, multirun) else argument for argument in arguments]
+
+
+def _quoted(argument: str) -> str:
+    key, _, text = argument.partition("=")
+    return f'{key}="{text}"' if '"' not in text else f"{key}='{text}'"
+
+
+def _is_space(argument: str, multirun: bool) -> bool:
+    """Whether this is said of the space, or of `first`, in a form that Hydra would take otherwise."""
+    if not re.match(r"(space\.\w+|first)=", argument):
+        return False
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return False  # Hydra will say what is wrong with it
+    if override.is_sweep_override():
+        return not (multirun and getattr(override.value(), "simple_form", False))
+    return isinstance(override.value(), list)
+
+
+def explain(error: Exception, arguments: Sequence[str]) -> str:
+    """What Hydra could not follow, in a line or two: the key, and what it may be."""
+    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
+        group, _, word = error.missing_cfg_file.rpartition("/")
+        return f"{group}={word}: there is no such {group}; {nearest(word, error.options)}"
+    text = str(error)
+    if found := re.search(r"Could not override '([^']+)'", text):
+        key = found[1]
+        return f"{key}: there is no such key; {_nearest_key(key, arguments)}"
+    if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{found[1]}: several values; add -m to run one sweep for each"
+    if found := re.search(r"Sweep parameters? '([^']+)' requires --multirun", text):
+        return f"{found[1]}: several values; add -m to run one sweep for each"
+    if text.startswith("Error parsing override"):
+        return f"{first_line(error).removeprefix('Error parsing override ')}: cannot be read; it has to be key=value"
+    cause = f": {first_line(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+    return first_line(error) + cause
+
+
+def _nearest_key(key: str, arguments: Sequence[str]) -> str:
+    """The key that was probably meant, among those of the chosen workload's configuration."""
+    groups = [argument for argument in arguments if re.match(r"(workload|hardware|search)=\w+$", argument)]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("config", overrides=groups)
+    plain = OmegaConf.to_container(composed, resolve=False)
+    parent, _, word = key.rpartition(".")
+    node: Any = plain
+    for part in parent.split(".") if parent else []:
+        node = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        return nearest(key, [f"{parent}.{name}" if parent else str(name) for name in node])
+    return nearest(key, _flat(plain))
+
+
+def _flat(node: Any, prefix: str = "") -> list[str]:
+    if not isinstance(node, dict) or not node:
+        return [prefix]
+    return [name for key, inner in node.items() for name in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

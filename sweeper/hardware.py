@@ -1,0 +1,140 @@
+"""Which devices a sweep is for: the catalogue over `conf/hardware/`, held against what the cluster has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from omegaconf import OmegaConf
+
+from sweeper.config import CONF, Hardware
+from sweeper.said import SaidWrongly, build
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine as the scheduler sees it. `accelerator` is Ray's word for its GPUs, `gpu_names` the driver's."""
+
+    address: str
+    cpus: int
+    cpu_name: str
+    gpus: int = 0
+    accelerator: str | None = None
+    gpu_names: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str | None:
+        """What its GPUs are called: by the driver where it says, else by Ray."""
+        return self.gpu_names[0] if self.gpu_names else self.accelerator
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a sweep runs on: one model of one kind of hardware, and the nodes that have it."""
+
+    hardware: Hardware
+    model: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def devices(self) -> int:
+        """How many GPUs, or on a CPU how many cores, there are of it."""
+        return sum(node.gpus if self.hardware.kind == "gpu" else node.cpus for node in self.nodes)
+
+    def gangs(self, size: int, wanted: int | None) -> int:
+        """How many gangs of `size` run at once: as wanted, else one for each `size` GPUs, on a CPU one.
+
+        On a CPU neighbours disturb each other's timings. Raises SaidWrongly for more than there is room for.
+        """
+        most = self.devices // size
+        if wanted is not None and wanted > most:
+            raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}")
+        return wanted or (most if self.hardware.kind == "gpu" else 1)
+
+    @property
+    def unit(self) -> str:
+        return "GPUs" if self.hardware.kind == "gpu" else "CPU cores"
+
+
+@cache
+def catalogue() -> dict[str, Hardware]:
+    """Every kind of GPU in `conf/hardware/`, by its name."""
+    entries = {}
+    for path in sorted((CONF / "hardware").glob("*.yaml")):
+        plain = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(plain, dict)
+        entry = build(Hardware, {str(key): value for key, value in plain.items()}, f"{path.name}: ")
+        if entry.kind == "gpu" and entry.name != "auto":
+            entries[entry.name] = entry
+    return entries
+
+
+def is_a(hardware: Hardware, node: Node) -> bool:
+    """Whether the node's GPUs are of this kind: by the driver's names where known, else by Ray's label."""
+    if not node.gpus:
+        return False
+    if node.gpu_names:
+        return all(any(re.search(p, name) for p in hardware.device_names) for name in node.gpu_names)
+    return node.accelerator in hardware.accelerators
+
+
+def kind_of(node: Node) -> Hardware:
+    """The catalogue's entry for a node's GPUs, or one without peaks for a GPU that it does not know."""
+    for entry in catalogue().values():
+        if is_a(entry, node):
+            return entry
+    name = re.sub(r"[^a-z0-9]+", "_", (node.model or "gpu").lower()).strip("_")
+    return Hardware(name=name, accelerators=[node.accelerator] if node.accelerator else [])
+
+
+def choose(wanted: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
+    """The nodes that a sweep for the wanted hardware runs on.
+
+    Raises SaidWrongly where the cluster has none of it, has several kinds for `auto`, or has fewer than `gpus`.
+    """
+    if wanted.kind == "cpu" or (wanted.name == "auto" and not any(node.gpus for node in nodes)):
+        target = _cpu(nodes)
+    else:
+        target = _gpus(wanted, nodes)
+    if gpus > target.devices:
+        each = "" if target.hardware.kind == "gpu" else ", one for each process"
+        raise SaidWrongly(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){each}")
+    return target
+
+
+def _cpu(nodes: Sequence[Node]) -> Target:
+    # Processors that differ do not belong into one study: take the model there is most of.
+    model = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
+    chosen = tuple(node for node in nodes if node.cpu_name == model)
+    return Target(Hardware(name="cpu", kind="cpu"), f"{model} ({chosen[0].cpus} cores)", chosen)
+
+
+def _gpus(wanted: Hardware, nodes: Sequence[Node]) -> Target:
+    with_gpus = [node for node in nodes if node.gpus]
+    if wanted.name == "auto":
+        kinds = {kind_of(node).name: kind_of(node) for node in with_gpus}
+        if len(kinds) > 1:
+            raise SaidWrongly(
+                f"hardware=auto: the cluster has {said_inventory(nodes)}; say which, hardware={'|'.join(kinds)}"
+            )
+        wanted = next(iter(kinds.values()))
+        chosen = with_gpus
+    else:
+        chosen = [node for node in with_gpus if is_a(wanted, node)]
+        if not chosen:
+            raise SaidWrongly(f"hardware={wanted.name}: the cluster has {said_inventory(nodes)}")
+    return Target(wanted, chosen[0].model or wanted.name, tuple(chosen))
+
+
+def said_inventory(nodes: Iterable[Node]) -> str:
+    """What a cluster has, in words: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
+    nodes = list(nodes)
+    gpus: Counter[tuple[str, str]] = Counter()
+    for node in nodes:
+        if node.gpus:
+            gpus[(node.model or "GPU", kind_of(node).name)] += node.gpus
+    words = [f"{count} x {model} (hardware={name})" for (model, name), count in gpus.items()]
+    return ", ".join([*words, f"{sum(node.cpus for node in nodes)} CPU cores (hardware=cpu)"])

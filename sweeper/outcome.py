@@ -1,0 +1,67 @@
+"""How a trial can end, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from workloads.contract import Measurement, Scalar
+
+
+class Ending(StrEnum):
+    """complete, or what went wrong. Each kind is answered differently: see `docs/design.md`, the promises."""
+
+    COMPLETE = "complete"
+    INFEASIBLE = "infeasible"  # it cannot work on this device: told to the sampler, not tried again
+    FAILED = "failed"  # an error in the code or the configuration
+    LOST = "lost"  # the worker, the GPU or the node went, more often than trial.retries
+    TIMED_OUT = "timed_out"  # took longer than trial.timeout_s
+    CANCELLED = "cancelled"  # the user stopped the sweep: run again when it is resumed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came back from the cluster for one trial.
+
+    reason        one line; empty for a complete trial
+    detail        the last lines of what the worker said, for a person
+    measurements  one for each rank, complete trials only
+    where         node, process and log of rank 0
+    """
+
+    ending: Ending
+    started_at_s: float
+    ended_at_s: float
+    reason: str = ""
+    detail: str = ""
+    measurements: tuple[Measurement, ...] = ()
+    where: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished trial as it is stored: in the study, which is the truth, and from there in MLflow."""
+
+    number: int
+    params: Mapping[str, Scalar]
+    ending: Ending
+    reason: str
+    detail: str
+    metrics: Mapping[str, float]
+    measurements: list[dict[str, Any]]
+    where: Mapping[str, Scalar]
+    started_at_s: float
+    ended_at_s: float
+    elapsed_s: float  # of the whole sweep's searching when this trial ended, over all its runs
+    attempts: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Record:
+        plain = json.loads(text)
+        return Record(**{**plain, "ending": Ending(plain["ending"])})

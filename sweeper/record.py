@@ -1,0 +1,219 @@
+"""MLflow: one parent run a sweep, one child run a trial. Runs as a process of its own, beside the driver.
+
+    python -m sweeper.record      reads messages from standard input, a JSON object a line, and answers so
+
+The study on disk is the truth and this is its projection: everything written here can be written again, and
+is written once. So the process may be killed at any instant, the server may go away, and whoever comes next
+finishes what is missing.
+
+Apart from the driver because MLflow takes seconds to import and milliseconds to write, which the devices
+would wait for, and because a server that hangs must hang nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Few and short tries inside one call: the loop below tries for as long as it takes, and says so.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from sweeper.outcome import Ending, Record
+
+# MLflow knows three ways to end. Which of our six it was is the tag `outcome`.
+STATUS = {Ending.COMPLETE: "FINISHED", Ending.INFEASIBLE: "FAILED", Ending.FAILED: "FAILED"}
+RETRY_S = 1.0
+
+
+class Store:
+    """The runs of one sweep in an MLflow store."""
+
+    def __init__(self, uri: str, experiment: str, study: str, sweep: str, parent: Mapping[str, Any]) -> None:
+        """Find or make the experiment and the parent run, and see which trials are there already.
+
+        `study` is the identity of the sweep's study, under which its runs are found; `parent` holds the
+        parent's `tags`, `params` and text `artifacts`.
+        """
+        self._client = MlflowClient(tracking_uri=uri)
+        self._study = study
+        self.experiment_id = self._experiment(experiment)
+        self.children = {int(run.data.tags["sweeper.trial"]): run for run in self._runs("trial")}
+        self.parent_id = self._parent(sweep, parent)
+
+    def written(self) -> list[int]:
+        """The numbers of the trials that are there, whole."""
+        return [number for number, run in self.children.items() if run.info.status != "RUNNING"]
+
+    def write(self, record: Record) -> None:
+        """Write one trial. Harmless if some or all of it is there already."""
+        start_ms, end_ms = int(record.started_at_s * 1e3), int(record.ended_at_s * 1e3)
+        run = self.children.get(record.number) or self._client.create_run(
+            self.experiment_id,
+            start_time=start_ms,
+            run_name=" ".join([f"{record.number:04d}", *(f"{k}={_short(v)}" for k, v in record.params.items())])[:250],
+            tags={
+                "mlflow.parentRunId": self.parent_id,
+                "sweeper.study": self._study,
+                "sweeper.kind": "trial",
+                "sweeper.trial": str(record.number),
+            },
+        )
+        self.children[record.number] = run
+        run_id = run.info.run_id
+        tags = {
+            "outcome": record.ending.value,
+            "attempts": record.attempts,
+            "reason": record.reason,
+            **record.where,
+        }
+        metrics = {**record.metrics, "trial_time_s": record.ended_at_s - record.started_at_s}
+        self._client.log_batch(
+            run_id,
+            metrics=[Metric(name, value, end_ms, 0) for name, value in metrics.items()],
+            params=[Param(name, _short(value)) for name, value in record.params.items()],
+            tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items() if value not in ("", None)],
+        )
+        self._client.log_text(run_id, record.to_json(), "trial.json")
+        if record.detail:
+            self._client.log_text(run_id, record.detail, "last_lines.txt")
+        self._client.set_terminated(run_id, STATUS.get(record.ending, "KILLED"), end_ms)
+        self.children[record.number] = self._client.get_run(run_id)
+
+    def close(
+        self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Mapping[str, str]
+    ) -> None:
+        """End the parent run with the sweep's results."""
+        now_ms = int(time.time() * 1e3)
+        self._client.log_batch(
+            self.parent_id,
+            metrics=[Metric(name, value, now_ms, 0) for name, value in metrics.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+        for path, text in artifacts.items():
+            self._client.log_text(self.parent_id, text, path)
+        self._client.set_terminated(self.parent_id, status, now_ms)
+
+    def _experiment(self, name: str) -> str:
+        if found := self._client.get_experiment_by_name(name):
+            if found.lifecycle_stage == "deleted":
+                self._client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException:  # another sweep was faster
+            if found := self._client.get_experiment_by_name(name):
+                return str(found.experiment_id)
+            raise
+
+    def _parent(self, sweep: str, parent: Mapping[str, Any]) -> str:
+        if runs := self._runs("sweep"):
+            run_id = str(runs[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+        else:
+            kind = {"sweeper.study": self._study, "sweeper.kind": "sweep"}
+            run_id = str(self._client.create_run(self.experiment_id, run_name=sweep, tags=kind).info.run_id)
+        self._client.log_batch(
+            run_id,
+            params=[Param(name, _short(value)) for name, value in parent["params"].items()],
+            tags=[RunTag(name, str(value)) for name, value in parent["tags"].items()],
+        )
+        for path, text in parent["artifacts"].items():
+            self._client.log_text(run_id, text, path)
+        return run_id
+
+    def _runs(self, kind: str) -> list[Any]:
+        where = f"tags.`sweeper.study` = '{self._study}' and tags.`sweeper.kind` = '{kind}'"
+        runs, token = [], None
+        while True:
+            page = self._client.search_runs([self.experiment_id], where, max_results=1000, page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
+
+
+# ── the process ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Process:
+    """Does what the messages say, in order, each for as long as it takes; ends when the driver has."""
+
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
+        os.dup2(2, 1)
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._driver_gone = threading.Event()
+        self._store: Store | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            if line.endswith("\n"):
+                self._messages.put(json.loads(line))
+        self._driver_gone.set()
+        self._messages.put(None)
+
+    def run(self) -> None:
+        while (message := self._messages.get()) is not None:
+            while True:
+                try:
+                    self._say(self._do(message))
+                    break
+                except Exception as error:  # whatever it is, nothing is lost by trying again
+                    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    self._say({"trouble": _what(error)})
+                if self._driver_gone.wait(RETRY_S):
+                    return
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        try:
+            print(json.dumps(answer), file=self._answers, flush=True)
+        except BrokenPipeError:
+            self._driver_gone.set()
+
+    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "open" in message:
+            self._store = Store(**message["open"])
+            ids = {"experiment_id": self._store.experiment_id, "run_id": self._store.parent_id}
+            return {"opened": {**ids, "written": self._store.written()}}
+        assert self._store is not None
+        if "record" in message:
+            record = Record.from_json(message["record"])
+            self._store.write(record)
+            return {"written": record.number}
+        self._store.close(**message["close"])
+        return {"closed": True}
+
+
+def _what(error: Exception) -> str:
+    """The part of a database's or a server's error that tells a person something."""
+    original = getattr(error, "orig", None)
+    text = str(original or error).strip()
+    for lines in (line for line in text.splitlines() if "OperationalError)" in line):
+        text = lines.split("OperationalError)", 1)[1].strip()
+    return (text.splitlines() or [type(error).__name__])[0][:300]
+
+
+def main() -> None:
+    # What libraries print must not be taken for an answer: answers keep the pipe, prints go to the log.
+    Process(answers=os.fdopen(os.dup(1), "w")).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The driver's end of the recording process: hand over a record and go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from sweeper.outcome import Record
+from sweeper.provenance import mask
+from sweeper.said import SaidWrongly
+
+RESTARTS = 3
+
+
+class Recorder:
+    """Records what is handed to it, in a process that the driver never waits for until `close`.
+
+    `opening` is what `sweeper.record.Store` needs. Nothing handed over is lost: what is not written when the
+    driver ends is in the study, and written by the next run.
+    """
+
+    def __init__(self, opening: dict[str, Any], folder: Path, directory: Path, lock_fd: int) -> None:
+        self._opening, self._log, self._directory, self._lock_fd = (
+            opening,
+            folder / "recorder.log",
+            directory,
+            lock_fd,
+        )
+        self._unwritten: dict[int, Record] = {}
+        self._sent: set[int] = set()
+        self._restarts = 0
+        self._mutex = threading.RLock()
+        self.opened: dict[str, Any] | None = None
+        self.trouble = ""  # why the last try did not succeed; empty when all is well
+        self._closing: dict[str, Any] | None = None
+        self._closed = threading.Event()
+        self._start()
+
+    def add(self, record: Record) -> None:
+        """Record this trial, unless it is recorded."""
+        with self._mutex:
+            self._unwritten[record.number] = record
+            self._send_waiting()
+
+    @property
+    def behind(self) -> int:
+        """How many records are handed over and not written."""
+        return len(self._unwritten)
+
+    def watch(self) -> None:
+        """Start the process again if it has died; called from time to time."""
+        if self._process.poll() is not None and not self._closed.is_set() and self._restarts < RESTARTS:
+            self._restarts += 1
+            self.trouble = f"the recording process ended with {self._process.returncode}; see {self._log}"
+            self._start()
+
+    def close(self, closing: dict[str, Any], patience_s: float) -> bool:
+        """Write what is left and end the parent run. False if that took longer than `patience_s` without progress."""
+        with self._mutex:
+            self._closing = closing
+            self._send_waiting()
+        deadline, behind = time.monotonic() + patience_s, self.behind
+        while not self._closed.wait(0.05) and time.monotonic() < deadline:
+            self.watch()
+            if self.behind < behind:
+                deadline, behind = time.monotonic() + patience_s, self.behind
+        self.abandon()
+        return self._closed.is_set()
+
+    def abandon(self) -> None:
+        """Leave the process to end by itself, when it has done what it is at."""
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if self._closed.is_set():
+            self._process.wait(timeout=30)
+
+    # ── the process ──
+
+    def _start(self) -> None:
+        with self._mutex:
+            self.opened, self._sent = None, set()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sweeper.record"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log.open("a"),
+                text=True,
+                # It holds the sweep's lock as well: nobody may write to these runs before it has ended.
+                pass_fds=[self._lock_fd],
+                start_new_session=True,  # Ctrl-C is for the driver
+                cwd=self._directory,  # where sqlite:///mlflow.db and its artifacts are
+                env=_environment(),
+            )
+            self._send({"open": self._opening})
+        threading.Thread(target=self._listen, args=[self._process], daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            answer = json.loads(line)
+            with self._mutex:
+                self.trouble = answer.get("trouble", "")
+                if "opened" in answer:
+                    self.opened = answer["opened"]
+                    for number in answer["opened"]["written"]:
+                        self._unwritten.pop(number, None)
+                if "written" in answer:
+                    self._unwritten.pop(answer["written"], None)
+                if "closed" in answer:
+                    self._closed.set()
+                self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        if self.opened is None:
+            return
+        for number, record in self._unwritten.items():
+            if number not in self._sent:
+                self._sent.add(number)
+                self._send({"record": record.to_json()})
+        if self._closing is not None and -1 not in self._sent:
+            self._sent.add(-1)
+            self._send({"close": self._closing})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # it has died: watch() starts another, which is told everything again
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    # The package may not be installed, only stand in the directory the driver was started from.
+    path = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def check_uri(uri: str) -> None:
+    """Raises SaidWrongly where the tracking address is none, or a server that does not answer."""
+    scheme = uri.partition("://")[0]
+    if scheme in ("sqlite", "postgresql", "mysql", "mssql") or scheme.startswith(("postgresql+", "mysql+")):
+        return
+    if scheme not in ("http", "https"):
+        raise SaidWrongly(f"tracking.uri={mask(uri)}: http://host:port, or a database such as sqlite:///mlflow.db")
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            raise SaidWrongly(f"tracking.uri={mask(uri)}: the server answers with {error.code}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise SaidWrongly(f"tracking.uri={mask(uri)}: nothing answers there ({reason})") from error

@@ -1,0 +1,304 @@
+"""Optuna: what to try next, and the study that remembers what was tried.
+
+Two studies stand side by side. The one on disk is the truth: an Optuna journal of one sweep, written by one
+driver, with every trial's parameters from the moment it is asked and its whole record when it ends. The one
+in memory is what the sampler sees. Sampling from a copy is what allows a proposal that was tried before to be
+dropped without a trace, and an ask to cost one line on disk instead of one for each parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeper.outcome import Ending, Record
+from sweeper.said import SaidWrongly
+from sweeper.space import Choice, Dimension, Parameters, Range, Space
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+# Said of what is known and meant: constraints and multivariate sampling are marked experimental, and QMC and
+# CMA-ES draw choices at random.
+warnings.filterwarnings("ignore", module="optuna")
+
+# How the study on disk marks an ending. FAIL is what no sampler learns from; PRUNED is a trial that was ended
+# with knowledge, here that it cannot work.
+STATES = {Ending.COMPLETE: TrialState.COMPLETE, Ending.INFEASIBLE: TrialState.PRUNED}
+# A constraint as Optuna stores it: above zero means violated.
+INFEASIBLE = ("constraints:feasible", 1.0)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of the space, with its number in the study. `params` holds what varies, and only that."""
+
+    number: int
+    params: Parameters
+
+
+class Study:
+    """The search of one sweep: `ask` for trials, `tell` their records, in any order.
+
+    Opening a study that a killed driver left repairs it: trials it had asked and not told are asked again
+    under their own numbers, before anything new.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: dict[str, Any],
+        space: Space,
+        *,
+        sampler: str,
+        seed: int,
+        objective: str,
+        direction: str,
+        first: Sequence[Parameters] = (),
+    ) -> None:
+        self._space, self._sampler, self._seed, self._objective = space, sampler, seed, objective
+        self._distributions = {name: distribution(d) for name, d in space.dimensions.items()}
+        self._disk = open_journal(path, direction)
+        self.id = _check_identity(self._disk, identity)
+        self._memory = optuna.create_study(direction=direction)
+        self._in_memory: dict[int, int] = {}  # number on disk: number in memory, of those not told
+        self._asked = 0  # how many trials there are on disk
+        self._seen: set[str] = set()  # points that are not to be proposed
+        self.records: dict[int, Record] = {}
+        self.unfinished: list[Trial] = []  # asked by a driver that was killed, to be asked again first
+        self._wanted: list[Parameters] = []
+        self._load()
+        self._wanted += [point for point in first if point_key(point) not in self._seen]
+        self._enumeration: Iterator[Parameters] | None = None
+
+    # ── asking ──
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every point of the space was asked for."""
+        return len(self._seen) >= self._space.size
+
+    def ask(self) -> Trial | None:
+        """The next trial, or None when the space is used up."""
+        if self.unfinished:
+            return self.unfinished.pop(0)
+        number = self._asked
+        asked = self._propose(number)
+        if asked is None:
+            return None
+        self._asked += 1
+        params = dict(asked.params)
+        self._disk.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self._distributions))
+        self._in_memory[number] = asked.number
+        self._seen.add(point_key(params))
+        return Trial(number, params)
+
+    def _propose(self, number: int) -> optuna.trial.Trial | None:
+        """A trial in memory whose parameters were not tried before."""
+        if self.exhausted:
+            return None
+        while self._wanted:
+            if asked := self._ask_in_memory(self._wanted.pop(0)):
+                return asked
+        own = make_sampler(self._sampler, self._seed, number, self._memory)
+        # QMC begins its sequence again after a resume, and has to walk past what was tried.
+        patience = 10 + (len(self._seen) if self._sampler == "qmc" else 0)
+        at_random = make_sampler("random", self._seed, number, self._memory)
+        for sampler, proposals in ((own, patience), (at_random, 100)) if self._sampler != "grid" else ():
+            self._memory.sampler = sampler
+            for _ in range(proposals):
+                if asked := self._ask_in_memory():
+                    return asked
+        if self._enumeration is None:
+            self._enumeration = self._space.points()
+        return next((asked for point in self._enumeration if (asked := self._ask_in_memory(point))), None)
+
+    def _ask_in_memory(self, point: Parameters | None = None) -> optuna.trial.Trial | None:
+        """Ask for the given point or for one of the sampler's; None if it was tried before."""
+        if point is not None:
+            if point_key(point) in self._seen:
+                return None
+            self._memory.enqueue_trial(point)
+        asked = self._memory.ask(self._distributions)
+        if point_key(asked.params) not in self._seen:
+            return asked
+        self._memory.tell(asked, state=TrialState.FAIL)
+        return None
+
+    # ── telling ──
+
+    def tell(self, record: Record) -> None:
+        """Store how a trial ended."""
+        # The record first, then the state: a driver killed between the two finds the record.
+        self._disk._storage.set_trial_user_attr(self._disk_id(record.number), "record", record.to_json())
+        self._finish(record)
+
+    def _finish(self, record: Record) -> None:
+        state = STATES.get(record.ending, TrialState.FAIL)
+        value = record.metrics[self._objective] if record.ending is Ending.COMPLETE else None
+        self._disk.tell(record.number, value, state=state)
+        self.records[record.number] = record
+        in_memory = self._in_memory.pop(record.number)
+        if record.ending is Ending.INFEASIBLE:
+            trial_id = self._memory._storage.get_trial_id_from_study_id_trial_number(self._memory._study_id, in_memory)
+            self._memory._storage.set_trial_system_attr(trial_id, *INFEASIBLE)
+        self._memory.tell(in_memory, value, state=state)
+
+    def _disk_id(self, number: int) -> int:
+        return self._disk._storage.get_trial_id_from_study_id_trial_number(self._disk._study_id, number)
+
+    # ── resuming ──
+
+    def _load(self) -> None:
+        for trial in self._disk.get_trials(deepcopy=False):
+            self._asked += 1
+            self._seen.add(point_key(trial.params))
+            record = Record.from_json(text) if (text := trial.user_attrs.get("record")) else None
+            if record and trial.state.is_finished():
+                self.records[trial.number] = record
+                if record.ending in STATES:
+                    self._memory.add_trial(_copy(trial, self._distributions))
+                continue
+            self._in_memory[trial.number] = len(self._memory.get_trials(deepcopy=False))
+            self._memory.add_trial(_copy(trial, self._distributions))
+            if record:  # killed between the record and the state
+                self._finish(record)
+            else:
+                self.unfinished.append(Trial(trial.number, dict(trial.params)))
+        self._want_cancelled_again()
+
+    def _want_cancelled_again(self) -> None:
+        """What was cancelled is tried again, as a new trial, unless it was since."""
+        cancelled = {point_key(r.params): dict(r.params) for r in self.records.values() if r.ending is Ending.CANCELLED}
+        others = {point_key(r.params) for r in self.records.values() if r.ending is not Ending.CANCELLED}
+        others |= {point_key(trial.params) for trial in self.unfinished}
+        for key in cancelled.keys() - others:
+            self._seen.discard(key)
+        self._wanted = [point for key, point in cancelled.items() if key not in others]
+
+
+def _copy(trial: FrozenTrial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    return create_trial(
+        state=trial.state,
+        params=trial.params,
+        distributions=distributions,
+        value=trial.value,
+        system_attrs=dict([INFEASIBLE]) if trial.state is TrialState.PRUNED else {},
+    )
+
+
+def point_key(params: Any) -> str:
+    """Two points are the same if this is."""
+    return json.dumps(dict(params), sort_keys=True)
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    """Optuna's word for a dimension."""
+    if isinstance(dimension, Choice):
+        return CategoricalDistribution(list(dimension.values))
+    if isinstance(dimension, Range):
+        if isinstance(dimension.low, int) and isinstance(dimension.step, int):
+            return IntDistribution(dimension.low, int(dimension.high), log=dimension.log, step=dimension.step)
+        return FloatDistribution(dimension.low, dimension.high, step=dimension.step)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+def make_sampler(name: str, seed: int, number: int, study: optuna.Study) -> BaseSampler:
+    """The sampler for trial `number`, with a seed of its own: a resumed sweep draws as one that never stopped.
+
+    QMC keeps the seed, which shuffles its sequence, and takes its place in it from the study.
+    """
+    own = (seed * 1_000_003 + number) % 2**32
+    match name:
+        case "tpe":
+            return optuna.samplers.TPESampler(seed=own)
+        case "gp":
+            return optuna.samplers.GPSampler(seed=own)
+        case "cmaes":
+            return optuna.samplers.CmaEsSampler(x0=_numeric_best(study), seed=own, warn_independent_sampling=False)
+        case "qmc":
+            return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
+    return optuna.samplers.RandomSampler(seed=own)  # also beneath grid, whose points are enqueued
+
+
+def _numeric_best(study: optuna.Study) -> dict[str, float] | None:
+    """Where CMA-ES begins: at the best point so far, which after a resume is all that it has left of its state."""
+    try:
+        best = study.best_trial
+    except ValueError:
+        return None
+    return {k: v for k, v in best.params.items() if not isinstance(best.distributions[k], CategoricalDistribution)}
+
+
+# ── the file ──
+
+
+class _OneWriter:
+    """No lock: the sweep's own is held by the one driver that writes, and goes with it even when it is killed."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def open_journal(path: Path, direction: str) -> optuna.Study:
+    """The study on disk, new or as it was left. Cuts off a last line that a kill or a full disk left half written."""
+    if path.exists():
+        _drop_torn_line(path)
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_OneWriter()))
+    return optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
+
+
+def _drop_torn_line(path: Path) -> None:
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        back = size
+        while back > 0:
+            start = max(0, back - 65536)
+            file.seek(start)
+            newline = file.read(back - start).rfind(b"\n")
+            if newline >= 0:
+                back = start + newline + 1
+                break
+            back = start
+        if back < size:
+            file.truncate(back)
+
+
+def _check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
+    """The study's own id, after making sure that it is about what is now said. Raises SaidWrongly if not."""
+    attrs = study.user_attrs
+    if "id" not in attrs:
+        study.set_user_attr("identity", identity)
+        study.set_user_attr("id", uuid.uuid4().hex)
+        return str(study.user_attrs["id"])
+    stored = attrs["identity"]
+    if stored != identity:
+        raise SaidWrongly(
+            f"this sweep was made with other words; {'; '.join(_differences(stored, identity))}. Use another name="
+        )
+    return str(attrs["id"])
+
+
+def _differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    words = []
+    for key in {**then, **now}:
+        old, new = then.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            words += [f"{key}.{word}" for word in _differences(old, new)]
+        elif old != new:
+            words.append(f"{key} was {old}, now {new}")
+    return words

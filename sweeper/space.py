@@ -1,0 +1,218 @@
+"""The space of a sweep: each parameter a constant, a choice, a range with steps or an interval.
+
+Written in Hydra's own words, in YAML and on the command line alike:
+
+    k: 4096                           a constant
+    dtype: choice(bf16, fp16)         also [bf16, fp16], and on the command line space.dtype=bf16,fp16
+    m: range(1024, 20481, 64)         the end is left out, as in Python
+    lr: interval(0.001, 0.1)          any number between, both included
+    batch: tag(log, range(1, 1025))   drawn evenly on a logarithmic scale
+
+and `{cpu: …, gpu: …}` where a processor needs another than a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
+from hydra.errors import HydraException
+
+from sweeper.said import SaidWrongly
+
+Value = str | int | float | bool | None
+Parameters = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values, in no order."""
+
+    values: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return f"choice({', '.join(map(str, self.values))})"
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def points(self) -> Iterator[Value]:
+        return iter(self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """low, low + step, … up to `high`, which is included."""
+
+    low: int | float
+    high: int | float
+    step: int | float
+    log: bool = False
+
+    def __str__(self) -> str:
+        end = self.high + (1 if isinstance(self.step, int) else self.step)
+        text = f"range({self.low}, {end}, {self.step})"
+        return f"tag(log, {text})" if self.log else text
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            return False
+        steps = (value - self.low) / self.step
+        return abs(steps - round(steps)) < 1e-9
+
+    def __len__(self) -> int:
+        return round((self.high - self.low) / self.step) + 1
+
+    def points(self) -> Iterator[Value]:
+        return (self.low + i * self.step for i in range(len(self)))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Any number from `low` to `high`, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __str__(self) -> str:
+        text = f"interval({self.low}, {self.high})"
+        return f"tag(log, {text})" if self.log else text
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+Dimension = Choice | Range | Interval
+
+
+@dataclass(frozen=True)
+class Space:
+    """What varies and what does not. A point of it is one value for each parameter."""
+
+    dimensions: dict[str, Dimension] = field(default_factory=dict)
+    constants: Parameters = field(default_factory=dict)
+
+    @cached_property
+    def size(self) -> float:
+        """How many points there are; infinite where an interval is among them."""
+        return math.prod(math.inf if isinstance(d, Interval) else len(d) for d in self.dimensions.values())
+
+    def __contains__(self, point: Mapping[str, Value]) -> bool:
+        """Whether the point is in the space; parameters that it does not name are not looked at."""
+        return all(
+            value in self.dimensions[name] if name in self.dimensions else self.constants.get(name) == value
+            for name, value in point.items()
+        )
+
+    def points(self) -> Iterator[Parameters]:
+        """Every combination of what varies, the last parameter fastest. Raises SaidWrongly for an interval."""
+        axes = []
+        for name, dimension in self.dimensions.items():
+            if isinstance(dimension, Interval):
+                raise SaidWrongly(f"space.{name}={dimension}: has no grid; give it a range with a step or a choice")
+            axes.append(dimension)
+        for values in itertools.product(*(tuple(axis.points()) for axis in axes)):
+            yield dict(zip(self.dimensions, values, strict=True))
+
+    def described(self) -> dict[str, Value]:
+        """The space as text, one entry a parameter, for identity and provenance."""
+        return {**self.constants, **{name: str(dimension) for name, dimension in self.dimensions.items()}}
+
+
+def parse(given: Mapping[str, Any], kind: str) -> Space:
+    """The space that a configuration's mapping means on a device of `kind` ("cpu" or "gpu").
+
+    Raises SaidWrongly for one that is empty or cannot be read.
+    """
+    dimensions: dict[str, Dimension] = {}
+    constants: Parameters = {}
+    for name, said in given.items():
+        read = read_entry(name, for_kind(said, kind, f"space.{name}"))
+        if isinstance(read, Choice | Range | Interval):
+            dimensions[name] = read
+        else:
+            constants[name] = read
+    return Space(dimensions, constants)
+
+
+def for_kind(said: Any, kind: str, full: str) -> Any:
+    """`{cpu: …, gpu: …}` as the one that applies; anything else as it is."""
+    if not isinstance(said, Mapping):
+        return said
+    if set(said) - {"cpu", "gpu"}:
+        raise SaidWrongly(f"{full}={dict(said)}: a mapping may name cpu and gpu, nothing else")
+    if kind not in said:
+        raise SaidWrongly(f"{full}: says nothing for a {kind}")
+    return said[kind]
+
+
+def read_entry(name: str, said: Any) -> Dimension | Value:
+    """One entry of a space. A list of choices or a constant is already what it means; a text is parsed."""
+    full = f"space.{name}"
+    if isinstance(said, list):
+        return _choice(full, said)
+    if not isinstance(said, str) or not any(mark in said for mark in "(,["):
+        return said
+    value = parse_text(full, said)
+    match value:
+        case ChoiceSweep():
+            return _choice(full, value.list)
+        case list():
+            return _choice(full, value)
+        case RangeSweep():
+            return _range(full, said, value)
+        case IntervalSweep():
+            return _interval(full, said, value)
+    return said
+
+
+def parse_text(full: str, said: str) -> Any:
+    """What Hydra's grammar makes of the text. Raises SaidWrongly where it is none of its words."""
+    try:
+        return OverridesParser.create().parse_override(f"{full}={said}").value()
+    except HydraException as error:
+        words = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
+        raise SaidWrongly(f"{full}={said}: cannot be read; it may be {words}") from error
+
+
+def _choice(full: str, listed: list[Any]) -> Choice | Value:
+    values = [value.text if isinstance(value, QuotedString) else value for value in listed]
+    if not values:
+        raise SaidWrongly(f"{full}: is an empty choice")
+    if any(isinstance(value, (list, dict)) for value in values):
+        raise SaidWrongly(f"{full}={values}: a choice is among single values")
+    return Choice(tuple(dict.fromkeys(values))) if len(set(values)) > 1 else values[0]
+
+
+def _range(full: str, said: str, sweep: RangeSweep) -> Range | Value:
+    first, end, step = sweep.start or 0, sweep.stop, sweep.step
+    assert end is not None
+    if step <= 0:
+        raise SaidWrongly(f"{full}={said}: the step has to be above 0")
+    count = math.ceil((end - first) / step - 1e-9)
+    if count < 1:
+        raise SaidWrongly(f"{full}={said}: is empty, it ends before it starts (the end is left out)")
+    log = "log" in sweep.tags
+    if log and (step != 1 or first < 1):
+        raise SaidWrongly(f"{full}={said}: a logarithmic range has step 1 and starts at 1 or above")
+    return Range(first, first + (count - 1) * step, step, log) if count > 1 else first
+
+
+def _interval(full: str, said: str, sweep: IntervalSweep) -> Interval:
+    assert sweep.start is not None and sweep.end is not None
+    log = "log" in sweep.tags
+    if not sweep.start < sweep.end:
+        raise SaidWrongly(f"{full}={said}: is empty, {sweep.start} is not below {sweep.end}")
+    if log and sweep.start <= 0:
+        raise SaidWrongly(f"{full}={said}: a logarithmic scale has to start above 0")
+    return Interval(float(sweep.start), float(sweep.end), log)

@@ -1,0 +1,93 @@
+"""What is said when a sweep ends: the best trials, what went wrong, where it all is and how to go on."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeper import table
+from sweeper.outcome import Ending, Record
+from sweeper.provenance import mask
+from sweeper.recorder import Recorder
+
+SHOWN_ROWS = 10
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`best` are the complete trials, the best first; `command` is what runs or resumes the sweep."""
+
+    title: str
+    objective: str
+    best: Sequence[Record]
+    counts: Mapping[Ending, int]
+    records: Sequence[Record]
+    command: str
+
+    def markdown(self) -> str:
+        """For the parent run's page in MLflow."""
+        best = table.markdown(self.best[:SHOWN_ROWS], self.objective) if self.best else "no trial was complete"
+        return "\n".join([f"**{self.title}**: {table.said_counts(self.counts)}", "", best, "", f"`{self.command}`"])
+
+    def print(
+        self, folder: Path, uri: str | None, recorder: Recorder, written: bool, *, over: bool, exhausted: bool
+    ) -> None:
+        """To standard output. `over`: the budget is used up; `exhausted`: every point of the space was tried."""
+        out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        out.print(f"\n{self.title}: {table.said_counts(self.counts)}")
+        if self.best:
+            out.print(table.terminal(self.best[:SHOWN_ROWS], self.objective))
+        for line in self._failures():
+            out.print(line)
+        out.print(f"results  {near(folder / 'trials.csv')}")
+        out.print(
+            _review(folder.parent.parent, uri, recorder) if written else _not_written(recorder, len(self.records))
+        )
+        if not over:
+            out.print(f"resume   {self.command}")
+        elif exhausted:
+            out.print("done     every point of the space was tried")
+        else:
+            out.print(f"more     {self.command}\n         with a larger budget goes on from here")
+
+    def _failures(self) -> list[str]:
+        """One example of each kind of bad ending, with its log."""
+        lines = []
+        for ending in (Ending.INFEASIBLE, Ending.FAILED, Ending.LOST, Ending.TIMED_OUT):
+            if examples := [record for record in self.records if record.ending is ending]:
+                last = examples[-1]
+                lines.append(f"{len(examples)} {ending.value}, such as trial {last.number}: {last.reason}")
+                if ending is not Ending.INFEASIBLE and last.where.get("log"):
+                    lines.append(f"         log {last.where['node']}:{last.where['log']}")
+        return lines
+
+
+def _review(directory: Path, uri: str | None, recorder: Recorder) -> str:
+    """The command, or the address, that shows the runs in a browser."""
+    if uri and uri.startswith("http"):
+        ids = recorder.opened or {}
+        return f"review   {mask(uri).rstrip('/')}/#/experiments/{ids.get('experiment_id')}/runs/{ids.get('run_id')}"
+    beside = Path(sys.executable).with_name("mlflow")
+    if shutil.which("mlflow"):
+        program = "mlflow"
+    else:
+        program = near(beside) if beside.exists() else f"{near(Path(sys.executable))} -m mlflow"
+    go_there = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
+    return f"review   {go_there}{program} ui" + (f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else "")
+
+
+def _not_written(recorder: Recorder, trials: int) -> str:
+    why = recorder.trouble or "it has not answered yet"
+    kept = "they are kept, and the same command writes them"
+    return f"MLflow   {recorder.behind} of {trials} results are not in it ({why}); {kept}"
+
+
+def near(path: Path) -> str:
+    """A path as seen from the working directory, where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,383 @@
+"""The loop: ask, submit, collect, record. The only room that knows all the others."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from sweeper import cluster, config, metrics, progress, provenance, table
+from sweeper.board import Board
+from sweeper.config import Config
+from sweeper.hardware import Target, choose
+from sweeper.outcome import Ending, Outcome, Record
+from sweeper.recorder import Recorder, check_uri
+from sweeper.said import SaidWrongly
+from sweeper.search import Study, Trial
+from sweeper.space import Space
+from sweeper.summary import Summary
+from workloads import registry
+
+COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
+LOCK_PATIENCE_S = 20.0
+RECORDER_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will do, all of it checked, before anything is started."""
+
+    config: Config
+    target: Target
+    space: Space
+    first: list[dict[str, Any]]
+    gangs: int
+    identity: dict[str, Any]
+    name: str
+    folder: Path
+
+    def said_devices(self) -> str:
+        target, gpus = self.target, self.config.gpus
+        have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
+        each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
+        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}"
+
+    def said_search(self) -> str:
+        budget, size = self.config.budget, self.space.size
+        points = f"{size:,.0f} points" if math.isfinite(size) else "continuous"
+        limits = [
+            f"{budget.trials} trials" if budget.trials else "",
+            f"{budget.time_s:g} s" if budget.time_s else "",
+            f"{budget.patience} trials without a better one" if budget.patience else "",
+        ]
+        what = ", ".join(self.space.dimensions) or "one point"
+        return f"{what} ({points}) by {self.config.search.sampler}, until {' or '.join(filter(None, limits))}"
+
+
+def plan(said: Config) -> Plan:
+    """Hold what was said against the cluster that is there. Raises SaidWrongly."""
+    if said.tracking.uri:
+        check_uri(said.tracking.uri)
+    target = choose(said.hardware, cluster.look(said.cluster.address), said.gpus)
+    gangs = target.gangs(said.gpus, said.cluster.workers)
+    space = config.read_space(said, target.hardware.kind)
+    if said.search.sampler == "grid":
+        next(space.points())
+    identity = {
+        "workload": said.workload.name,
+        "method": registry.load(said.workload.name).method,
+        "objective": f"{said.workload.direction} {said.workload.objective}",
+        "space": space.described(),
+        "device": target.model,
+        "gpus": said.gpus,
+        "sampler": said.search.sampler,
+        "seed": said.seed,
+    }
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+    kind = (
+        [target.hardware.name, str(space.constants["dtype"])] if "dtype" in space.constants else [target.hardware.name]
+    )
+    name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
+    first = config.read_first(said, space, target.hardware.kind)
+    folder = Path(said.dir).expanduser().resolve() / "sweeps" / name
+    return Plan(said, target, space, first, gangs, identity, name, folder)
+
+
+class Sweep:
+    """One sweep, from its lock to its table. `arguments` are what the user said, to say again."""
+
+    def __init__(self, planned: Plan, arguments: Sequence[str]) -> None:
+        self._plan, self._config = planned, planned.config
+        self._command = provenance.mask(shlex.join(arguments))
+        self._lock = _take_lock(planned.folder)
+        said = planned.config.workload
+        self._study = Study(
+            planned.folder / "study.journal",
+            planned.identity,
+            planned.space,
+            sampler=planned.config.search.sampler,
+            seed=planned.config.seed,
+            objective=said.objective,
+            direction=said.direction,
+            first=planned.first,
+        )
+        self._provenance = provenance.gather(planned.target, arguments)
+        self._recorder = Recorder(self._opening(), planned.folder, planned.folder.parent.parent, self._lock.fileno())
+        for record in self._study.records.values():
+            self._recorder.add(record)
+        self._board = Board(said.objective, said.direction, planned.config.budget, self._study.records.values())
+        self._progress = progress.make(planned.config.progress)
+        self._pool: cluster.Pool | None = None
+        self._attempts: Counter[int] = Counter()
+        self._stops = 0
+
+    # ── from beginning to end ──
+
+    def run(self) -> int:
+        """Run it, or what is left of it; the exit code."""
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+        self._introduce()
+        trouble = self._run_on_cluster() if self._study.unfinished or self._wants_more() else ""
+        return self._finish(trouble)
+
+    def _run_on_cluster(self) -> str:
+        """Search until the budget is used up; what stopped it before that, or nothing."""
+        # Ray prints what befalls workers to standard output, which is for results.
+        with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
+            try:
+                cluster.start(self._plan.target)
+                self._board.start()
+                with self._progress:
+                    self._search()
+            except cluster.ClusterTrouble as error:
+                return str(error)
+            finally:
+                cluster.stop()
+        return ""
+
+    def _search(self) -> None:
+        limits = self._config.trial
+        self._pool = cluster.Pool(
+            self._plan.target,
+            workload=self._config.workload.name,
+            constants=self._plan.space.constants,
+            size=self._config.gpus,
+            count=self._plan.gangs,
+            timeout_s=limits.timeout_s,
+        )
+        stop_by_s = math.inf
+        while True:
+            if self._stops and stop_by_s == math.inf:
+                stop_by_s = time.monotonic() + limits.grace_s
+                self._progress.note(
+                    f"stopping: {limits.grace_s:g} s for the trials in flight; Ctrl-C again leaves at once"
+                )
+                self._cancel_unfinished()
+            self._fill()
+            if not self._pool.in_flight():
+                break
+            for trial, outcome in self._pool.wait(0.25):
+                self._take(trial, outcome)
+            if time.monotonic() > stop_by_s:
+                for trial, outcome in self._pool.cancel():
+                    self._take(trial, outcome)
+            self._recorder.watch()
+            self._progress.update(self._state())
+        self._pool.close()
+
+    def _fill(self) -> None:
+        """Give every gang its next trial, while there are trials to give."""
+        assert self._pool is not None
+        while self._pool.room() > 0 and (self._study.unfinished or self._wants_more()):
+            trial = self._study.ask()
+            if trial is None:
+                return
+            self._pool.submit(trial)
+
+    def _wants_more(self) -> bool:
+        in_flight = len(self._pool.in_flight()) if self._pool else 0
+        return not (self._stops or self._study.exhausted) and self._board.wants_more(in_flight)
+
+    def _stop(self, *_: object) -> None:
+        """First Ctrl-C or SIGTERM: no new trials. Second: out at once; the next start puts things right."""
+        self._stops += 1
+        if self._stops > 1:
+            sys.stderr.write(f"\nleft at once; to resume:\n  {self._command}\n")
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+
+    # ── one trial's end ──
+
+    def _take(self, trial: Trial, outcome: Outcome) -> None:
+        """A trial has ended, or was lost and is tried again."""
+        assert self._pool is not None
+        self._attempts[trial.number] += 1
+        attempt = self._attempts[trial.number]
+        if outcome.ending is Ending.LOST and attempt <= self._config.trial.retries and not self._stops:
+            self._progress.note(
+                f"trial {trial.number} lost, tried again ({attempt}/{self._config.trial.retries}): {outcome.reason}"
+            )
+            self._pool.submit(trial)
+            return
+        record = self._judge(trial, outcome, attempt)
+        self._study.tell(record)
+        better = self._board.add(record)
+        self._recorder.add(record)
+        self._progress.update(self._state(), record, better)
+
+    def _judge(self, trial: Trial, outcome: Outcome, attempts: int) -> Record:
+        """The record of a trial: its metrics, or why it has none. What ran has to be what was asked."""
+        ending, reason, derived = outcome.ending, outcome.reason, dict[str, float]()
+        if ending is Ending.COMPLETE:
+            derived = metrics.derive(outcome.measurements, self._plan.target.hardware.dense_peak_tflops)
+            asked = {**self._plan.space.constants, **trial.params}
+            if differing := metrics.not_as_asked(outcome.measurements, asked):
+                ending, reason = Ending.FAILED, f"what ran is not what was asked: {differing}"
+            elif not math.isfinite(derived.get(self._config.workload.objective, math.nan)):
+                ending, reason = (
+                    Ending.FAILED,
+                    f"no {self._config.workload.objective}; there is {', '.join(derived)}",
+                )
+        return Record(
+            number=trial.number,
+            params=trial.params,
+            ending=ending,
+            reason=reason,
+            detail=outcome.detail,
+            metrics=derived if ending is Ending.COMPLETE else {},
+            measurements=[asdict(measurement) for measurement in outcome.measurements],
+            where=outcome.where,
+            started_at_s=outcome.started_at_s,
+            ended_at_s=outcome.ended_at_s,
+            elapsed_s=self._board.elapsed_s,
+            attempts=attempts,
+        )
+
+    def _cancel_unfinished(self) -> None:
+        """What an earlier driver left and this one did not come to: it is tried again by the next."""
+        now = time.time()
+        assert self._pool is not None
+        for trial in self._study.unfinished[:]:
+            self._study.unfinished.remove(trial)
+            self._take(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped"))
+
+    # ── what is said ──
+
+    def _state(self) -> progress.State:
+        flying = self._pool.in_flight() if self._pool else []
+        return progress.State(
+            counts=self._board.counts,
+            trials=self._config.budget.trials,
+            running=len(flying),
+            elapsed_s=self._board.elapsed_s,
+            left_s=self._board.left_s(),
+            best=self._board.best,
+            objective=self._config.workload.objective,
+            workers=self._pool.said() if self._pool else [],
+            trouble=self._recorder.trouble,
+            stopping=self._stops > 0,
+        )
+
+    def _introduce(self) -> None:
+        """The plan in a few lines, before anything expensive."""
+        planned, note = self._plan, self._progress.note
+        note(f"sweep    {planned.name}")
+        note(f"device   {planned.said_devices()}")
+        note(f"search   {planned.said_search()}")
+        if self._board.counts or self._study.unfinished:
+            left = len(self._study.unfinished)
+            again = f"; {left} in flight when it was killed run again" if left else ""
+            note(f"resumed  {table.said_counts(self._board.counts)}{again}")
+
+    def _opening(self) -> dict[str, Any]:
+        """What the parent run says from the beginning."""
+        planned, said = self._plan, self._config
+        resolved = OmegaConf.to_yaml(OmegaConf.create(asdict(said)))
+        versions = {f"version.{name}": version for name, version in self._provenance["versions"].items() if version}
+        return {
+            "uri": said.tracking.uri or "sqlite:///mlflow.db",
+            "experiment": said.tracking.experiment,
+            "study": self._study.id,
+            "sweep": planned.name,
+            "parent": {
+                "params": {
+                    "gpus": said.gpus,
+                    "sampler": said.search.sampler,
+                    "seed": said.seed,
+                    **planned.space.described(),
+                },
+                "tags": {
+                    "workload": said.workload.name,
+                    "hardware": planned.target.hardware.name,
+                    "device": planned.target.model,
+                    "command": self._command,
+                    "git_commit": self._provenance["git"].get("commit", ""),
+                    **versions,
+                },
+                "artifacts": {
+                    "config.yaml": provenance.mask(resolved),
+                    "provenance.json": json.dumps(self._provenance, indent=2),
+                },
+            },
+        }
+
+    def _finish(self, trouble: str) -> int:
+        """End the parent run, print the table and how to go on; the exit code."""
+        board, planned = self._board, self._plan
+        csv = table.csv(self._study.records.values())
+        (planned.folder / "trials.csv").write_text(csv)
+        best = board.best_first()
+        interrupted = self._stops > 0
+        summary = Summary(
+            title=f"{self._config.workload.name} on {planned.target.model}",
+            objective=self._config.workload.objective,
+            best=best,
+            counts=board.counts,
+            records=list(self._study.records.values()),
+            command=self._command,
+        )
+        written = self._recorder.close(
+            {
+                "status": "KILLED" if interrupted else "FAILED" if trouble else "FINISHED",
+                "metrics": {f"best_{name}": value for name, value in best[0].metrics.items()} if best else {},
+                "tags": {"mlflow.note.content": summary.markdown(), "outcome": table.said_counts(board.counts)},
+                "artifacts": {"trials.csv": csv},
+            },
+            RECORDER_PATIENCE_S,
+        )
+        over = not (interrupted or self._wants_more())
+        summary.print(
+            planned.folder,
+            self._config.tracking.uri,
+            self._recorder,
+            written,
+            over=over,
+            exhausted=self._study.exhausted,
+        )
+        if trouble:
+            print(f"stopped  {trouble}")
+        if interrupted:
+            return INTERRUPTED
+        failed = any(board.counts[ending] for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT))
+        return SOME_FAILED if failed or trouble or not written else COMPLETE
+
+
+def _take_lock(folder: Path) -> IO[str]:
+    """The sweep's folder, with its lock held until this process and its recording process have ended."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a+")
+    except OSError as error:
+        raise SaidWrongly(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # A driver that was killed leaves its recording process to write what it was handed.
+            if time.monotonic() > deadline:
+                lock.seek(0)
+                raise SaidWrongly(
+                    f"name={folder.name}: this sweep is being run by process {lock.read().strip() or 'unknown'}"
+                ) from None
+            time.sleep(0.1)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock

@@ -1,0 +1,89 @@
+"""Tables of a sweep's trials: for the terminal, for MLflow's description, and as CSV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from sweeper.metrics import SHOWN
+from sweeper.outcome import Ending, Record
+
+
+def best_first(records: Iterable[Record], objective: str, direction: str) -> list[Record]:
+    """The complete trials, the best of them first."""
+    complete = [record for record in records if record.ending is Ending.COMPLETE]
+    return sorted(complete, key=lambda r: r.metrics[objective], reverse=direction == "maximize")
+
+
+def counts(records: Iterable[Record]) -> Counter[Ending]:
+    return Counter(record.ending for record in records)
+
+
+def said_counts(counted: Mapping[Ending, int]) -> str:
+    """`97 complete, 2 infeasible, 1 lost`."""
+    return ", ".join(f"{counted[ending]} {ending.value}" for ending in Ending if counted.get(ending)) or "none"
+
+
+def said_point(params: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={said(value)}" for name, value in params.items()) or "(nothing varies)"
+
+
+def said(value: Any) -> str:
+    """A number in four significant digits, or as many as it has before the point; anything else as it is."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def rows(records: Sequence[Record], objective: str) -> tuple[list[str], list[list[str]]]:
+    """The heading and the cells: parameters that vary, then the objective, then what else there is to say."""
+    names = list(records[0].params) if records else []
+    shown = [objective, *(metric for metric in SHOWN if metric != objective)]
+    shown = [metric for metric in shown if any(metric in record.metrics for record in records)]
+    units = [SHOWN.get(metric, (metric, "", 1.0)) for metric in shown]
+    heading = ["trial", *names, *(f"{label} {unit}".strip() for label, unit, _ in units)]
+    cells = []
+    for record in records:
+        figures = [record.metrics.get(metric) for metric in shown]
+        scaled = [
+            "" if figure is None else said(figure * factor) for figure, (*_, factor) in zip(figures, units, strict=True)
+        ]
+        cells.append([str(record.number), *(said(record.params[name]) for name in names), *scaled])
+    return heading, cells
+
+
+def terminal(records: Sequence[Record], objective: str) -> Table:
+    """For a person: numbers to the right, nothing cut off."""
+    heading, cells = rows(records, objective)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in heading:
+        table.add_column(name, justify="right", overflow="fold")
+    for line in cells:
+        table.add_row(*line)
+    return table
+
+
+def markdown(records: Sequence[Record], objective: str) -> str:
+    heading, cells = rows(records, objective)
+    lines = [heading, ["---:"] * len(heading), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def csv(records: Iterable[Record]) -> str:
+    """Every trial, by number, with its ending, parameters and metrics."""
+    flat = [
+        {
+            "trial": record.number,
+            "outcome": record.ending.value,
+            **{f"param.{name}": value for name, value in record.params.items()},
+            **record.metrics,
+            "reason": record.reason,
+        }
+        for record in sorted(records, key=lambda record: record.number)
+    ]
+    return pd.DataFrame(flat).to_csv(index=False)

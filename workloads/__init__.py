@@ -1,0 +1,1 @@
+"""What a trial does. Knows torch; never imports Ray, Optuna, MLflow, Hydra or `sweeper`."""

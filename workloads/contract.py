@@ -1,0 +1,71 @@
+"""All that crosses between `sweeper/` and `workloads/`: small frozen dataclasses of plain values.
+
+A workload is a class with a `Parameters` dataclass and a `run`. It can be run by hand
+(`python -m workloads.trial matmul m=1024 n=1024 k=1024`), by torchrun, or by a test, with no Ray in sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Scalar = str | int | float | bool | None
+
+
+class Infeasible(Exception):
+    """These parameters cannot work on this device: too little memory, an illegal layout, a missing type.
+
+    It is knowledge, not a failure: the sampler is told, and the same parameters are not tried again.
+    """
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which part of a gang this process is. One process by itself is rank 0 of 1."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: str = "cpu"  # as torch names it: "cpu", or "cuda" for CUDA and ROCm alike
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one rank saw, raw. Every derived figure is computed from it in `sweeper/metrics.py`.
+
+    executed         the parameters as executed, read back from what ran; must equal what was asked
+    step_times_s     seconds of each timed step, warm-up left out
+    flops_per_step   floating-point operations that the model or product needs in one step on this rank;
+                     recomputation and emulation are not counted
+    tokens_per_step  tokens that one step trains on, on this rank; 0 where there are none
+    matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU
+    figures          further raw figures, each named with its unit
+    facts            what the process saw of its device and its software
+    """
+
+    executed: Mapping[str, Scalar]
+    step_times_s: tuple[float, ...]
+    flops_per_step: float = 0.0
+    tokens_per_step: int = 0
+    matrix_dtype: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+class Workload(Protocol):
+    """One kind of trial.
+
+    `Parameters` is a frozen dataclass of every parameter. Its types say what each may be (`Literal` for
+    choices), `field(metadata={"min": …})` bounds a number, and a field without a default must be given.
+    It is read in the driver, so the module that defines it imports no torch; `run` may.
+
+    `method` names how the figures are taken, with a version: figures of different methods do not compare.
+    `max_world_size` is how many processes one trial may span, None for any number.
+    """
+
+    Parameters: type[Any]
+    method: str
+    max_world_size: int | None
+
+    def run(self, parameters: Any, rank: Rank) -> Measurement:
+        """Run one trial on this rank. Raises Infeasible, or anything else for an error in the code."""

@@ -1,0 +1,29 @@
+"""The device a rank runs on: choosing it, and what can be said of it."""
+
+from __future__ import annotations
+
+import torch
+
+from workloads.contract import Rank, Scalar
+from workloads.host import cpu_name
+
+
+def of(rank: Rank) -> torch.device:
+    """The torch device of this rank: a worker sees no GPU but its own."""
+    return torch.device("cpu") if rank.device == "cpu" else torch.device(rank.device, 0)
+
+
+def facts(device: torch.device) -> dict[str, Scalar]:
+    """What a stranger needs to believe a figure: the device's own name, and the versions under it."""
+    found: dict[str, Scalar] = {"torch": torch.__version__}
+    if device.type == "cpu":
+        return found | {"device": cpu_name(), "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(device)
+    return found | {
+        "device": properties.name,
+        "device_memory_gib": round(properties.total_memory / 2**30, 1),
+        "compute_units": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "architecture": getattr(properties, "gcnArchName", None) or f"sm{properties.major}{properties.minor}",
+    }

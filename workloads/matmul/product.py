@@ -1,0 +1,78 @@
+"""Measuring one `torch.mm`."""
+
+from __future__ import annotations
+
+import torch
+
+from workloads import device as devices
+from workloads.contract import Infeasible, Measurement, Rank
+from workloads.matmul import MatmulParameters
+from workloads.timing import time_steps
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+# Largest relative error ‖C - ref‖ / ‖ref‖ that a correct product shows: the rounding of the result itself
+# (half a unit in the last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each
+# with room for a library's order of summation.
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2}
+
+
+def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
+    """Time C = A·B on random A[m, k], B[k, n]: warm cache, output rewritten, every repeat kept.
+
+    A product needs 2·m·n·k floating-point operations. Raises Infeasible where the device has no such type,
+    and ArithmeticError where the result is wrong.
+    """
+    device = devices.of(rank)
+    _require_dtype(parameters.dtype, device)
+    dtype = DTYPES[parameters.dtype]
+    m, n, k = parameters.m, parameters.n, parameters.k
+    # "fp32" means fp32: tf32 is another type with another peak.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    generator = torch.Generator(device=device).manual_seed(parameters.seed)
+    a = torch.randn(m, k, device=device, dtype=dtype, generator=generator)
+    b = torch.randn(k, n, device=device, dtype=dtype, generator=generator)
+    c = torch.empty(m, n, device=device, dtype=dtype)
+    times_s = time_steps(lambda: torch.mm(a, b, out=c), device, warmup=parameters.warmup, repeats=parameters.repeats)
+    error = relative_error(a, b, c)
+    if not error <= TOLERANCE[parameters.dtype]:
+        raise ArithmeticError(
+            f"the {parameters.dtype} product {m}x{n}x{k} is wrong: relative error {error:.2e}, "
+            f"more than {TOLERANCE[parameters.dtype]:.0e}"
+        )
+    return Measurement(
+        executed={
+            "m": c.shape[0],
+            "n": c.shape[1],
+            "k": a.shape[1],
+            "dtype": {name: d for d, name in DTYPES.items()}[c.dtype],
+            "warmup": parameters.warmup,
+            "repeats": len(times_s),
+            "seed": generator.initial_seed(),
+        },
+        step_times_s=times_s,
+        flops_per_step=2.0 * m * n * k,
+        matrix_dtype=parameters.dtype,
+        figures={"relative_error": error},
+        facts=devices.facts(device),
+    )
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:
+    """‖C - A·B‖ / ‖A·B‖ over a sample of C, spread over all of it, against the product in fp64."""
+    i = torch.linspace(0, c.shape[0] - 1, min(rows, c.shape[0]), device=c.device).long()
+    j = torch.linspace(0, c.shape[1] - 1, min(columns, c.shape[1]), device=c.device).long()
+    reference = a[i].double() @ b[:, j].double()
+    return float((c[i][:, j].double() - reference).norm() / reference.norm())
+
+
+def _require_dtype(dtype: str, device: torch.device) -> None:
+    """A CPU computes types that it has no units for, at a hundredth of the speed: not a figure to search for."""
+    if device.type != "cpu" or dtype == "fp32":
+        return
+    has = {
+        "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        "fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }[dtype]
+    if not has():
+        raise Infeasible(f"this CPU has no {dtype} arithmetic")

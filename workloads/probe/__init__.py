@@ -1,0 +1,59 @@
+"""`workload=probe`: does nothing for a given time, or fails in a given way.
+
+For rehearsing a cluster before real work goes onto it (how does a sweep take a hanging node?), for measuring
+what the scheduling itself costs, and for the tests of both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.contract import Measurement, Rank
+
+
+@dataclass(frozen=True)
+class ProbeParameters:
+    """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends."""
+
+    x: float = 0.0
+    y: float = 0.0
+    sleep_s: float = field(default=0.0, metadata={"min": 0})
+    behaviour: Literal["ok", "raise", "hang", "out_of_memory", "killed", "lie"] = "ok"
+
+
+class Probe:
+    """A trial whose score is exp(-(x-3)² - (y+1)²) and whose ending is chosen."""
+
+    Parameters = ProbeParameters
+    method = "probe/1"
+    max_world_size = None
+
+    def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
+        start = time.perf_counter()
+        print(f"probe {parameters}", flush=True)
+        time.sleep(parameters.sleep_s)
+        executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        match parameters.behaviour:
+            case "raise":
+                raise RuntimeError("the probe was told to raise")
+            case "hang":
+                time.sleep(1e6)
+            case "out_of_memory":
+                import torch
+
+                torch.empty(1 << 60, dtype=torch.uint8, device=rank.device)
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "lie":
+                executed["x"] = parameters.x + 1
+        return Measurement(
+            executed=executed,
+            step_times_s=(time.perf_counter() - start,),
+            figures={"score": math.exp(-((parameters.x - 3) ** 2) - (parameters.y + 1) ** 2)},
+            facts={"rank": rank.rank, "world_size": rank.world_size, "pid": os.getpid()},
+        )

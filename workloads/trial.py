@@ -1,0 +1,61 @@
+"""Run one trial in this process, and say what an error in it was.
+
+By hand:  python -m workloads.trial matmul m=1024 n=1024 k=1024 dtype=fp32
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import get_type_hints
+
+from workloads.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.registry import load
+
+# Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
+_CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+def run_trial(workload: str, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
+    """One trial on this rank. Raises Infeasible (out of memory included) or whatever the workload raised."""
+    loaded = load(workload)
+    try:
+        return loaded.run(loaded.Parameters(**parameters), rank)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise Infeasible(f"out of memory: {_first_line(error)}") from error
+        raise
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the error says that the device or the host had too little memory."""
+    torch = sys.modules.get("torch")  # a workload without torch need not wait for its import
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_OUT_OF_MEMORY)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _by_hand(arguments: list[str]) -> None:
+    name, *pairs = arguments
+    kinds = get_type_hints(load(name).Parameters)
+    given = dict(pair.split("=", 1) for pair in pairs)
+    known = {f.name for f in fields(load(name).Parameters)}
+    if unknown := set(given) - known:
+        sys.exit(f"{name} has no parameter {sorted(unknown)}; it has {sorted(known)}")
+    parameters = {key: kinds[key](text) if kinds[key] in (int, float) else text for key, text in given.items()}
+    import torch
+
+    rank = Rank(device="cuda" if torch.cuda.is_available() else "cpu")
+    print(json.dumps(asdict(run_trial(name, parameters, rank)), indent=2))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    _by_hand(sys.argv[1:])
