@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -174,7 +174,9 @@ def quote_spaces(arguments: Sequence[str]) -> list[str]:
     because Hydra does not put one where the YAML has a mapping for cpu and gpu.
     """
     multirun = any(argument in ("-m", "--multirun") for argument in arguments)
-    return [_quoted(argument) if _is_space(argument, multirun) else argument for argument in arguments]
+    quoted = [_quoted(argument) if _is_space(argument, multirun) else argument for argument in arguments]
+    # A parameter that the workload's YAML leaves at its default may be said as well; the schema knows them all.
+    return [f"++{argument}" if argument.startswith("space.") else argument for argument in quoted]
 
 
 def _quoted(argument: str) -> str:
@@ -208,8 +210,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         return f"{found[1]}: several values; add -m to run one sweep for each"
     if found := re.search(r"Sweep parameters? '([^']+)' requires --multirun", text):
         return f"{found[1]}: several values; add -m to run one sweep for each"
-    if text.startswith("Error parsing override"):
-        return f"{first_line(error).removeprefix('Error parsing override ')}: cannot be read; it has to be key=value"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read; it has to be key=value, or group=choice"
     cause = f": {first_line(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return first_line(error) + cause
 
@@ -225,7 +227,7 @@ def _nearest_key(key: str, arguments: Sequence[str]) -> str:
     for part in parent.split(".") if parent else []:
         node = node.get(part) if isinstance(node, dict) else None
     if isinstance(node, dict):
-        return nearest(key, [f"{parent}.{name}" if parent else str(name) for name in node])
+        return nearest(word, map(str, node), f"{parent}." if parent else "")
     return nearest(key, _flat(plain))
 
 

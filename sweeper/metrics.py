@@ -52,17 +52,6 @@ def derive(measurements: Sequence[Measurement], dense_peak_tflops: Mapping[str, 
     return metrics
 
 
-def not_as_asked(measurements: Sequence[Measurement], asked: Mapping[str, object]) -> str:
-    """Which parameters a rank executed otherwise than asked, in words; empty where all is as it should be."""
-    words = []
-    for rank, measurement in enumerate(measurements):
-        for name, value in asked.items():
-            executed = measurement.executed.get(name, "nothing")
-            if executed != value:
-                words.append(f"rank {rank} ran {name}={executed}, asked was {value}")
-    return "; ".join(words)
-
-
 def unit_of(metric: str) -> str:
     """The unit that a metric is shown in, empty where it has none."""
     return SHOWN.get(metric, (metric, "", 1.0))[1]

@@ -15,11 +15,11 @@ class SaidWrongly(Exception):
     """The user's words cannot be followed. The message is all that is shown; the exit code is 2."""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def nearest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     """What to say after an unknown word: the nearest right one if there is one, else all of them."""
     words = sorted(allowed)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"it may be {', '.join(words)}"
+    return f"did you mean {prefix}{close[0]}?" if close else f"it may be {', '.join(words)}"
 
 
 def build(cls: type[T], given: Mapping[str, Any], where: str = "") -> T:

@@ -19,6 +19,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -29,9 +30,7 @@ from sweeper.said import SaidWrongly
 from sweeper.space import Choice, Dimension, Parameters, Range, Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-# Said of what is known and meant: constraints and multivariate sampling are marked experimental, and QMC and
-# CMA-ES draw choices at random.
-warnings.filterwarnings("ignore", module="optuna")
+warnings.filterwarnings("ignore", category=ExperimentalWarning)  # of QMC, since 2022
 
 # How the study on disk marks an ending. FAIL is what no sampler learns from; PRUNED is a trial that was ended
 # with knowledge, here that it cannot work.
@@ -111,10 +110,10 @@ class Study:
         while self._wanted:
             if asked := self._ask_in_memory(self._wanted.pop(0)):
                 return asked
-        own = make_sampler(self._sampler, self._seed, number, self._memory)
+        own = make_sampler(self._sampler, self._seed, number)
         # QMC begins its sequence again after a resume, and has to walk past what was tried.
         patience = 10 + (len(self._seen) if self._sampler == "qmc" else 0)
-        at_random = make_sampler("random", self._seed, number, self._memory)
+        at_random = make_sampler("random", self._seed, number)
         for sampler, proposals in ((own, patience), (at_random, 100)) if self._sampler != "grid" else ():
             self._memory.sampler = sampler
             for _ in range(proposals):
@@ -214,10 +213,11 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-def make_sampler(name: str, seed: int, number: int, study: optuna.Study) -> BaseSampler:
+def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
     """The sampler for trial `number`, with a seed of its own: a resumed sweep draws as one that never stopped.
 
-    QMC keeps the seed, which shuffles its sequence, and takes its place in it from the study.
+    QMC keeps the seed, which shuffles its sequence, and takes its place in it from the study. CMA-ES keeps its
+    covariance with the trials of one run: after a resume it begins anew.
     """
     own = (seed * 1_000_003 + number) % 2**32
     match name:
@@ -226,19 +226,10 @@ def make_sampler(name: str, seed: int, number: int, study: optuna.Study) -> Base
         case "gp":
             return optuna.samplers.GPSampler(seed=own)
         case "cmaes":
-            return optuna.samplers.CmaEsSampler(x0=_numeric_best(study), seed=own, warn_independent_sampling=False)
+            return optuna.samplers.CmaEsSampler(seed=own, warn_independent_sampling=False)
         case "qmc":
             return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
     return optuna.samplers.RandomSampler(seed=own)  # also beneath grid, whose points are enqueued
-
-
-def _numeric_best(study: optuna.Study) -> dict[str, float] | None:
-    """Where CMA-ES begins: at the best point so far, which after a resume is all that it has left of its state."""
-    try:
-        best = study.best_trial
-    except ValueError:
-        return None
-    return {k: v for k, v in best.params.items() if not isinstance(best.distributions[k], CategoricalDistribution)}
 
 
 # ── the file ──
@@ -259,7 +250,9 @@ def open_journal(path: Path, direction: str) -> optuna.Study:
     if path.exists():
         _drop_torn_line(path)
     storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_OneWriter()))
-    return optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
+    if storage.get_all_studies():
+        return optuna.load_study(study_name="sweep", storage=storage)
+    return optuna.create_study(study_name="sweep", storage=storage, direction=direction)
 
 
 def _drop_torn_line(path: Path) -> None:

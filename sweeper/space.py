@@ -40,7 +40,7 @@ class Choice:
         return f"choice({', '.join(map(str, self.values))})"
 
     def __contains__(self, value: object) -> bool:
-        return value in self.values
+        return any(value is one or (value == one and type(value) is type(one)) for one in self.values)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -191,7 +191,8 @@ def _choice(full: str, listed: list[Any]) -> Choice | Value:
         raise SaidWrongly(f"{full}: is an empty choice")
     if any(isinstance(value, (list, dict)) for value in values):
         raise SaidWrongly(f"{full}={values}: a choice is among single values")
-    return Choice(tuple(dict.fromkeys(values))) if len(set(values)) > 1 else values[0]
+    different = {(type(value), value): value for value in values}  # to Python, 1 is True
+    return Choice(tuple(different.values())) if len(different) > 1 else values[0]
 
 
 def _range(full: str, said: str, sweep: RangeSweep) -> Range | Value:

@@ -19,14 +19,32 @@ _CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUA
 
 
 def run_trial(workload: str, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """One trial on this rank. Raises Infeasible (out of memory included) or whatever the workload raised."""
+    """One trial on this rank.
+
+    Raises Infeasible (out of memory included), NotAsAsked, or whatever the workload raised.
+    """
     loaded = load(workload)
     try:
-        return loaded.run(loaded.Parameters(**parameters), rank)
+        measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:
         if is_out_of_memory(error):
             raise Infeasible(f"out of memory: {_first_line(error)}") from error
         raise
+    if differing := differences(measurement, parameters):
+        raise NotAsAsked(f"rank {rank.rank} ran {differing}")
+    return measurement
+
+
+class NotAsAsked(Exception):
+    """What ran is not what was asked: a figure under the wrong name."""
+
+
+def differences(measurement: Measurement, asked: Mapping[str, Scalar]) -> str:
+    """Which parameters were executed otherwise than asked, in words; empty where all is as it should be."""
+    executed = {name: measurement.executed.get(name, "nothing") for name in asked}
+    return "; ".join(
+        f"{name}={executed[name]}, asked was {value}" for name, value in asked.items() if executed[name] != value
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:

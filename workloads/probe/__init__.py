@@ -18,12 +18,16 @@ from workloads.contract import Measurement, Rank
 
 @dataclass(frozen=True)
 class ProbeParameters:
-    """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends."""
+    """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends.
+
+    ledger: a file that gets a line for each time that a trial has run to its end, if one is named.
+    """
 
     x: float = 0.0
     y: float = 0.0
     sleep_s: float = field(default=0.0, metadata={"min": 0})
     behaviour: Literal["ok", "raise", "hang", "out_of_memory", "killed", "lie"] = "ok"
+    ledger: str = ""
 
 
 class Probe:
@@ -51,6 +55,9 @@ class Probe:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "lie":
                 executed["x"] = parameters.x + 1
+        if parameters.ledger:
+            with open(parameters.ledger, "a") as ledger:
+                ledger.write(f"{parameters.x} {parameters.y} {rank.rank}\n")
         return Measurement(
             executed=executed,
             step_times_s=(time.perf_counter() - start,),

@@ -1,0 +1,111 @@
+"""What the tests share: running the real command, and reading the real stores afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# A sweep that costs nothing but its own machinery.
+PROBE = ("workload=probe", "progress=json")
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100", **more}
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+class Place:
+    """A working directory of its own, and the command in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "sweeper", *words]
+
+    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=self.path,
+            env=environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, timeout_s: float = 120, **more: str) -> Done:
+        process = self.start(*words, **more)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return Done(process.returncode, out, err)
+
+    @property
+    def sweeps(self) -> list[Path]:
+        return sorted(path for path in (self.path / "sweeps").iterdir() if path.is_dir())
+
+    def trials(self) -> list[Any]:
+        """The trials of the only study, as Optuna reads them."""
+        from sweeper.search import open_journal
+
+        (sweep,) = self.sweeps
+        copy = self.path / "read.journal"  # reading repairs: not under a driver that writes
+        copy.write_bytes((sweep / "study.journal").read_bytes())
+        return open_journal(copy, "maximize").get_trials(deepcopy=False)
+
+    def states(self) -> Counter[str]:
+        return Counter(trial.state.name for trial in self.trials())
+
+    def runs(self, kind: str, uri: str | None = None) -> list[Any]:
+        """The runs of a kind ("sweep" or "trial"), as MLflow reads them."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri or f"sqlite:///{self.path}/mlflow.db")
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        return list(client.search_runs(experiments, f"tags.`sweeper.kind` = '{kind}'", max_results=5000))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def wait_for(what: Any, timeout_s: float = 60) -> Any:
+    """Whatever `what` returns once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def processes_with(name: str, value: str) -> list[int]:
+    """The processes that have this environment variable."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"{name}={value}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

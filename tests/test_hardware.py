@@ -1,0 +1,89 @@
+"""The catalogue, and choosing what a sweep runs on."""
+
+import csv
+
+import pytest
+
+from sweeper.config import Hardware
+from sweeper.hardware import Node, catalogue, choose, kind_of
+from sweeper.said import SaidWrongly
+from tests.conftest import REPOSITORY
+
+AUTO = Hardware(name="auto")
+CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")
+
+
+def gpu_node(name: str, label: str, gpus: int = 8) -> Node:
+    return Node("b", cpus=64, cpu_name="Xeon", gpus=gpus, accelerator=label, gpu_names=(name,) * gpus if name else ())
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "entry"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100", "a100"),
+        ("NVIDIA A100 80GB PCIe", "A100", "a100_pcie"),
+        ("NVIDIA H100 80GB HBM3", "H100", "h100"),
+        ("NVIDIA H100 PCIe", "H100", "h100_pcie"),
+        ("NVIDIA H100 NVL", "H100", "h100_nvl"),
+        ("NVIDIA H200", "H200", "h200"),
+        ("NVIDIA GH200 480GB", "GH200", "gh200"),
+        ("NVIDIA B200", "B200", "b200"),
+        ("NVIDIA GB200", "GB200", "gb200"),
+        ("NVIDIA L4", "L4", "l4"),
+        ("NVIDIA L40S", "L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "GeForce-RTX-4090", "rtx4090"),
+        ("", "AMD-Instinct-MI300X-OAM", "mi300x"),
+        ("", "AMD-Instinct-MI355X-OAM", "mi355x"),
+    ],
+)
+def test_a_gpu_is_known_by_what_its_driver_or_ray_calls_it(name: str, label: str, entry: str) -> None:
+    assert kind_of(gpu_node(name, label)).name == entry
+
+
+def test_forms_of_one_gpu_are_not_confused() -> None:
+    """An H200 NVL has another power limit and other peaks than the SXM: no MFU is better than a wrong one."""
+    unknown = kind_of(gpu_node("NVIDIA H200 NVL", "H200"))
+    assert unknown.name == "nvidia_h200_nvl"
+    assert unknown.dense_peak_tflops == {}
+
+
+def test_auto_takes_the_gpus_if_there_are_any() -> None:
+    h200 = gpu_node("NVIDIA H200", "H200")
+    assert choose(AUTO, [CPU_NODE, h200], 1).hardware.name == "h200"
+    assert choose(AUTO, [CPU_NODE], 1).hardware.kind == "cpu"
+    assert choose(AUTO, [h200, h200], 1).devices == 16
+
+
+def test_auto_does_not_choose_between_kinds() -> None:
+    with pytest.raises(SaidWrongly, match=r"hardware=h200\|mi300x"):
+        choose(AUTO, [gpu_node("NVIDIA H200", "H200"), gpu_node("", "AMD-Instinct-MI300X-OAM")], 1)
+
+
+def test_a_sweep_takes_only_the_nodes_that_it_asked_for() -> None:
+    nodes = [CPU_NODE, gpu_node("NVIDIA H200", "H200"), gpu_node("", "AMD-Instinct-MI300X-OAM", gpus=4)]
+    target = choose(catalogue()["mi300x"], nodes, 1)
+    assert target.devices == 4
+    assert target.gangs(2, None) == 2
+    with pytest.raises(SaidWrongly, match=r"the cluster has 8 x NVIDIA H200 \(hardware=h200\), 4 x AMD"):
+        choose(catalogue()["b200"], nodes, 1)
+    with pytest.raises(SaidWrongly, match="gpus=8: the cluster has 4 GPUs"):
+        choose(catalogue()["mi300x"], nodes, 8)
+
+
+def test_on_a_cpu_one_trial_runs_at_a_time_unless_told_otherwise() -> None:
+    target = choose(AUTO, [CPU_NODE], 1)
+    assert target.gangs(1, None) == 1
+    assert target.gangs(1, 4) == 4
+    with pytest.raises(SaidWrongly, match="at most 8"):
+        target.gangs(1, 9)
+
+
+def test_the_catalogues_peaks_are_the_published_dense_ones() -> None:
+    published = REPOSITORY.parent / "shared" / "reference" / "hardware.csv"
+    if not published.exists():
+        pytest.skip("the published table is not on this machine")
+    names = {"h100": "H100-SXM", "h200": "H200-SXM", "mi300x": "MI300X", "b200": "B200", "a100": "A100-SXM4-80GB"}
+    rows = {row["gpu"]: row for row in csv.DictReader(published.open())}
+    for name, published_name in names.items():
+        for dtype, peak in catalogue()[name].dense_peak_tflops.items():
+            assert peak == float(rows[published_name][dtype]), (name, dtype)

@@ -1,0 +1,73 @@
+"""Promise 2: nothing finished is lost, nothing finished runs twice, wherever the driver is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+
+import pytest
+
+from tests.conftest import PROBE, Place, processes_with, wait_for
+
+
+@pytest.mark.parametrize(
+    ("trials", "kills", "longest_s"),
+    [
+        pytest.param(30, 3, 8.0, id="short"),
+        pytest.param(100, 25, 12.0, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_a_sweep_killed_at_any_instant_is_completed_exactly_once(
+    place: Place, trials: int, kills: int, longest_s: float
+) -> None:
+    ledger = place.path / "ledger"
+    words = [*PROBE, f"budget.trials={trials}", "space.sleep_s=0.15", f"space.ledger={ledger}", "search=random"]
+    instants = random.Random(7)
+    killed = 0
+    for number in range(kills):
+        mark = f"{place.path.name}-{number}"
+        process = place.start(*words, SWEEPER_TEST=mark)
+        try:
+            process.wait(timeout=instants.uniform(0.2, longest_s))
+        except Exception:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.communicate()
+        # Its Ray processes and its workers go with it; the recording process ends when it has written.
+        wait_for(lambda mark=mark: not processes_with("SWEEPER_TEST", mark), 30)
+    assert killed >= min(3, kills)
+    done = place.run(*words)
+    assert done.code == 0, done.err
+
+    assert place.states() == {"COMPLETE": trials}
+    runs = place.runs("trial")
+    assert Counter(run.info.status for run in runs) == {"FINISHED": trials}
+    assert sorted(int(run.data.tags["sweeper.trial"]) for run in runs) == list(range(trials))
+    assert [run.info.status for run in place.runs("sweep")] == ["FINISHED"]
+    ran = Counter(ledger.read_text().splitlines())
+    assert len(ran) == trials
+    twice = sum(count - 1 for count in ran.values())
+    assert twice <= 2 * killed  # at most the two that a worker holds, each time
+
+
+def test_the_recording_process_may_be_killed_too(place: Place) -> None:
+    process = place.start(*PROBE, "budget.trials=20", "space.sleep_s=0.3", SWEEPER_TEST=place.path.name)
+
+    def recorder() -> int | None:
+        for pid in processes_with("SWEEPER_TEST", place.path.name):
+            try:
+                with open(f"/proc/{pid}/cmdline") as line:
+                    if "sweeper.record" in line.read():
+                        return pid
+            except OSError:
+                continue
+        return None
+
+    wait_for(lambda: list(place.path.glob("sweeps/*/study.journal")) and place.path.joinpath("mlruns").exists())
+    os.kill(wait_for(recorder), signal.SIGKILL)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert Counter(run.info.status for run in place.runs("trial")) == {"FINISHED": 20}
+    assert len({run.data.tags["sweeper.trial"] for run in place.runs("trial")}) == 20

@@ -1,0 +1,47 @@
+"""Derived figures against arithmetic done by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeper.metrics import derive
+from workloads.contract import Measurement
+
+
+def measured(*times_s: float, **more: object) -> Measurement:
+    return Measurement(executed={}, step_times_s=times_s, **more)  # type: ignore[arg-type]
+
+
+def test_the_rate_of_a_product_is_its_operations_over_its_median_time() -> None:
+    metrics = derive([measured(0.001, 0.002, 0.004, flops_per_step=2e12, matrix_dtype="bf16")], {"bf16": 2000.0})
+    assert metrics["tflops"] == pytest.approx(1000)
+    assert metrics["step_time_ms"] == pytest.approx(2)
+    assert metrics["mfu"] == pytest.approx(0.5)
+    assert metrics["steps"] == 3
+    assert metrics["tflops_p10"] < metrics["tflops"] < metrics["tflops_p90"]
+
+
+def test_there_is_no_utilisation_without_a_peak() -> None:
+    assert "mfu" not in derive([measured(0.001, flops_per_step=1e9, matrix_dtype="fp8")], {"bf16": 989.0})
+
+
+def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
+    ranks = [
+        measured(1.0, 1.0, flops_per_step=1e12, tokens_per_step=100, matrix_dtype="bf16"),
+        measured(2.0, 2.0, flops_per_step=1e12, tokens_per_step=100, matrix_dtype="bf16"),
+    ]
+    metrics = derive(ranks, {"bf16": 10.0})
+    assert metrics["tflops"] == pytest.approx(1.0)
+    assert metrics["tflops_per_gpu"] == pytest.approx(0.5)
+    assert metrics["tokens_per_s_per_gpu"] == pytest.approx(50)
+    assert metrics["mfu"] == pytest.approx(1.0 / (2 * 10.0))
+
+
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=30), st.floats(1e6, 1e15))
+def test_rates_and_times_are_two_readings_of_one_thing(times_s: list[float], flops: float) -> None:
+    metrics = derive([measured(*times_s, flops_per_step=flops)], {})
+    if len(times_s) % 2:  # the median of an even number of rates is not the rate of the median time
+        assert math.isclose(metrics["tflops"] * metrics["step_time_ms"] * 1e9, flops, rel_tol=1e-9)
+    assert metrics.get("tflops_p10", 0) <= metrics["tflops"] * (1 + 1e-12)

@@ -1,0 +1,76 @@
+"""What is said wrongly gets a line or two, exit code 2, and nothing is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from sweeper import cluster
+from sweeper.__main__ import main
+from tests.conftest import Place
+
+WRONG = {
+    "workload=matmull": ["workload=matmull", "did you mean matmul?"],
+    "hardware=h300": ["hardware=h300", "did you mean h200?"],
+    "search=magic": ["search=magic", "cmaes, gp, grid, qmc, random, tpe"],
+    "budget.trails=5": ["budget.trails", "did you mean budget.trials?"],
+    "bugdet.trials=5": ["bugdet.trials", "did you mean budget.trials?"],
+    "+foo=1": ["foo", "workload"],
+    "budget.trials=ten": ["budget.trials=ten", "whole number"],
+    "budget.trials=2.5": ["budget.trials=2.5", "whole number"],
+    "budget.trials=0": ["budget.trials=0", "at least 1"],
+    "trial.timeout_s=-1": ["trial.timeout_s=-1", "at least"],
+    "seed=-1": ["seed=-1", "at least 0"],
+    "progress=loud": ["progress=loud", "auto, always, never, json"],
+    "name=../x": ["name=../x", "letters, digits"],
+    "budget.trials=null": ["budget", "never end"],
+    "space.q=3": ["space.q", "it may be dtype, k, m, n"],
+    "space.m=foo": ["space.m=foo", "whole number"],
+    "space.dtype=fp7": ["space.dtype=fp7", "fp32, fp16, bf16"],
+    "space.m=range(10,5)": ["space.m=range(10,5)", "empty"],
+    "space.m=range(0,100,10)": ["space.m=0", "at least 1"],
+    "space.m=interval(1,5)": ["space.m=interval", "range or a choice"],
+    "space.m=choice(": ["space.m=choice(", "cannot be read"],
+    "first=[{m:128,z:2}]": ["first: z", "no parameter"],
+    "gpus=2": ["gpus=2", "spans 1 at most"],
+    "workload=probe gpus=512": ["gpus=512", "the cluster has"],
+    "cluster.workers=512": ["cluster.workers=512", "at most"],
+    "hardware=mi355x": ["hardware=mi355x", "the cluster has", "hardware=cpu"],
+    "workload=probe search=grid": ["space.x", "no grid"],
+    "search=tpe,random": ["search=tpe,random", "add -m"],
+    "tracking.uri=foo": ["tracking.uri=foo", "http://host:port"],
+    "tracking.uri=http://user:secret@127.0.0.1:9": ["http://user:***@127.0.0.1:9", "nothing answers"],
+    "cluster.address=127.0.0.1:9": ["cluster.address=127.0.0.1:9", "no Ray cluster answers"],
+    "dir=/proc/nowhere": ["dir=/proc/nowhere", "cannot be written"],
+    "budget": ["budget", "key=value"],
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_one_message_names_the_key_and_what_it_may_be(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(cluster, "start", started.append)
+    monkeypatch.setattr(sys, "argv", ["sweeper", *words.split()])
+    monkeypatch.chdir(tmp_path)
+    GlobalHydra.instance().clear()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert ended.value.code == 2
+    assert all(part in err for part in WRONG[words]), err
+    assert err.startswith("sweeper: ") and len(err.strip().splitlines()) <= 2
+    assert "Traceback" not in err and "secret" not in err
+    assert out == "" and started == []
+
+
+def test_resuming_with_another_space_names_the_difference(place: Place) -> None:
+    assert place.run("workload=probe", "name=mine", "budget.trials=1").code == 0
+    done = place.run("workload=probe", "name=mine", "space.x=interval(0,1)")
+    assert done.code == 2
+    assert "space.x was interval(-10.0, 10.0), now interval(0.0, 1.0)" in done.err
+    assert len(done.err.strip().splitlines()) == 1

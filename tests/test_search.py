@@ -1,0 +1,166 @@
+"""The study: asking, telling, resuming."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+from sweeper.outcome import Ending, Record
+from sweeper.said import SaidWrongly
+from sweeper.search import Study, Trial, open_journal, point_key
+from sweeper.space import Choice, Interval, Range, Space
+from tests.conftest import environment
+
+GRID = Space({"a": Range(0, 3, 1), "b": Choice(("x", "y", "z"))})
+WIDE = Space({"m": Range(0, 1000, 1), "n": Range(0, 1000, 1)})
+SAMPLERS = ["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+
+
+def open_study(path: Path, space: Space = WIDE, sampler: str = "random", **more: Any) -> Study:
+    identity = {"space": space.described(), "sampler": sampler}
+    defaults: dict[str, Any] = {"seed": 1, "objective": "score", "direction": "maximize"}
+    return Study(path / "study.journal", identity, space, sampler=sampler, **{**defaults, **more})
+
+
+def ended(trial: Trial, ending: Ending = Ending.COMPLETE, score: float = 0.0) -> Record:
+    metrics = {"score": score} if ending is Ending.COMPLETE else {}
+    return Record(trial.number, trial.params, ending, "", "", metrics, [], {}, 0.0, 1.0, 1.0)
+
+
+def asked(study: Study) -> Trial:
+    trial = study.ask()
+    assert trial is not None
+    return trial
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_point_of_a_small_space_is_asked_for_once(tmp_path: Path, sampler: str) -> None:
+    study = open_study(tmp_path, GRID, sampler)
+    points = []
+    while trial := study.ask():
+        points.append(point_key(trial.params))
+        study.tell(ended(trial, score=trial.params["a"]))  # type: ignore[arg-type]
+    assert len(points) == 12 == len(set(points))
+    assert study.exhausted
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "qmc", "random"])
+def test_a_sampler_finds_the_better_half_of_a_simple_hill(tmp_path: Path, sampler: str) -> None:
+    space = Space({"x": Interval(-10, 10), "y": Interval(-10, 10)})
+    study = open_study(tmp_path, space, sampler)
+    best = -1e9
+    for _ in range(25):
+        trial = asked(study)
+        score = -((float(trial.params["x"] or 0) - 3) ** 2) - (float(trial.params["y"] or 0) + 1) ** 2
+        best = max(best, score)
+        study.tell(ended(trial, score=score))
+    assert best > -25
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc", "grid", "tpe"])
+def test_a_study_killed_and_resumed_asks_for_what_an_unbroken_one_asks(tmp_path: Path, sampler: str) -> None:
+    def ask_and_tell(study: Study, count: int) -> list[str]:
+        points = []
+        for _ in range(count):
+            trial = asked(study)
+            points.append(point_key(trial.params))
+            study.tell(ended(trial, score=float(trial.params["m"])))  # type: ignore[arg-type]
+        return points
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    unbroken = ask_and_tell(open_study(tmp_path / "a", sampler=sampler), 24)
+    broken = ask_and_tell(open_study(tmp_path / "b", sampler=sampler), 15)
+    asked(open_study(tmp_path / "b", sampler=sampler))  # and killed before it could tell
+    broken += ask_and_tell(open_study(tmp_path / "b", sampler=sampler), 9)
+    assert broken == unbroken
+
+
+def test_what_was_in_flight_is_asked_again_under_its_own_number(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    first, second, third = asked(study), asked(study), asked(study)
+    study.tell(ended(second))
+    again = open_study(tmp_path)
+    assert [asked(again), asked(again)] == [first, third]
+    assert asked(again).number == 3
+    assert set(again.records) == {1}
+
+
+def test_a_record_without_its_state_is_finished_not_run_again(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    trial = asked(study)
+    # as far as tell() comes before the driver is killed
+    study._disk._storage.set_trial_user_attr(study._disk_id(trial.number), "record", ended(trial, score=3.0).to_json())
+    again = open_study(tmp_path)
+    assert again.unfinished == []
+    assert again.records[0].metrics == {"score": 3.0}
+    assert open_journal(tmp_path / "study.journal", "maximize").trials[0].state is TrialState.COMPLETE
+
+
+def test_cancelled_trials_are_tried_again_once_under_a_new_number(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    trial = asked(study)
+    study.tell(ended(trial, Ending.CANCELLED))
+    again = open_study(tmp_path)
+    retried = asked(again)
+    assert (retried.number, retried.params) == (1, trial.params)
+    again.tell(ended(retried))
+    assert asked(open_study(tmp_path)).params != trial.params
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_half_written_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
+    study = open_study(tmp_path)
+    trial = asked(study)
+    study.tell(ended(trial, score=1.0))
+    asked(study)
+    path = tmp_path / "study.journal"
+    path.write_bytes(path.read_bytes()[:-cut])  # the last ask, never completed on disk
+    again = open_study(tmp_path)
+    assert set(again.records) == {0}
+    assert asked(again).number == 1
+    assert asked(open_study(tmp_path)).number == 1  # and the file can be written and read again
+
+
+def test_only_knowledge_reaches_the_sampler(tmp_path: Path) -> None:
+    study = open_study(tmp_path, sampler="tpe")
+    for ending in Ending:
+        study.tell(ended(asked(study), ending))
+    for view in (study, open_study(tmp_path, sampler="tpe")):
+        learnt = [trial for trial in view._memory.trials if trial.state is not TrialState.FAIL]
+        assert [trial.state for trial in learnt] == [TrialState.COMPLETE, TrialState.PRUNED]
+        assert [trial.constraints for trial in learnt] == [{}, {"feasible": 1.0}]
+
+
+def test_points_to_try_first_come_first_and_once(tmp_path: Path) -> None:
+    points = [{"m": 7, "n": 8}, {"m": 9, "n": 1}]
+    study = open_study(tmp_path, first=points)
+    assert [asked(study).params, asked(study).params] == points
+    assert [asked(open_study(tmp_path, first=points)).params for _ in range(1)] == [points[0]]
+
+
+def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    open_study(tmp_path)
+    other = Space({"m": Range(0, 500, 1), "n": Range(0, 1000, 1)})
+    with pytest.raises(SaidWrongly, match=r"space.m was range\(0, 1001, 1\), now range\(0, 501, 1\)"):
+        open_study(tmp_path, other)
+
+
+def test_sampling_is_silent(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from tests.test_search import GRID, SAMPLERS, asked, ended, open_study
+for sampler in SAMPLERS:
+    folder = Path({str(tmp_path)!r}, sampler)
+    folder.mkdir()
+    study = open_study(folder, GRID, sampler)
+    for _ in range(6):
+        study.tell(ended(asked(study)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert (done.stdout, done.stderr) == ("", "")

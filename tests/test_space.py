@@ -1,0 +1,93 @@
+"""The space's grammar, and the laws of its dimensions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeper.said import SaidWrongly
+from sweeper.space import Choice, Interval, Range, Space, parse, read_entry
+
+
+@given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 70))
+def test_a_range_is_pythons(first: int, length: int, step: int) -> None:
+    end = first + length
+    read = read_entry("x", f"range({first}, {end}, {step})")
+    expected = list(range(first, end, step))
+    if len(expected) == 1:
+        assert read == first
+    else:
+        assert isinstance(read, Range)
+        assert list(read.points()) == expected
+        assert len(read) == len(expected)
+        assert all((value in read) == (value in expected) for value in range(first - step, end + step))
+
+
+@given(st.integers(-1000, 1000), st.integers(2, 500), st.integers(1, 70))
+def test_a_range_reads_back_as_it_is_written(low: int, count: int, step: int) -> None:
+    dimension = Range(low, low + (count - 1) * step, step)
+    assert read_entry("x", str(dimension)) == dimension
+
+
+@given(st.lists(st.sampled_from(["bf16", "fp16", 1, 2, 4.5, True]), min_size=2, max_size=5, unique_by=str))
+def test_a_choice_reads_back_as_it_is_written(values: list[object]) -> None:
+    written = Choice(tuple(values))  # type: ignore[arg-type]
+    assert str(read_entry("x", str(written))) == str(written)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 6), min_size=1))
+def test_the_size_of_a_space_is_the_number_of_its_points(sizes: dict[str, int]) -> None:
+    space = parse({name: f"range(0, {size})" for name, size in sizes.items()}, "cpu")
+    points = [tuple(sorted(point.items())) for point in space.points()]
+    assert len(points) == len(set(points)) == space.size
+    assert all(dict(point) in space for point in points)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("choice(bf16,fp16)", Choice(("bf16", "fp16"))),
+        ("bf16,fp16", Choice(("bf16", "fp16"))),
+        (["bf16", "fp16"], Choice(("bf16", "fp16"))),
+        ("[64, 128]", Choice((64, 128))),
+        ("interval(0.5, 2)", Interval(0.5, 2.0)),
+        ("tag(log, interval(0.001, 1))", Interval(0.001, 1.0, log=True)),
+        ("tag(log, range(1, 1025))", Range(1, 1024, 1, log=True)),
+        ("range(0, 1, 0.25)", Range(0, 0.75, 0.25)),
+        ("fp32", "fp32"),
+        (4096, 4096),
+        ([7], 7),
+    ],
+)
+def test_each_form_means_what_it_says(said: object, meant: object) -> None:
+    assert read_entry("x", said) == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("range(10, 5)", "empty"),
+        ("range(1, 5, 0)", "step"),
+        ("interval(2, 1)", "empty"),
+        ("tag(log, interval(0, 1))", "above 0"),
+        ("choice()", "cannot be read"),
+        ([], "empty"),
+        ("range(", "cannot be read"),
+        ({"cpu": 1, "tpu": 2}, "cpu and gpu"),
+        ({"gpu": 1}, "says nothing for a cpu"),
+    ],
+)
+def test_what_makes_no_sense_is_said(said: object, why: str) -> None:
+    with pytest.raises(SaidWrongly, match=r"space\.x") as caught:
+        parse({"x": said}, "cpu")
+    assert why in str(caught.value)
+
+
+def test_a_grid_over_an_interval_is_refused() -> None:
+    with pytest.raises(SaidWrongly, match="no grid"):
+        next(Space({"x": Interval(0, 1)}).points())
+
+
+def test_the_device_decides_between_cpu_and_gpu() -> None:
+    said = {"m": {"cpu": "range(1, 4)", "gpu": 8192}}
+    assert parse(said, "cpu").dimensions == {"m": Range(1, 3, 1)}
+    assert parse(said, "gpu").constants == {"m": 8192}

@@ -1,0 +1,290 @@
+"""Whole sweeps, as a user starts them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import PROBE, Place, environment, processes_with, wait_for
+
+ALL_ENDINGS = "space.behaviour=ok,raise,hang,out_of_memory,killed,lie"
+
+
+def outcomes(runs: list) -> Counter[str]:
+    return Counter(run.data.tags["outcome"] for run in runs)
+
+
+def test_the_main_job_measures_this_machine(place: Place) -> None:
+    done = place.run("budget.trials=8", "space.m=range(64,513,64)", "space.n=256", "hardware=cpu")
+    assert done.code == 0, done.err
+    assert "8 complete" in done.out and "TFLOP/s" in done.out
+    assert "mlflow ui" in done.out and "budget.trials=8" in done.out  # how to look, and how to go on
+    rows = list(csv.DictReader((place.sweeps[0] / "trials.csv").open()))
+    assert len(rows) == 8 == len({(row["param.m"], row["param.k"]) for row in rows})
+    for row in rows:
+        flops = 2 * int(row["param.m"]) * 256 * int(row["param.k"])
+        assert float(row["tflops"]) == pytest.approx(flops / float(row["step_time_ms"]) / 1e9, rel=1e-6)
+        assert float(row["relative_error"]) < 1e-4
+
+
+def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) -> None:
+    words = [*PROBE, ALL_ENDINGS, "search=grid", "space.x=0", "space.y=0", "trial.timeout_s=4", "trial.retries=1"]
+    done = place.run(*words, "budget.trials=6")
+    assert done.code == 1, done.err
+    expected = Counter({"complete": 1, "failed": 2, "timed_out": 1, "infeasible": 1, "lost": 1})
+    assert place.states() == Counter({"COMPLETE": 1, "PRUNED": 1, "FAIL": 4}), done.err
+    runs = place.runs("trial")
+    assert outcomes(runs) == expected
+    by_behaviour = {run.data.params["behaviour"]: run for run in runs}
+    assert by_behaviour["lie"].data.tags["reason"] == "NotAsAsked: rank 0 ran x=1, asked was 0"
+    assert "told to raise" in by_behaviour["raise"].data.tags["reason"]
+    assert "can't allocate memory" in by_behaviour["out_of_memory"].data.tags["reason"]
+    assert by_behaviour["killed"].data.tags["attempts"] == "2"
+    assert by_behaviour["ok"].info.status == "FINISHED" and by_behaviour["hang"].info.status == "KILLED"
+    assert all("score" not in run.data.metrics for run in runs if run.data.tags["outcome"] != "complete")
+    # A worker that failed is not used again.
+    pids = [run.data.tags["pid"] for run in runs]
+    assert len(set(pids)) >= 5
+    assert done.out.count("such as trial") == 4 and "worker-" in done.out  # each with its log
+
+
+def test_mlflow_holds_the_sweep(place: Place) -> None:
+    assert place.run(*PROBE, "budget.trials=3", "name=held").code == 0
+    (parent,) = place.runs("sweep")
+    children = place.runs("trial")
+    assert parent.info.status == "FINISHED" and parent.info.run_name == "held"
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
+    assert sorted(int(child.data.tags["sweeper.trial"]) for child in children) == [0, 1, 2]
+    artifacts = place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
+    resolved = yaml.safe_load((artifacts / "config.yaml").read_text())
+    assert resolved["workload"]["name"] == "probe" and resolved["budget"]["trials"] == 3
+    provenance = json.loads((artifacts / "provenance.json").read_text())
+    assert provenance["versions"]["torch"] and provenance["machine"]["model"]
+    assert "| trial | x | y |" in parent.data.tags["mlflow.note.content"]
+    best = max(child.data.metrics["score"] for child in children)
+    assert parent.data.metrics["best_score"] == best
+    for child in children:
+        folder = place.path / "mlruns" / child.info.experiment_id / child.info.run_id / "artifacts"
+        record = json.loads((folder / "trial.json").read_text())
+        assert record["measurements"][0]["step_times_s"] and record["params"].keys() == {"x", "y"}
+
+
+def test_the_same_command_again_changes_nothing_and_a_larger_budget_goes_on(place: Place) -> None:
+    assert place.run(*PROBE, "budget.trials=3").code == 0
+    before = (place.sweeps[0] / "study.journal").read_bytes()
+    again = place.run(*PROBE, "budget.trials=3")
+    assert again.code == 0 and "3 complete" in again.out
+    assert (place.sweeps[0] / "study.journal").read_bytes() == before
+    assert place.run(*PROBE, "budget.trials=5").code == 0
+    assert place.states() == {"COMPLETE": 5}
+    assert len(place.runs("trial")) == 5 and len(place.runs("sweep")) == 1
+
+
+def test_patience_and_time_end_a_sweep(place: Place) -> None:
+    done = place.run(*PROBE, "search=random", "budget.trials=null", "budget.patience=5", "name=patient")
+    assert done.code == 0
+    scores = [trial.value for trial in place.trials()]
+    assert 5 <= len(scores) - 1 - scores.index(max(scores)) <= 6  # and one that was in flight
+    started = time.monotonic()
+    done = place.run(*PROBE, "budget.trials=null", "budget.time_s=2", "space.sleep_s=0.1", "name=timed")
+    assert done.code == 0 and time.monotonic() - started < 30
+    assert 5 <= done.err.count('"event": "trial"') <= 22
+
+
+def test_a_gang_runs_one_trial_on_all_its_ranks(place: Place) -> None:
+    ledger = place.path / "ledger"
+    done = place.run(*PROBE, "gpus=2", "budget.trials=3", f"space.ledger={ledger}")
+    assert done.code == 0, done.err
+    lines = [line.split() for line in ledger.read_text().splitlines()]
+    assert Counter(rank for *_, rank in lines) == {"0": 3, "1": 3}
+    assert len({tuple(point) for *point, _ in lines}) == 3
+
+
+def test_one_rank_that_fails_ends_the_trial_for_all(place: Place) -> None:
+    done = place.run(*PROBE, "gpus=2", "budget.trials=2", "space.behaviour=killed", "trial.retries=0")
+    assert done.code == 1, done.err
+    assert outcomes(place.runs("trial")) == {"lost": 2}
+
+
+def test_a_cluster_that_is_there_is_used_and_left_standing(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    temp = tmp_path_factory.mktemp("r", numbered=True)
+    ray = str(Path(sys.executable).with_name("ray"))
+    env = environment(RAY_AUTH_MODE="disabled")
+    start = [
+        ray,
+        "start",
+        "--head",
+        "--port=0",
+        "--num-cpus=2",
+        "--include-dashboard=false",
+        f"--temp-dir={temp}",
+        "--block",
+    ]
+    head = subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert head.stdout is not None
+        address = next(line.split("'")[1] for line in head.stdout if "--address=" in line)
+        for _ in range(2):  # the second finds it unharmed by the first
+            done = place.run(
+                *PROBE,
+                f"cluster.address={address}",
+                "cluster.workers=2",
+                "search=random",
+                "budget.trials=4",
+                f"seed={_}",
+                RAY_AUTH_MODE="disabled",
+            )
+            assert done.code == 0, done.err
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)
+    assert len(place.runs("trial")) == 8
+
+
+def test_several_sweeps_by_hydras_own_multirun(place: Place) -> None:
+    done = place.run("-m", *PROBE, "search=random,qmc", "budget.trials=2")
+    assert done.code == 0, done.err
+    assert len(place.sweeps) == 2 and len(place.runs("sweep")) == 2
+    assert not (place.path / "multirun").exists() and not (place.path / "outputs").exists()
+
+
+# ── stopping ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def asked(place: Place) -> list[object]:
+    return place.trials() if list(place.path.glob("sweeps/*/study.journal")) else []
+
+
+def in_flight(place: Place, at_least: int = 2) -> bool:
+    folder = place.path / "sweeps"
+    return any(path.read_text().count('"record"') >= at_least for path in folder.glob("*/study.journal"))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_lets_what_is_in_flight_finish(place: Place, signum: int) -> None:
+    process = place.start(*PROBE, "budget.trials=50", "space.sleep_s=0.3")
+    wait_for(lambda: in_flight(place))
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "resume" in out and "budget.trials=50" in out
+    states = place.states()
+    assert set(states) == {"COMPLETE"} and 2 <= states["COMPLETE"] < 50
+    assert {run.info.status for run in place.runs("trial")} == {"FINISHED"}
+    assert [run.info.status for run in place.runs("sweep")] == ["KILLED"]
+    assert place.run(*PROBE, "budget.trials=8", "space.sleep_s=0.3").code == 0
+    assert place.states() == {"COMPLETE": 8} and len(place.runs("trial")) == 8
+    assert [run.info.status for run in place.runs("sweep")] == ["FINISHED"]
+
+
+def test_after_the_grace_what_is_in_flight_is_cancelled_and_tried_again(place: Place) -> None:
+    ledger = place.path / "ledger"
+    words = [*PROBE, "budget.trials=2", "trial.grace_s=0.5", f"space.ledger={ledger}"]
+    process = place.start(*words, "space.sleep_s=60", "name=one")
+    wait_for(lambda: len(asked(place)) == 2)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert outcomes(place.runs("trial")) == {"cancelled": 2}
+    assert place.states() == {"FAIL": 2}
+    cancelled = {tuple(trial.params.values()) for trial in place.trials()}
+    process = place.start(*words, "space.sleep_s=60", "name=one")
+    wait_for(lambda: len(asked(place)) == 4)
+    process.kill()
+    process.communicate()
+    assert {tuple(trial.params.values()) for trial in place.trials()[2:]} == cancelled
+
+
+def test_the_second_signal_leaves_at_once(place: Place) -> None:
+    process = place.start(
+        *PROBE, "budget.trials=50", "space.sleep_s=2", "trial.grace_s=60", SWEEPER_TEST=place.path.name
+    )
+    wait_for(lambda: in_flight(place, 1))
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 130 and "to resume" in err
+    wait_for(lambda: not processes_with("SWEEPER_TEST", place.path.name), 20)
+    done = place.run(*PROBE, "budget.trials=3", "space.sleep_s=2")
+    assert done.code == 0, done.err
+    assert place.states() == {"COMPLETE": 3}
+    assert {run.info.status for run in place.runs("trial")} == {"FINISHED"}
+
+
+# ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def on_a_terminal(place: Place, *words: str, columns: int, **more: str) -> str:
+    """All that a terminal of this width was sent."""
+    leader, follower = pty.openpty()
+    env = environment(TERM="xterm-256color", COLUMNS=str(columns), LINES="24", **more)
+    process = subprocess.Popen(
+        place.command(*words),
+        cwd=place.path,
+        env=env,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            if not (part := os.read(leader, 65536)):
+                break
+        except OSError:
+            break
+        seen += part
+    assert process.wait(timeout=60) == 0
+    return seen.decode()
+
+
+def test_a_terminal_gets_one_block_that_is_redrawn(place: Place) -> None:
+    shown = on_a_terminal(place, "workload=probe", "budget.trials=6", "space.sleep_s=0.3", columns=60)
+    assert "\x1b[1A" in shown or "\x1b[2K" in shown  # moves up and clears: redrawn in place
+    assert "6 complete" in shown and "worker 1" in shown and "left" in shown
+    assert "\x1b[32m" in shown
+    plain = on_a_terminal(place, "workload=probe", "budget.trials=6", "seed=5", columns=60, NO_COLOR="1")
+    assert "\x1b[32m" not in plain and "6 complete" in plain
+
+
+def test_elsewhere_it_is_plain_lines_and_results_stand_apart(place: Place) -> None:
+    done = place.run("workload=probe", "budget.trials=5")
+    assert "\x1b" not in done.err + done.out
+    assert "5/5 trials: 5 complete" in done.err or "new best" in done.err
+    assert "trial" in done.out and "new best" not in done.out
+    quiet = place.run("workload=probe", "budget.trials=5", "seed=2", "progress=never")
+    assert "trials:" not in quiet.err and "5 complete" in quiet.out
+
+
+def test_progress_for_programs(place: Place) -> None:
+    done = place.run(*PROBE, "budget.trials=4")
+    events = [json.loads(line) for line in done.err.splitlines()]
+    trials = [event for event in events if event["event"] == "trial"]
+    assert [event["ended"] for event in trials] == [1, 2, 3, 4]
+    assert all(event["outcome"] == "complete" and "score" in event["metrics"] for event in trials)
+
+
+def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:
+    done = place.run("--help")
+    assert done.code == 0
+    for words in ("matmul, probe", "cmaes, gp, grid, qmc, random, tpe", "mi300x", "budget:"):
+        assert words in done.out
+    assert done.out.count("python -m sweeper ") >= 4
