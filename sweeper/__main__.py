@@ -37,6 +37,8 @@ def main() -> None:
         run()
     except (HydraException, OmegaConfBaseException) as error:
         codes.append(_say(config.explain(error, sys.argv[1:]), SAID_WRONGLY))
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         codes.append(_say("interrupted before anything was started", INTERRUPTED))
     sys.exit(max(codes, default=0))

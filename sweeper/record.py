@@ -111,7 +111,8 @@ class Store:
                 self._client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
         try:
-            return str(self._client.create_experiment(name))
+            # The kind that MLflow shows with run tables and charts, not as a chat application.
+            return str(self._client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"}))
         except MlflowException:  # another sweep was faster
             if found := self._client.get_experiment_by_name(name):
                 return str(found.experiment_id)
@@ -211,6 +212,7 @@ def _what(error: Exception) -> str:
 
 
 def main() -> None:
+    os.nice(10)  # behind the driver, and behind trials that are timed on a CPU
     # What libraries print must not be taken for an answer: answers keep the pipe, prints go to the log.
     Process(answers=os.fdopen(os.dup(1), "w")).run()
 

@@ -46,9 +46,9 @@ class Summary:
         for line in self._failures():
             out.print(line)
         out.print(f"results  {near(folder / 'trials.csv')}")
-        out.print(
-            _review(folder.parent.parent, uri, recorder) if written else _not_written(recorder, len(self.records))
-        )
+        review = _review(folder.parent.parent, uri, recorder, self.objective)
+        for line in review if written else [_not_written(recorder, len(self.records))]:
+            out.print(line)
         if not over:
             out.print(f"resume   {self.command}")
         elif exhausted:
@@ -68,18 +68,20 @@ class Summary:
         return lines
 
 
-def _review(directory: Path, uri: str | None, recorder: Recorder) -> str:
-    """The command, or the address, that shows the runs in a browser."""
+def _review(directory: Path, uri: str | None, recorder: Recorder, objective: str) -> list[str]:
+    """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
+    experiment = (recorder.opened or {}).get("experiment_id")
+    page = f"/#/experiments/{experiment}/runs?orderByKey=metrics.%60{objective}%60&orderByAsc=false"
     if uri and uri.startswith("http"):
-        ids = recorder.opened or {}
-        return f"review   {mask(uri).rstrip('/')}/#/experiments/{ids.get('experiment_id')}/runs/{ids.get('run_id')}"
+        return [f"review   {mask(uri).rstrip('/')}{page}"]
     beside = Path(sys.executable).with_name("mlflow")
     if shutil.which("mlflow"):
         program = "mlflow"
     else:
         program = near(beside) if beside.exists() else f"{near(Path(sys.executable))} -m mlflow"
     go_there = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
-    return f"review   {go_there}{program} ui" + (f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else "")
+    store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
+    return [f"review   {go_there}{program} ui{store}", f"         http://127.0.0.1:5000{page}"]
 
 
 def _not_written(recorder: Recorder, trials: int) -> str:

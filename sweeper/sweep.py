@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,6 +87,8 @@ def plan(said: Config) -> Plan:
         "sampler": said.search.sampler,
         "seed": said.seed,
     }
+    if target.hardware.kind == "cpu":  # trials beside one another share its cores and disturb each other's timings
+        identity["workers"] = gangs
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     kind = (
         [target.hardware.name, str(space.constants["dtype"])] if "dtype" in space.constants else [target.hardware.name]
@@ -145,6 +147,7 @@ class Sweep:
                 with self._progress:
                     self._search()
             except cluster.ClusterTrouble as error:
+                self._cancel_in_flight()
                 return str(error)
             finally:
                 cluster.stop()
@@ -174,8 +177,7 @@ class Sweep:
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
             if time.monotonic() > stop_by_s:
-                for trial, outcome in self._pool.cancel():
-                    self._take(trial, outcome)
+                self._cancel_in_flight()
             self._recorder.watch()
             self._progress.update(self._state())
         self._pool.close()
@@ -212,7 +214,9 @@ class Sweep:
         assert self._pool is not None
         self._attempts[trial.number] += 1
         attempt = self._attempts[trial.number]
-        if outcome.ending is Ending.LOST and attempt <= self._config.trial.retries and not self._stops:
+        if outcome.ending is Ending.LOST and self._stops:
+            outcome = replace(outcome, ending=Ending.CANCELLED)  # the next run has a try left
+        if outcome.ending is Ending.LOST and attempt <= self._config.trial.retries:
             self._progress.note(
                 f"trial {trial.number} lost, tried again ({attempt}/{self._config.trial.retries}): {outcome.reason}"
             )
@@ -246,6 +250,11 @@ class Sweep:
             elapsed_s=self._board.elapsed_s,
             attempts=attempts,
         )
+
+    def _cancel_in_flight(self) -> None:
+        if self._pool:
+            for trial, outcome in self._pool.cancel():
+                self._take(trial, outcome)
 
     def _cancel_unfinished(self) -> None:
         """What an earlier driver left and this one did not come to: it is tried again by the next."""
@@ -353,7 +362,7 @@ class Sweep:
         if interrupted:
             return INTERRUPTED
         failed = any(board.counts[ending] for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT))
-        return SOME_FAILED if failed or trouble or not written else COMPLETE
+        return SOME_FAILED if failed or trouble or not written or not best else COMPLETE
 
 
 def _take_lock(folder: Path) -> IO[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -68,9 +69,10 @@ class Place:
         from sweeper.search import open_journal
 
         (sweep,) = self.sweeps
-        copy = self.path / "read.journal"  # reading repairs: not under a driver that writes
-        copy.write_bytes((sweep / "study.journal").read_bytes())
-        return open_journal(copy, "maximize").get_trials(deepcopy=False)
+        with tempfile.TemporaryDirectory() as folder:  # reading repairs: not under a driver that writes
+            copy = Path(folder, "study.journal")
+            copy.write_bytes((sweep / "study.journal").read_bytes())
+            return open_journal(copy, "maximize").get_trials(deepcopy=False)
 
     def states(self) -> Counter[str]:
         return Counter(trial.state.name for trial in self.trials())

@@ -176,7 +176,7 @@ def in_flight(place: Place, at_least: int = 2) -> bool:
 def test_the_first_signal_lets_what_is_in_flight_finish(place: Place, signum: int) -> None:
     process = place.start(*PROBE, "budget.trials=50", "space.sleep_s=0.3")
     wait_for(lambda: in_flight(place))
-    process.send_signal(signum)
+    os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)  # as a terminal does
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "resume" in out and "budget.trials=50" in out

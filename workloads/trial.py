@@ -56,7 +56,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """As much as tells how much was wanted and how much there was; PyTorch goes on with advice."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _by_hand(arguments: list[str]) -> None:

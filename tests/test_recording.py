@@ -1,0 +1,183 @@
+"""MLflow going away, refusing, or being half written: no result is lost, nothing is written twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sweeper.outcome import Ending, Record
+from sweeper.record import Store
+from tests.conftest import PROBE, Place, environment, wait_for
+
+
+def record(number: int, ending: Ending = Ending.COMPLETE) -> Record:
+    return Record(number, {"x": number}, ending, "", "", {"score": 1.5}, [], {"node": "n"}, 1e9, 1e9 + 1, 1.0)
+
+
+PARENT = {"params": {"seed": 0}, "tags": {"workload": "probe"}, "artifacts": {"config.yaml": "a: 1"}}
+
+
+@pytest.fixture
+def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_writing_again_changes_nothing(uri: str, place: Place) -> None:
+    store = Store(uri, "e", "study", "sweep", PARENT)
+    for _ in range(2):
+        store.write(record(0))
+    again = Store(uri, "e", "study", "sweep", PARENT)
+    assert again.written() == [0] and again.parent_id == store.parent_id
+    again.write(record(0))
+    (run,) = place.runs("trial")
+    assert run.data.metrics["score"] == 1.5 and run.info.status == "FINISHED"
+    assert len(store._client.get_metric_history(run.info.run_id, "score")) == 1
+
+
+def test_a_run_that_was_half_written_is_finished(uri: str, place: Place) -> None:
+    store = Store(uri, "e", "study", "sweep", PARENT)
+    store._client.create_run(
+        store.experiment_id,
+        run_name="0003",
+        tags={"sweeper.study": "study", "sweeper.kind": "trial", "sweeper.trial": "3"},
+    )
+    again = Store(uri, "e", "study", "sweep", PARENT)
+    assert again.written() == []
+    again.write(record(3))
+    (run,) = place.runs("trial")
+    assert (run.info.status, run.data.tags["outcome"], run.data.metrics["score"]) == ("FINISHED", "complete", 1.5)
+
+
+def test_sweeps_of_the_same_name_in_one_store_stay_apart(uri: str) -> None:
+    one, other = Store(uri, "e", "study-1", "sweep", PARENT), Store(uri, "e", "study-2", "sweep", PARENT)
+    one.write(record(0))
+    assert Store(uri, "e", "study-2", "sweep", PARENT).written() == []
+    assert one.parent_id != other.parent_id
+
+
+# ── a server ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Server:
+    """MLflow's own, on a free port of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [
+            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{self.folder}/server.db",
+            "--artifacts-destination", f"{self.folder}/artifacts",
+        ]  # fmt: skip
+        env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", MLFLOW_DISABLE_TELEMETRY="true")
+        log = (self.folder / "server.log").open("a")
+        self.process = subprocess.Popen(
+            command, cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True
+        )
+        wait_for(self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_a_server_that_goes_away_for_a_while_costs_no_result(place: Place, server: Server) -> None:
+    process = place.start(*PROBE, "budget.trials=40", "space.sleep_s=0.2", f"tracking.uri={server.uri}")
+    wait_for(lambda: len(place.runs("trial", server.uri)) >= 3)
+    server.kill()
+    time.sleep(5)
+    server.start()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    runs = place.runs("trial", server.uri)
+    assert Counter(run.info.status for run in runs) == {"FINISHED": 40}
+    assert len({run.data.tags["sweeper.trial"] for run in runs}) == 40
+    assert f"{server.uri}/#/experiments/" in out
+
+
+def test_a_server_that_stays_away_is_caught_up_with_on_the_next_start(place: Place, server: Server) -> None:
+    words = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}"]
+    process = place.start(*words)
+    wait_for(lambda: len(place.runs("trial", server.uri)) >= 2)
+    server.kill()
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "results are not in it" in out and "the same command writes them" in out
+    assert place.states() == {"COMPLETE": 10}
+    server.start()
+    done = place.run(*words)
+    assert done.code == 0, done.err
+    assert place.states() == {"COMPLETE": 10}
+    assert Counter(run.info.status for run in place.runs("trial", server.uri)) == {"FINISHED": 10}
+    assert [run.info.status for run in place.runs("sweep", server.uri)] == ["FINISHED"]
+
+
+# ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_locked_store_is_waited_for(place: Place) -> None:
+    assert place.run(*PROBE, "budget.trials=1").code == 0
+    holder = sqlite3.connect(place.path / "mlflow.db", isolation_level=None)
+    holder.execute("begin exclusive")
+    process = place.start("workload=probe", "progress=auto", "budget.trials=5", "seed=3")
+    wait_for(lambda: len(place.sweeps) == 2)
+    time.sleep(8)
+    holder.execute("commit")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert len(place.runs("trial")) == 6
+
+
+def test_a_full_disk_is_said_once_and_corrupts_nothing(place: Place) -> None:
+    """A file system of 400 KiB for the study alone: the sweep runs until it is full."""
+    small = place.path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    words = [*PROBE, f"dir={small}", f"tracking.uri=sqlite:///{place.path}/mlflow.db", "search=random", "name=full"]
+    try:
+        done = place.run(*words, "budget.trials=2000")
+        assert done.code == 1
+        assert "No space left on device" in done.err and "Traceback" not in done.err
+        assert "run the same command again" in done.err
+        kept = Place(small).states()["COMPLETE"]
+        assert kept > 20
+        subprocess.run(["mount", "-o", "remount,size=20m", str(small)], check=True)
+        done = place.run(*words, f"budget.trials={kept + 30}")
+        assert done.code == 0, done.err
+        runs = place.runs("trial")
+        assert Counter(run.info.status for run in runs) == {"FINISHED": kept + 30}
+        assert len({run.data.tags["sweeper.trial"] for run in runs}) == kept + 30
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
