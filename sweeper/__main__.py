@@ -52,9 +52,6 @@ def _sweep(composed: DictConfig, said: list[str]) -> int:
         return sweep.Sweep(sweep.plan(checked), said).run()
     except SaidWrongly as error:
         return _say(str(error), SAID_WRONGLY)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        return _say(f"{error.strerror or error}{where}; what had finished is kept: run the same command again", 1)
 
 
 def _python() -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -48,6 +48,7 @@ def look(address: str | None) -> list[Node]:
 
     Nothing is started. Raises SaidWrongly where no cluster answers.
     """
+    ray.shutdown()  # what an earlier sweep of this process may have left connected
     address = address or os.environ.get("RAY_ADDRESS")
     if address in (None, "local"):
         return [_this_machine()]
@@ -69,13 +70,16 @@ def _this_machine() -> Node:
     visible = manager.get_current_process_visible_accelerator_ids()
     found = manager.get_current_node_num_accelerators()
     gpus = min(found, len(visible)) if visible is not None else found
+    names = host.gpu_names()
+    if visible is not None and all(entry.isdigit() and int(entry) < len(names) for entry in visible):
+        names = tuple(names[int(entry)] for entry in visible)
     return Node(
         address="this machine",
         cpus=len(os.sched_getaffinity(0)),
         cpu_name=host.cpu_name(),
         gpus=gpus,
         accelerator=manager.get_current_node_accelerator_type() if gpus else None,
-        gpu_names=host.gpu_names() if gpus else (),
+        gpu_names=names if gpus else (),
     )
 
 
@@ -98,6 +102,7 @@ def _node(entry: dict[str, Any]) -> Node:
         gpus=gpus,
         accelerator=label,
         gpu_names=gpu_names if gpus else (),
+        id=entry["NodeID"],
     )
 
 
@@ -156,13 +161,13 @@ class Gang:
     name: str
     workers: list[Any]
     group: PlacementGroup | None
-    hello: list[Any]
-    where: list[dict[str, Scalar]] = field(default_factory=list)  # empty until all ranks have said hello
+    hello: list[Any]  # references to the ranks that have not said hello
+    where: list[dict[str, Scalar]] = field(default_factory=list)  # of each rank that has
     jobs: deque[Running] = field(default_factory=deque)
 
     @property
     def ready(self) -> bool:
-        return bool(self.where)
+        return not self.hello
 
     def awaited(self) -> list[Any]:
         """What the next news of this gang will come from."""
@@ -190,14 +195,20 @@ class Pool:
         self._target, self._workload, self._constants = target, workload, constants
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._made = self._failed_starts = 0
+        self._why_no_start = ""
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
         self.gangs = [self._new_gang() for _ in range(count)]
 
     # ── trials ──
 
     def room(self) -> int:
-        """How many more trials can be submitted now."""
-        return sum(DEPTH - len(gang.jobs) for gang in self.gangs) - len(self._backlog)
+        """How many more trials can be submitted now: none to gangs that have not started."""
+        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.ready) - len(self._backlog)
+
+    @property
+    def starting(self) -> bool:
+        """Whether no gang is up."""
+        return bool(self.gangs) and not any(gang.ready for gang in self.gangs)
 
     def in_flight(self) -> list[Trial]:
         """The trials that were submitted and have not ended."""
@@ -223,8 +234,8 @@ class Pool:
 
     def _hand_out(self) -> None:
         while self._backlog:
-            gang = min(self.gangs, key=lambda gang: (len(gang.jobs), not gang.ready))
-            if len(gang.jobs) >= DEPTH:
+            gang = min((gang for gang in self.gangs if gang.ready), key=lambda gang: len(gang.jobs), default=None)
+            if gang is None or len(gang.jobs) >= DEPTH:
                 return
             trial = self._backlog.popleft()
             parameters = {**self._constants, **trial.params}
@@ -237,6 +248,8 @@ class Pool:
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
         """The trials that ended, after waiting up to `timeout_s` for the first of them."""
+        if self._failed_starts >= STARTS_BEFORE_GIVING_UP and self.starting:
+            raise ClusterTrouble(f"no worker starts: {self._why_no_start}")
         awaited = [ref for gang in self.gangs for ref in gang.awaited()]
         if not awaited:
             time.sleep(timeout_s)
@@ -285,10 +298,10 @@ class Pool:
             job.waiting.remove(ref)
             try:
                 reply: Reply = ray.get(ref)
-            except (RayActorError, OutOfMemoryError) as error:
-                return self._bad(gang, job, *_death(error))
-            except RayError as error:
+            except RayTaskError as error:  # the worker's own code: what a trial raises comes as a reply
                 return self._bad(gang, job, Ending.FAILED, _brief(error))
+            except RayError as error:
+                return self._bad(gang, job, *_death(error))
             if reply.measurement is None:
                 ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
                 return self._bad(gang, job, ending, reply.reason, reply.detail)
@@ -320,9 +333,10 @@ class Pool:
         self._made += 1
         options, group = self._options(), None
         if self._size > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
+            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
             bundle = {resource: amount for resource, amount in bundle.items() if amount}
-            group = placement_group([bundle] * self._size, strategy="PACK")
+            place = options.pop("label_selector")
+            group = placement_group([bundle] * self._size, strategy="PACK", bundle_label_selector=[place] * self._size)
         workers = []
         for rank in range(self._size):
             place = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
@@ -330,37 +344,27 @@ class Pool:
         return Gang(f"worker {self._made}", workers, group, [worker.hello.remote() for worker in workers])
 
     def _options(self) -> dict[str, Any]:
-        """What Ray reserves for one rank."""
-        if self._target.hardware.kind == "cpu":
-            return {
-                "num_cpus": max(1, self._target.devices // (self._count * self._size)),
-                "num_gpus": 0,
-                "resources": {},
-            }
-        label = self._target.nodes[0].accelerator
-        # A fraction of the label's resource pins the model of GPU without using the label up.
-        return {
-            "num_cpus": 1,
-            "num_gpus": 1,
-            "resources": {f"accelerator_type:{label}": 0.001} if label else {},
-        }
+        """What Ray reserves for one rank, and on which nodes: a label alone does not tell an H100 from an H100 PCIe."""
+        ids = [node.id for node in self._target.nodes if node.id]
+        place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
+        if self._target.hardware.kind == "gpu":
+            return {"num_cpus": 1, "num_gpus": 1, "label_selector": place}
+        cores = self._target.cores_for_each(self._count * self._size)
+        return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 
     def _welcome(self, gang: Gang, arrived: set[Any]) -> None:
-        """Take a gang into service once all its ranks are up."""
-        if any(hello in arrived for hello in gang.hello):
+        """Take a gang into service once all its ranks are up; one that does not start is replaced."""
+        for hello in [hello for hello in gang.hello if hello in arrived]:
             try:
-                if len(ray.wait(gang.hello, num_returns=self._size, timeout=0)[0]) < self._size:
-                    return
-                gang.where = ray.get(gang.hello)
+                gang.where.append(ray.get(hello))
             except RayError as error:
                 self._failed_starts += 1
-                if self._failed_starts >= STARTS_BEFORE_GIVING_UP:
-                    raise ClusterTrouble(f"no worker starts: {_brief(error)}") from error
+                self._why_no_start = _brief(error)
                 self._replace(gang)
                 return
+            gang.hello.remove(hello)
+        if gang.ready:
             self._failed_starts = 0
-            if gang.jobs:
-                gang.jobs[0].since_s = time.monotonic()
 
     def _replace(self, gang: Gang) -> None:
         """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -15,9 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sweeper import space as spaces
-from sweeper.said import SaidWrongly, build, convert, nearest
+from sweeper.said import SaidWrongly, build, check_bounds, convert, nearest
 from workloads import registry
-from workloads.contract import Workload
 
 HERE = Path(__file__).resolve().parent
 # In a checkout conf/ stands beside sweeper/; an installed package carries it inside.
@@ -118,31 +117,39 @@ def read(composed: DictConfig) -> Config:
 
 
 def read_space(config: Config, kind: str) -> spaces.Space:
-    """The space for a device of `kind`, each entry checked against the workload's own parameters."""
-    workload = registry.load(config.workload.name)
+    """The space for a device of `kind`, every value that it can give one that its parameter may have."""
     space = spaces.parse(config.space, kind)
-    _check_against(space, workload)
-    return space
-
-
-def _check_against(space: spaces.Space, workload: Workload) -> None:
-    """Every value that the space can give has to be one that the parameter may have."""
+    workload = registry.load(config.workload.name)
     hints = get_type_hints(workload.Parameters)
     known = {f.name: f for f in fields(workload.Parameters)}
-    for name, dimension in space.dimensions.items():
+    for name in (*space.constants, *space.dimensions):
         if name not in known:
             raise SaidWrongly(f"space.{name}: there is no such parameter; {nearest(name, known)}")
-        if isinstance(dimension, spaces.Interval) and hints[name] is int:
-            raise SaidWrongly(f"space.{name}={dimension}: a whole number needs a range or a choice")
-    corners = {
-        name: list(d.values) if isinstance(d, spaces.Choice) else [d.low, d.high]
-        for name, d in space.dimensions.items()
+    dimensions = {
+        name: _of_kind(f"space.{name}", dimension, hints[name], known[name].metadata)
+        for name, dimension in space.dimensions.items()
     }
-    # A value is checked by itself: what a combination may not be is for the workload to say, trial by trial.
-    longest = max((len(values) for values in corners.values()), default=1)
-    for i in range(longest):
-        point = {name: values[min(i, len(values) - 1)] for name, values in corners.items()}
-        build(workload.Parameters, {**space.constants, **point}, "space.")
+    somewhere = {name: next(iter(_extremes(dimension))) for name, dimension in dimensions.items()}
+    whole = build(workload.Parameters, {**space.constants, **somewhere}, "space.")
+    return spaces.Space(dimensions, {name: getattr(whole, name) for name in space.constants})
+
+
+def _of_kind(full: str, dimension: spaces.Dimension, hint: Any, bounds: Mapping[str, Any]) -> spaces.Dimension:
+    """The dimension with each value as its parameter takes it. Raises SaidWrongly where it cannot."""
+    for value in _extremes(dimension):
+        check_bounds(convert(hint, value, full), bounds, full)
+    if isinstance(dimension, spaces.Choice):
+        return spaces.Choice(tuple(convert(hint, value, full) for value in dimension.values))
+    if hint is int:
+        if isinstance(dimension, spaces.Interval):
+            raise SaidWrongly(f"{full}={dimension}: a whole number needs a range or a choice")
+        low, high, step = (convert(int, x, full) for x in (dimension.low, dimension.high, dimension.step))
+        return spaces.Range(low, high, step, dimension.log)
+    return dimension
+
+
+def _extremes(dimension: spaces.Dimension) -> Sequence[spaces.Value]:
+    return dimension.values if isinstance(dimension, spaces.Choice) else (dimension.low, dimension.high)
 
 
 def read_first(config: Config, space: spaces.Space, kind: str) -> list[spaces.Parameters]:

@@ -24,6 +24,7 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None
     gpu_names: tuple[str, ...] = ()
+    id: str | None = None  # Ray's, of a node of a cluster that is up
 
     @property
     def model(self) -> str | None:
@@ -53,6 +54,13 @@ class Target:
         if wanted is not None and wanted > most:
             raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}")
         return wanted or (most if self.hardware.kind == "gpu" else 1)
+
+    def cores_for_each(self, ranks: int) -> int:
+        """The most cores that each of `ranks` processes can have, none of which spans two nodes."""
+        cores = max(node.cpus for node in self.nodes)
+        while cores > 1 and sum(node.cpus // cores for node in self.nodes) < ranks:
+            cores -= 1
+        return cores
 
     @property
     def unit(self) -> str:

@@ -59,7 +59,7 @@ class Record:
     attempts: int = 1
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=float)  # a workload may have left a NumPy number in its figures
 
     @staticmethod
     def from_json(text: str) -> Record:

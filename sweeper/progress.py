@@ -34,6 +34,7 @@ class State:
     objective: str
     workers: list[str] = field(default_factory=list)
     trouble: str = ""
+    starting: bool = False  # no worker is up yet
     stopping: bool = False
 
     @property
@@ -79,6 +80,8 @@ class Lines(Progress):
             line += f"; trial {ended.number} {ended.ending.value}: {ended.reason} ({said_point(ended.params)})"
         elif state.best:
             line += f"; {'new best' if better else 'best'} {_best(state)}"
+        if state.starting:
+            line += f"; {state.workers[0]}"
         if state.trouble:
             line += f"; MLflow: {state.trouble}"
         self.note(line)
@@ -87,8 +90,14 @@ class Lines(Progress):
 class Block(Progress):
     """One live block on a terminal, redrawn in place."""
 
+    def __init__(self, force: bool = False) -> None:
+        super().__init__()
+        if force:
+            self.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=True)
+
     def __enter__(self) -> Progress:
-        self._live = Live(console=self.console, refresh_per_second=8, transient=True)
+        # Standard output is kept out of it: it is Ray's at that time, and goes to a file.
+        self._live = Live(console=self.console, refresh_per_second=8, transient=True, redirect_stdout=False)
         self._live.start()
         return self
 
@@ -149,9 +158,15 @@ class Json(Progress):
 
 def make(setting: Literal["auto", "always", "never", "json"]) -> Progress:
     """The display for a setting; `auto` is a block on a terminal, else lines."""
-    if setting == "auto":
-        return Block() if sys.stderr.isatty() else Lines()
-    return {"always": Block, "never": Progress, "json": Json}[setting]()
+    match setting:
+        case "always":
+            return Block(force=True)
+        case "never":
+            return Progress()
+        case "json":
+            return Json()
+    console = Console(stderr=True)
+    return Block() if console.is_terminal and not console.is_dumb_terminal else Lines()
 
 
 def _counted(state: State) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from sweeper.outcome import Ending, Record
+from sweeper.provenance import mask
 
 # MLflow knows three ways to end. Which of our six it was is the tag `outcome`.
 STATUS = {Ending.COMPLETE: "FINISHED", Ending.INFEASIBLE: "FAILED", Ending.FAILED: "FAILED"}
@@ -47,19 +49,33 @@ class Store:
         parent's `tags`, `params` and text `artifacts`.
         """
         self._client = MlflowClient(tracking_uri=uri)
-        self._study = study
+        self._study, self._sweep, self._tags = study, sweep, parent["tags"]
         self.experiment_id = self._experiment(experiment)
-        self.children = {int(run.data.tags["sweeper.trial"]): run for run in self._runs("trial")}
         self.parent_id = self._parent(sweep, parent)
+        self._children: dict[int, Any] = {}
+        self.look_again()
+
+    def look_again(self) -> None:
+        """See which trials there are. Needed after any failure: what a server did before it went away is not known.
+
+        Of two runs of one trial, the one whole if there is one stays.
+        """
+        self._children = {}
+        for run in sorted(self._runs("trial"), key=lambda run: run.info.status == "RUNNING"):
+            number = int(run.data.tags["sweeper.trial"])
+            if number in self._children:
+                self._client.delete_run(run.info.run_id)
+            else:
+                self._children[number] = run
 
     def written(self) -> list[int]:
-        """The numbers of the trials that are there, whole."""
-        return [number for number, run in self.children.items() if run.info.status != "RUNNING"]
+        """The numbers of the trials that are there, whole, as of the last look."""
+        return [number for number, run in self._children.items() if run.info.status != "RUNNING"]
 
     def write(self, record: Record) -> None:
         """Write one trial. Harmless if some or all of it is there already."""
         start_ms, end_ms = int(record.started_at_s * 1e3), int(record.ended_at_s * 1e3)
-        run = self.children.get(record.number) or self._client.create_run(
+        run = self._children.get(record.number) or self._client.create_run(
             self.experiment_id,
             start_time=start_ms,
             run_name=" ".join([f"{record.number:04d}", *(f"{k}={_short(v)}" for k, v in record.params.items())])[:250],
@@ -70,7 +86,7 @@ class Store:
                 "sweeper.trial": str(record.number),
             },
         )
-        self.children[record.number] = run
+        self._children[record.number] = run
         run_id = run.info.run_id
         tags = {
             "outcome": record.ending.value,
@@ -81,15 +97,14 @@ class Store:
         metrics = {**record.metrics, "trial_time_s": record.ended_at_s - record.started_at_s}
         self._client.log_batch(
             run_id,
-            metrics=[Metric(name, value, end_ms, 0) for name, value in metrics.items()],
-            params=[Param(name, _short(value)) for name, value in record.params.items()],
+            metrics=[Metric(_legal(name), value, end_ms, 0) for name, value in metrics.items()],
+            params=[Param(_legal(name), _short(value)) for name, value in record.params.items()],
             tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items() if value not in ("", None)],
         )
         self._client.log_text(run_id, record.to_json(), "trial.json")
         if record.detail:
             self._client.log_text(run_id, record.detail, "last_lines.txt")
         self._client.set_terminated(run_id, STATUS.get(record.ending, "KILLED"), end_ms)
-        self.children[record.number] = self._client.get_run(run_id)
 
     def close(
         self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Mapping[str, str]
@@ -98,7 +113,7 @@ class Store:
         now_ms = int(time.time() * 1e3)
         self._client.log_batch(
             self.parent_id,
-            metrics=[Metric(name, value, now_ms, 0) for name, value in metrics.items()],
+            metrics=[Metric(_legal(name), value, now_ms, 0) for name, value in metrics.items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
         for path, text in artifacts.items():
@@ -127,7 +142,7 @@ class Store:
             run_id = str(self._client.create_run(self.experiment_id, run_name=sweep, tags=kind).info.run_id)
         self._client.log_batch(
             run_id,
-            params=[Param(name, _short(value)) for name, value in parent["params"].items()],
+            params=[Param(_legal(name), _short(value)) for name, value in parent["params"].items()],
             tags=[RunTag(name, str(value)) for name, value in parent["tags"].items()],
         )
         for path, text in parent["artifacts"].items():
@@ -145,6 +160,11 @@ class Store:
                 return runs
 
 
+def _legal(name: str) -> str:
+    """The name with what MLflow allows in it."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
 def _short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
 
@@ -160,6 +180,7 @@ class Process:
         os.dup2(2, 1)
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._driver_gone = threading.Event()
+        self._unsure = False  # whether the last try may have done something
         self._store: Store | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -171,14 +192,16 @@ class Process:
         self._messages.put(None)
 
     def run(self) -> None:
-        while (message := self._messages.get()) is not None:
+        # What is still waiting when the driver is gone, its successor hands over again.
+        while (message := self._messages.get()) is not None and not self._driver_gone.is_set():
             while True:
                 try:
                     self._say(self._do(message))
                     break
                 except Exception as error:  # whatever it is, nothing is lost by trying again
-                    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    print(mask(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
                     self._say({"trouble": _what(error)})
+                    self._unsure = True
                 if self._driver_gone.wait(RETRY_S):
                     return
 
@@ -194,6 +217,9 @@ class Process:
             ids = {"experiment_id": self._store.experiment_id, "run_id": self._store.parent_id}
             return {"opened": {**ids, "written": self._store.written()}}
         assert self._store is not None
+        if self._unsure:
+            self._store.look_again()
+            self._unsure = False
         if "record" in message:
             record = Record.from_json(message["record"])
             self._store.write(record)
@@ -205,9 +231,10 @@ class Process:
 def _what(error: Exception) -> str:
     """The part of a database's or a server's error that tells a person something."""
     original = getattr(error, "orig", None)
-    text = str(original or error).strip()
-    for lines in (line for line in text.splitlines() if "OperationalError)" in line):
-        text = lines.split("OperationalError)", 1)[1].strip()
+    text = mask(str(original or error).strip())
+    for line in text.splitlines():
+        if "OperationalError)" in line:
+            return line.split("OperationalError)", 1)[1].strip()[:300]
     return (text.splitlines() or [type(error).__name__])[0][:300]
 
 

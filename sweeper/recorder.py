@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import http.client
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,7 @@ from sweeper.provenance import mask
 from sweeper.said import SaidWrongly
 
 RESTARTS = 3
+DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 class Recorder:
@@ -36,6 +42,7 @@ class Recorder:
         )
         self._unwritten: dict[int, Record] = {}
         self._sent: set[int] = set()
+        self._close_sent = False
         self._restarts = 0
         self._mutex = threading.RLock()
         self.opened: dict[str, Any] | None = None
@@ -81,13 +88,14 @@ class Recorder:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         if self._closed.is_set():
-            self._process.wait(timeout=30)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=30)
 
     # ── the process ──
 
     def _start(self) -> None:
         with self._mutex:
-            self.opened, self._sent = None, set()
+            self.opened, self._sent, self._close_sent = None, set(), False
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sweeper.record"],
                 stdin=subprocess.PIPE,
@@ -126,8 +134,8 @@ class Recorder:
             if number not in self._sent:
                 self._sent.add(number)
                 self._send({"record": record.to_json()})
-        if self._closing is not None and -1 not in self._sent:
-            self._sent.add(-1)
+        if self._closing is not None and not self._close_sent:
+            self._close_sent = True
             self._send({"close": self._closing})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -140,25 +148,43 @@ class Recorder:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     # The package may not be installed, only stand in the directory the driver was started from.
     path = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def check_uri(uri: str) -> None:
-    """Raises SaidWrongly where the tracking address is none, or a server that does not answer."""
-    scheme = uri.partition("://")[0]
-    if scheme in ("sqlite", "postgresql", "mysql", "mssql") or scheme.startswith(("postgresql+", "mysql+")):
-        return
-    if scheme not in ("http", "https"):
-        raise SaidWrongly(f"tracking.uri={mask(uri)}: http://host:port, or a database such as sqlite:///mlflow.db")
+    """Raises SaidWrongly where the tracking address is none, or nothing answers there."""
+    shown = f"tracking.uri={mask(uri)}"
     try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
+        parts = urllib.parse.urlsplit(uri)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SaidWrongly(f"{shown}: is no address") from error
+    kind = parts.scheme.split("+")[0]
+    if kind == "sqlite":
+        folder = Path(uri.partition(":///")[2]).parent
+        if not os.access(folder, os.W_OK):
+            raise SaidWrongly(f"{shown}: {folder} cannot be written")
+        return
+    if kind not in ("http", "https", *DATABASE_PORTS) or not host:
+        raise SaidWrongly(f"{shown}: http://host:port, or a database such as sqlite:///mlflow.db")
+    try:
+        if kind in DATABASE_PORTS:
+            socket.create_connection((host, port or DATABASE_PORTS[kind]), timeout=5).close()
+        else:
+            _ask_health(parts)
     except urllib.error.HTTPError as error:
         if error.code >= 500:
-            raise SaidWrongly(f"tracking.uri={mask(uri)}: the server answers with {error.code}") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise SaidWrongly(f"tracking.uri={mask(uri)}: nothing answers there ({reason})") from error
+            raise SaidWrongly(f"{shown}: the server answers with {error.code}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise SaidWrongly(f"{shown}: nothing answers there ({getattr(error, 'reason', error)})") from error
+
+
+def _ask_health(parts: urllib.parse.SplitResult) -> None:
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + "/health")
+    request = urllib.request.Request(address.geturl())
+    if parts.username:
+        said = f"{parts.username}:{parts.password or ''}".encode()
+        request.add_header("Authorization", f"Basic {base64.b64encode(said).decode()}")
+    urllib.request.urlopen(request, timeout=5).close()

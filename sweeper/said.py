@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -37,7 +38,7 @@ def build(cls: type[T], given: Mapping[str, Any], where: str = "") -> T:
         if key not in known:
             raise SaidWrongly(f"{full}: there is no such key; {nearest(key, known)}")
         values[key] = convert(hints[key], value, full)
-        _check_bounds(values[key], known[key].metadata, full)
+        check_bounds(values[key], known[key].metadata, full)
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SaidWrongly(f"{where}{name}: has to be given ({describe(hints[name])})")
@@ -61,6 +62,8 @@ def convert(kind: Any, value: Any, full: str) -> Any:
     elif get_origin(kind) in (list, dict):
         if isinstance(value, get_origin(kind)):
             return value
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SaidWrongly(f"{full}={value}: it has to be finite")
     elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     elif kind is int and isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
@@ -82,7 +85,8 @@ def describe(kind: Any) -> str:
     return words.get(kind, "a mapping" if is_dataclass(kind) else f"a {getattr(kind, '__name__', kind)}")
 
 
-def _check_bounds(value: Any, bounds: Mapping[str, Any], full: str) -> None:
+def check_bounds(value: Any, bounds: Mapping[str, Any], full: str) -> None:
+    """Raises SaidWrongly for a number outside `{"min": …, "max": …}`."""
     if value is None or not isinstance(value, (int, float)):
         return
     if "min" in bounds and not value >= bounds["min"]:

@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeper.outcome import Ending, Record
 from sweeper.said import SaidWrongly
-from sweeper.space import Choice, Dimension, Parameters, Range, Space
+from sweeper.space import Choice, Dimension, Parameters, Range, Space, Value
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # of QMC, since 2022
@@ -78,7 +78,7 @@ class Study:
         self.unfinished: list[Trial] = []  # asked by a driver that was killed, to be asked again first
         self._wanted: list[Parameters] = []
         self._load()
-        self._wanted += [point for point in first if point_key(point) not in self._seen]
+        self._want_first(first)
         self._enumeration: Iterator[Parameters] | None = None
 
     # ── asking ──
@@ -107,10 +107,11 @@ class Study:
         """A trial in memory whose parameters were not tried before."""
         if self.exhausted:
             return None
+        own = make_sampler(self._sampler, self._seed, number)
+        self._memory.sampler = own
         while self._wanted:
             if asked := self._ask_in_memory(self._wanted.pop(0)):
                 return asked
-        own = make_sampler(self._sampler, self._seed, number)
         # QMC begins its sequence again after a resume, and has to walk past what was tried.
         patience = 10 + (len(self._seen) if self._sampler == "qmc" else 0)
         at_random = make_sampler("random", self._seed, number)
@@ -176,6 +177,19 @@ class Study:
             else:
                 self.unfinished.append(Trial(trial.number, dict(trial.params)))
         self._want_cancelled_again()
+
+    def _want_first(self, points: Sequence[Parameters]) -> None:
+        """Points to begin with, unless they were tried; what a point does not name is left to the sampler."""
+        tried = [trial.params for trial in self._disk.get_trials(deepcopy=False)]
+        for point in points:
+            as_stored = {name: self._as_stored(name, value) for name, value in point.items()}
+            if not any(as_stored.items() <= params.items() for params in [*tried, *self._wanted]):
+                self._wanted.append(as_stored)
+
+    def _as_stored(self, name: str, value: Value) -> Value:
+        """The value as Optuna gives it back: 3 on an interval is 3.0."""
+        kind = self._distributions[name]
+        return kind.to_external_repr(kind.to_internal_repr(value))
 
     def _want_cancelled_again(self) -> None:
         """What was cancelled is tried again, as a new trial, unless it was since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import shutil
 import sys
@@ -25,6 +26,7 @@ class Summary:
 
     title: str
     objective: str
+    direction: str
     best: Sequence[Record]
     counts: Mapping[Ending, int]
     records: Sequence[Record]
@@ -39,14 +41,16 @@ class Summary:
         self, folder: Path, uri: str | None, recorder: Recorder, written: bool, *, over: bool, exhausted: bool
     ) -> None:
         """To standard output. `over`: the budget is used up; `exhausted`: every point of the space was tried."""
-        out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        # Written in one piece at the end: rich ends the process itself where a pipe is closed early.
+        text = io.StringIO()
+        out = Console(file=text, width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
         out.print(f"\n{self.title}: {table.said_counts(self.counts)}")
         if self.best:
             out.print(table.terminal(self.best[:SHOWN_ROWS], self.objective))
         for line in self._failures():
             out.print(line)
         out.print(f"results  {near(folder / 'trials.csv')}")
-        review = _review(folder.parent.parent, uri, recorder, self.objective)
+        review = self._review(folder.parent.parent, uri, recorder)
         for line in review if written else [_not_written(recorder, len(self.records))]:
             out.print(line)
         if not over:
@@ -55,6 +59,7 @@ class Summary:
             out.print("done     every point of the space was tried")
         else:
             out.print(f"more     {self.command}\n         with a larger budget goes on from here")
+        print(text.getvalue(), end="", flush=True)
 
     def _failures(self) -> list[str]:
         """One example of each kind of bad ending, with its log."""
@@ -67,27 +72,32 @@ class Summary:
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
 
-
-def _review(directory: Path, uri: str | None, recorder: Recorder, objective: str) -> list[str]:
-    """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
-    experiment = (recorder.opened or {}).get("experiment_id")
-    page = f"/#/experiments/{experiment}/runs?orderByKey=metrics.%60{objective}%60&orderByAsc=false"
-    if uri and uri.startswith("http"):
-        return [f"review   {mask(uri).rstrip('/')}{page}"]
-    beside = Path(sys.executable).with_name("mlflow")
-    if shutil.which("mlflow"):
-        program = "mlflow"
-    else:
-        program = near(beside) if beside.exists() else f"{near(Path(sys.executable))} -m mlflow"
-    go_there = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
-    store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
-    return [f"review   {go_there}{program} ui{store}", f"         http://127.0.0.1:5000{page}"]
+    def _review(self, directory: Path, uri: str | None, recorder: Recorder) -> list[str]:
+        """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
+        experiment = (recorder.opened or {}).get("experiment_id")
+        ascending = str(self.direction == "minimize").lower()
+        page = f"/#/experiments/{experiment}/runs?orderByKey=metrics.%60{self.objective}%60&orderByAsc={ascending}"
+        if uri and uri.startswith("http"):
+            return [f"review   {mask(uri).rstrip('/')}{page}"]
+        beside = Path(sys.executable).with_name("mlflow")
+        if shutil.which("mlflow"):
+            program = "mlflow"
+        else:
+            program = near(beside) if beside.exists() else f"{near(Path(sys.executable))} -m mlflow"
+        go_there = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
+        store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
+        return [f"review   {go_there}{program} ui{store}", f"         http://127.0.0.1:5000{page}"]
 
 
 def _not_written(recorder: Recorder, trials: int) -> str:
     why = recorder.trouble or "it has not answered yet"
     kept = "they are kept, and the same command writes them"
     return f"MLflow   {recorder.behind} of {trials} results are not in it ({why}); {kept}"
+
+
+def shown_width() -> int:
+    """The terminal's width; where there is none, wide enough that nothing is folded."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
 
 
 def near(path: Path) -> str:

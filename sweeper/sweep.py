@@ -35,6 +35,7 @@ from workloads import registry
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 LOCK_PATIENCE_S = 20.0
 RECORDER_PATIENCE_S = 20.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,24 @@ class Sweep:
 
     def run(self) -> int:
         """Run it, or what is left of it; the exit code."""
+        before = [signal.getsignal(signum) for signum in SIGNALS]
         self._heed_signals()
-        self._introduce()
-        trouble = self._run_on_cluster() if self._study.unfinished or self._wants_more() else ""
-        return self._finish(trouble)
+        try:
+            self._introduce()
+            trouble = self._run_on_cluster() if self._study.unfinished or self._wants_more() else ""
+            return self._finish(trouble)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # the disk is full, or gone
+            what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+            self._progress.note(f"sweeper: {what}; what had finished is kept; to resume:\n  {self._command}")
+            return SOME_FAILED
+        finally:
+            # Another sweep may follow in this process.
+            for signum, handler in zip(SIGNALS, before, strict=True):
+                signal.signal(signum, handler)
+            self._recorder.abandon()
+            self._lock.close()
 
     def _run_on_cluster(self) -> str:
         """Search until the budget is used up; what stopped it before that, or nothing."""
@@ -149,6 +164,8 @@ class Sweep:
             except cluster.ClusterTrouble as error:
                 self._cancel_in_flight()
                 return str(error)
+            except SystemExit:  # Ray's own answer to SIGTERM, while it starts
+                self._stops += 1
             finally:
                 cluster.stop()
         return ""
@@ -163,20 +180,20 @@ class Sweep:
             count=self._plan.gangs,
             timeout_s=limits.timeout_s,
         )
-        stop_by_s = math.inf
+        stop_by_s: float | None = None
         while True:
-            if self._stops and stop_by_s == math.inf:
+            if self._stops and stop_by_s is None:
                 stop_by_s = time.monotonic() + limits.grace_s
                 self._progress.note(
                     f"stopping: {limits.grace_s:g} s for the trials in flight; Ctrl-C again leaves at once"
                 )
                 self._cancel_unfinished()
             self._fill()
-            if not self._pool.in_flight():
+            if not (self._pool.in_flight() or self._study.unfinished or self._wants_more()):
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
-            if time.monotonic() > stop_by_s:
+            if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
             self._recorder.watch()
             self._progress.update(self._state())
@@ -196,15 +213,15 @@ class Sweep:
         return not (self._stops or self._study.exhausted) and self._board.wants_more(in_flight)
 
     def _heed_signals(self) -> None:
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
+        for signum in SIGNALS:
+            signal.signal(signum, self._stop)
 
     def _stop(self, *_: object) -> None:
         """First Ctrl-C or SIGTERM: no new trials. Second: out at once; the next start puts things right."""
         self._stops += 1
         if self._stops > 1:
-            sys.stderr.write(f"\nleft at once; to resume:\n  {self._command}\n")
-            sys.stderr.flush()
+            show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live block hides it
+            os.write(2, f"{show_cursor}\nleft at once; to resume:\n  {self._command}\n".encode())
             os._exit(INTERRUPTED)
 
     # ── one trial's end ──
@@ -278,6 +295,7 @@ class Sweep:
             objective=self._config.workload.objective,
             workers=self._pool.said() if self._pool else [],
             trouble=self._recorder.trouble,
+            starting=self._pool is not None and self._pool.starting,
             stopping=self._stops > 0,
         )
 
@@ -304,9 +322,9 @@ class Sweep:
             "sweep": planned.name,
             "parent": {
                 "params": {
-                    "gpus": said.gpus,
-                    "sampler": said.search.sampler,
-                    "seed": said.seed,
+                    "sweep.gpus": said.gpus,
+                    "sweep.sampler": said.search.sampler,
+                    "sweep.seed": said.seed,
                     **planned.space.described(),
                 },
                 "tags": {
@@ -328,17 +346,21 @@ class Sweep:
         """End the parent run, print the table and how to go on; the exit code."""
         board, planned = self._board, self._plan
         csv = table.csv(self._study.records.values())
-        (planned.folder / "trials.csv").write_text(csv)
         best = board.best_first()
         interrupted = self._stops > 0
         summary = Summary(
             title=f"{self._config.workload.name} on {planned.target.model}",
             objective=self._config.workload.objective,
+            direction=self._config.workload.direction,
             best=best,
             counts=board.counts,
             records=list(self._study.records.values()),
             command=self._command,
         )
+        if self._recorder.behind > 20:
+            self._progress.note(
+                f"writing {self._recorder.behind} results to MLflow; Ctrl-C leaves them to the next start"
+            )
         written = self._recorder.close(
             {
                 "status": "KILLED" if interrupted else "FAILED" if trouble else "FINISHED",
@@ -348,6 +370,7 @@ class Sweep:
             },
             RECORDER_PATIENCE_S,
         )
+        (planned.folder / "trials.csv").write_text(csv)
         over = not (interrupted or self._wants_more())
         summary.print(
             planned.folder,

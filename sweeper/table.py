@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +17,6 @@ def best_first(records: Iterable[Record], objective: str, direction: str) -> lis
     """The complete trials, the best of them first."""
     complete = [record for record in records if record.ending is Ending.COMPLETE]
     return sorted(complete, key=lambda r: r.metrics[objective], reverse=direction == "maximize")
-
-
-def counts(records: Iterable[Record]) -> Counter[Ending]:
-    return Counter(record.ending for record in records)
 
 
 def said_counts(counted: Mapping[Ending, int]) -> str:

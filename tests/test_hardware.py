@@ -78,6 +78,11 @@ def test_on_a_cpu_one_trial_runs_at_a_time_unless_told_otherwise() -> None:
         target.gangs(1, 9)
 
 
+def test_no_process_is_given_more_cores_than_a_node_has() -> None:
+    two = choose(AUTO, [CPU_NODE, CPU_NODE], 1)
+    assert [two.cores_for_each(ranks) for ranks in (1, 2, 3, 4, 16)] == [8, 8, 4, 4, 1]
+
+
 def test_the_catalogues_peaks_are_the_published_dense_ones() -> None:
     published = REPOSITORY.parent / "shared" / "reference" / "hardware.csv"
     if not published.exists():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,29 +17,22 @@ from tests.conftest import PROBE, Place, processes_with, wait_for
 @pytest.mark.parametrize(
     ("trials", "kills", "longest_s"),
     [
-        pytest.param(30, 3, 8.0, id="short"),
-        pytest.param(100, 25, 12.0, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(40, 3, 8.0, id="short"),
+        pytest.param(100, 25, 9.0, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
 def test_a_sweep_killed_at_any_instant_is_completed_exactly_once(
     place: Place, trials: int, kills: int, longest_s: float
 ) -> None:
     ledger = place.path / "ledger"
-    words = [*PROBE, f"budget.trials={trials}", "space.sleep_s=0.15", f"space.ledger={ledger}", "search=random"]
+    words = [*PROBE, f"budget.trials={trials}", "space.sleep_s=0.7", f"space.ledger={ledger}", "search=random"]
     instants = random.Random(7)
-    killed = 0
-    for number in range(kills):
-        mark = f"{place.path.name}-{number}"
-        process = place.start(*words, SWEEPER_TEST=mark)
-        try:
+    for _ in range(kills):
+        process = place.start(*words, SWEEPER_TEST=place.path.name)
+        with pytest.raises(subprocess.TimeoutExpired):  # it has not come to its end
             process.wait(timeout=instants.uniform(0.2, longest_s))
-        except Exception:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
+        process.send_signal(signal.SIGKILL)
         process.communicate()
-        # Its Ray processes and its workers go with it; the recording process ends when it has written.
-        wait_for(lambda mark=mark: not processes_with("SWEEPER_TEST", mark), 30)
-    assert killed >= min(3, kills)
     done = place.run(*words)
     assert done.code == 0, done.err
 
@@ -49,7 +44,19 @@ def test_a_sweep_killed_at_any_instant_is_completed_exactly_once(
     ran = Counter(ledger.read_text().splitlines())
     assert len(ran) == trials
     twice = sum(count - 1 for count in ran.values())
-    assert twice <= 2 * killed  # at most the two that a worker holds, each time
+    assert twice <= 2 * kills  # at most the two that a worker holds, each time
+    wait_for(lambda: not workers_of(place.path.name))
+
+
+def workers_of(mark: str) -> list[str]:
+    """Processes of killed drivers that could still do harm: all but the agents that Ray leaves idling a minute."""
+    lines = []
+    for pid in processes_with("SWEEPER_TEST", mark):
+        try:
+            lines.append(Path(f"/proc/{pid}/cmdline").read_text())
+        except OSError:
+            continue
+    return [line for line in lines if line and "Agent" not in line]
 
 
 def test_the_recording_process_may_be_killed_too(place: Place) -> None:

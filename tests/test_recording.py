@@ -60,6 +60,23 @@ def test_a_run_that_was_half_written_is_finished(uri: str, place: Place) -> None
     assert (run.info.status, run.data.tags["outcome"], run.data.metrics["score"]) == ("FINISHED", "complete", 1.5)
 
 
+def test_of_two_runs_of_one_trial_one_stays(uri: str, place: Place) -> None:
+    """A server that goes away after it made a run, and before it said so, is asked to make it again."""
+    store = Store(uri, "e", "study", "sweep", PARENT)
+    for _ in range(2):
+        store.write(record(5))
+        store._children.clear()
+    assert len(place.runs("trial")) == 2
+    store.look_again()
+    assert len(place.runs("trial")) == 1 and store.written() == [5]
+
+
+def test_a_metric_of_any_name_is_recorded(uri: str, place: Place) -> None:
+    odd = Record(0, {}, Ending.COMPLETE, "", "", {"rate (GB/s)": 2.0}, [], {}, 1e9, 1e9 + 1, 1.0)
+    Store(uri, "e", "study", "sweep", PARENT).write(odd)
+    assert place.runs("trial")[0].data.metrics["rate _GB/s_"] == 2.0
+
+
 def test_sweeps_of_the_same_name_in_one_store_stay_apart(uri: str) -> None:
     one, other = Store(uri, "e", "study-1", "sweep", PARENT), Store(uri, "e", "study-2", "sweep", PARENT)
     one.write(record(0))
@@ -170,7 +187,7 @@ def test_a_full_disk_is_said_once_and_corrupts_nothing(place: Place) -> None:
         done = place.run(*words, "budget.trials=2000")
         assert done.code == 1
         assert "No space left on device" in done.err and "Traceback" not in done.err
-        assert "run the same command again" in done.err
+        assert "what had finished is kept; to resume:" in done.err
         kept = Place(small).states()["COMPLETE"]
         assert kept > 20
         subprocess.run(["mount", "-o", "remount,size=20m", str(small)], check=True)

@@ -144,6 +144,18 @@ def test_points_to_try_first_come_first_and_once(tmp_path: Path) -> None:
     assert [asked(open_study(tmp_path, first=points)).params for _ in range(1)] == [points[0]]
 
 
+def test_a_point_to_try_first_is_not_tried_again_after_a_resume(tmp_path: Path) -> None:
+    space = Space({"x": Interval(-10, 10), "y": Interval(-10, 10)})
+    points: list[dict[str, Any]] = [{"x": 3, "y": -1}, {"x": 5}]  # whole numbers on an interval; one value left open
+    study = open_study(tmp_path, space, first=points)
+    first, second = asked(study), asked(study)
+    assert first.params == {"x": 3.0, "y": -1.0} and second.params["x"] == 5.0
+    for trial in (first, second):
+        study.tell(ended(trial))
+    third = asked(open_study(tmp_path, space, first=points))
+    assert third.number == 2 and third.params["x"] not in (3.0, 5.0)
+
+
 def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
     open_study(tmp_path)
     other = Space({"m": Range(0, 500, 1), "n": Range(0, 1000, 1)})

@@ -1,0 +1,55 @@
+"""The installed package: its command, its conf/, completion in a shell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the package is installed, and the repository is not to be seen."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / name, source)
+    for name in ("sweeper", "workloads", "conf"):
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(source)]
+    subprocess.run(pip, check=True, capture_output=True)
+    path = os.pathsep.join([str(site / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PYTHONPATH": str(site), "PATH": path}
+
+
+def test_the_command_finds_its_configuration_from_any_directory(installed: dict[str, str], tmp_path: Path) -> None:
+    where = "import sweeper.config as c; print(c.CONF)"
+    at = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=installed, capture_output=True, text=True)
+    assert at.stdout.strip() == f"{installed['PYTHONPATH']}/sweeper/conf"
+    words = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu"]
+    done = subprocess.run(words, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "2 complete" in done.stdout
+    assert "more     sweeper workload=probe" in done.stdout
+
+
+def test_a_shell_completes_groups_choices_and_keys(installed: dict[str, str], tmp_path: Path) -> None:
+    script = """
+        eval "$(sweeper -sc install=bash)"
+        for COMP_LINE in "sweeper workload=" "sweeper hardware=mi3" "sweeper budget.t"; do
+            COMP_POINT=${#COMP_LINE} COMP_CWORD=1 COMPREPLY=()
+            hydra_bash_completion
+            echo "${COMPREPLY[@]}"
+        done
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=installed, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "workload=matmul workload=probe",
+        "hardware=mi300x hardware=mi325x hardware=mi355x",
+        "budget.time_s= budget.trials=",
+    ]
