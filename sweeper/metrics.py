@@ -16,11 +16,13 @@ from workloads.contract import Measurement
 # How a metric reads in a table: its name there, its unit, and the factor from the stored value to the shown one.
 SHOWN = {
     "tflops": ("rate", "TFLOP/s", 1.0),
-    "tflops_p10": ("p10", "TFLOP/s", 1.0),
-    "tflops_p90": ("p90", "TFLOP/s", 1.0),
+    "tflops_ci_low": ("95% from", "", 1.0),
+    "tflops_ci_high": ("to", "", 1.0),
     "tokens_per_s": ("tokens", "1/s", 1.0),
     "mfu": ("MFU", "%", 100.0),
     "step_time_ms": ("step", "ms", 1.0),
+    "sm_clock_mhz": ("clock", "MHz", 1.0),
+    "power_w": ("power", "W", 1.0),
     "score": ("score", "", 1.0),
 }
 
@@ -38,12 +40,14 @@ def derive(measurements: Sequence[Measurement], dense_peak_tflops: Mapping[str, 
     for suffix, value in _spread(times_s * 1e3).items():
         metrics[f"step_time_ms{suffix}"] = value
     if flops := sum(m.flops_per_step for m in measurements):
-        for suffix, value in _spread(flops / times_s / 1e12).items():
+        rates = flops / times_s / 1e12
+        for suffix, value in {**_spread(rates), **_interval(rates)}.items():
             metrics[f"tflops{suffix}"] = value
         if peak := dense_peak_tflops.get(measurements[0].matrix_dtype):
             metrics["mfu"] = metrics["tflops"] / (peak * world_size)
     if tokens := sum(m.tokens_per_step for m in measurements):
-        for suffix, value in _spread(tokens / times_s).items():
+        rates = tokens / times_s
+        for suffix, value in {**_spread(rates), **_interval(rates)}.items():
             metrics[f"tokens_per_s{suffix}"] = value
     if world_size > 1:
         for name in ("tflops", "tokens_per_s"):
@@ -71,3 +75,12 @@ def _spread(values: np.ndarray) -> dict[str, float]:
         return {"": float(values[0])}
     p10, median, p90 = np.percentile(values, [10, 50, 90])
     return {"": float(median), "_p10": float(p10), "_p90": float(p90)}
+
+
+def _interval(values: np.ndarray) -> dict[str, float]:
+    """The 95% bootstrap interval of the median (Efron's percentile method, 1000 resamples, always the same ones)."""
+    if len(values) < 3:
+        return {}
+    drawn = np.random.default_rng(0).choice(values, size=(1000, len(values)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return {"_ci_low": float(low), "_ci_high": float(high)}

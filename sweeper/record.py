@@ -92,6 +92,11 @@ class Store:
             "outcome": record.ending.value,
             "attempts": record.attempts,
             "reason": record.reason,
+            # What tells runs of different sweeps apart, as columns beside the metrics.
+            "sweep": self._sweep,
+            "hardware": self._tags.get("hardware", ""),
+            "device": self._tags.get("device", ""),
+            **_facts(record),
             **record.where,
         }
         metrics = {**record.metrics, "trial_time_s": record.ended_at_s - record.started_at_s}
@@ -158,6 +163,18 @@ class Store:
             token = page.token
             if not token:
                 return runs
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    """Of what the ranks saw: the type, and whether the machine slowed a GPU down meanwhile."""
+    if not record.measurements:
+        return {}
+    facts = [measurement["facts"] for measurement in record.measurements]
+    return {
+        "dtype": record.measurements[0]["matrix_dtype"],
+        "slowed_by": " ".join(sorted({word for seen in facts for word in str(seen.get("slowed_by", "")).split()})),
+        "tainted": "yes" if any(seen.get("tainted") for seen in facts) else "",
+    }
 
 
 def _legal(name: str) -> str:

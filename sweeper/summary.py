@@ -46,7 +46,7 @@ class Summary:
         out = Console(file=text, width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
         out.print(f"\n{self.title}: {table.said_counts(self.counts)}")
         if self.best:
-            out.print(table.terminal(self.best[:SHOWN_ROWS], self.objective))
+            out.print(table.terminal(self.best[:SHOWN_ROWS], self.objective, out.width))
         for line in self._failures():
             out.print(line)
         out.print(f"results  {near(folder / 'trials.csv')}")

@@ -156,10 +156,11 @@ class Sweep:
         # Ray prints what befalls workers to standard output, which is for results.
         with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
             try:
-                cluster.start(self._plan.target)
-                self._heed_signals()  # Ray has put its own handlers in place
-                self._board.start()
                 with self._progress:
+                    self._progress.update(self._state())
+                    cluster.start(self._plan.target)
+                    self._heed_signals()  # Ray has put its own handlers in place
+                    self._board.start()
                     self._search()
             except cluster.ClusterTrouble as error:
                 self._cancel_in_flight()
@@ -293,9 +294,9 @@ class Sweep:
             left_s=self._board.left_s(),
             best=self._board.best,
             objective=self._config.workload.objective,
-            workers=self._pool.said() if self._pool else [],
+            workers=self._pool.said() if self._pool else ["starting Ray"],
             trouble=self._recorder.trouble,
-            starting=self._pool is not None and self._pool.starting,
+            starting=self._pool is None or self._pool.starting,
             stopping=self._stops > 0,
         )
 

@@ -52,14 +52,22 @@ def rows(records: Sequence[Record], objective: str) -> tuple[list[str], list[lis
     return heading, cells
 
 
-def terminal(records: Sequence[Record], objective: str) -> Table:
-    """For a person: numbers to the right, nothing cut off."""
+def terminal(records: Sequence[Record], objective: str, width: int) -> Table:
+    """For a person: numbers to the right and whole; where the terminal is narrow, the last columns are left out."""
     heading, cells = rows(records, objective)
+    longest_words = [max(map(len, name.split())) for name in heading]
+    widths = [
+        max(word, *map(len, column)) for word, column in zip(longest_words, zip(*cells, strict=True), strict=True)
+    ]
+    shown = len(heading)
+    at_least = 2 + len(records[0].params)  # the number, the parameters and the objective
+    while shown > at_least and sum(widths[:shown]) + 3 * shown > width:
+        shown -= 1
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in heading:
-        table.add_column(name, justify="right", overflow="fold")
+    for name, least in zip(heading[:shown], widths, strict=False):
+        table.add_column(name, justify="right", min_width=least, overflow="fold")
     for line in cells:
-        table.add_row(*line)
+        table.add_row(*line[:shown])
     return table
 
 

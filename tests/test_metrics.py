@@ -23,6 +23,22 @@ def test_the_rate_of_a_product_is_its_operations_over_its_median_time() -> None:
     assert metrics["tflops_p10"] < metrics["tflops"] < metrics["tflops_p90"]
 
 
+@given(st.lists(st.floats(1e-4, 1e-2), min_size=3, max_size=40))
+def test_the_interval_lies_around_the_median_and_within_the_values(times_s: list[float]) -> None:
+    metrics = derive([measured(*times_s, flops_per_step=1e9)], {})
+    rates = [1e9 / time_s / 1e12 for time_s in times_s]
+    slack = 1e-9 * max(rates)
+    assert min(rates) - slack <= metrics["tflops_ci_low"] <= metrics["tflops"] + slack
+    assert metrics["tflops"] - slack <= metrics["tflops_ci_high"] <= max(rates) + slack
+
+
+def test_a_steady_figure_has_a_narrow_interval_and_a_noisy_one_a_wide_one() -> None:
+    steady = derive([measured(*[0.001, 0.00101, 0.00099] * 10, flops_per_step=1e9)], {})
+    noisy = derive([measured(*[0.001, 0.002, 0.0005] * 10, flops_per_step=1e9)], {})
+    width = [m["tflops_ci_high"] - m["tflops_ci_low"] for m in (steady, noisy)]
+    assert width[0] < 0.05 * steady["tflops"] < width[1]
+
+
 def test_there_is_no_utilisation_without_a_peak() -> None:
     assert "mfu" not in derive([measured(0.001, flops_per_step=1e9, matrix_dtype="fp8")], {"bf16": 989.0})
 

@@ -31,7 +31,7 @@ WRONG = {
     "progress=loud": ["progress=loud", "auto, always, never, json"],
     "name=../x": ["name=../x", "letters, digits"],
     "budget.trials=null": ["budget", "never end"],
-    "space.q=3": ["space.q", "it may be dtype, k, m, n"],
+    "space.q=3": ["space.q", "it may be cache, dtype, k, m, n"],
     "space.m=foo": ["space.m=foo", "whole number"],
     "space.dtype=fp7": ["space.dtype=fp7", "fp32, fp16, bf16"],
     "space.m=range(10,5)": ["space.m=range(10,5)", "empty"],

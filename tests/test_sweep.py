@@ -69,6 +69,8 @@ def test_mlflow_holds_the_sweep(place: Place) -> None:
     artifacts = place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
     resolved = yaml.safe_load((artifacts / "config.yaml").read_text())
     assert resolved["workload"]["name"] == "probe" and resolved["budget"]["trials"] == 3
+    assert {child.data.tags["sweep"] for child in children} == {"held"}
+    assert all(child.data.tags["hardware"] == "cpu" and child.data.tags["device"] for child in children)
     provenance = json.loads((artifacts / "provenance.json").read_text())
     assert provenance["versions"]["torch"] and provenance["machine"]["model"]
     assert "| trial | x | y |" in parent.data.tags["mlflow.note.content"]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import torch
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
 from workloads.matmul import MatmulParameters
+from workloads.telemetry import Watch, watching
 from workloads.timing import time_steps
+
+# Waited for a GPU that the machine slowed down (heat, power brake) before it is measured again.
+PAUSES_S = (5.0, 15.0)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -18,7 +25,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2}
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
-    """Time C = A·B on random A[m, k], B[k, n]: warm cache, output rewritten, every repeat kept.
+    """Time C = A·B on random A[m, k], B[k, n], output rewritten, every repeat kept.
 
     A product needs 2·m·n·k floating-point operations. Raises Infeasible where the device has no such type,
     and ArithmeticError where the result is wrong.
@@ -33,7 +40,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     a = torch.randn(m, k, device=device, dtype=dtype, generator=generator)
     b = torch.randn(k, n, device=device, dtype=dtype, generator=generator)
     c = torch.empty(m, n, device=device, dtype=dtype)
-    times_s = time_steps(lambda: torch.mm(a, b, out=c), device, warmup=parameters.warmup, repeats=parameters.repeats)
+    times_s, watch = _time_untainted(lambda: torch.mm(a, b, out=c), device, parameters)
     error = relative_error(a, b, c)
     if not error <= TOLERANCE[parameters.dtype]:
         raise ArithmeticError(
@@ -48,14 +55,34 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
             "dtype": {name: d for d, name in DTYPES.items()}[c.dtype],
             "warmup": parameters.warmup,
             "repeats": len(times_s),
+            "cache": parameters.cache,
             "seed": generator.initial_seed(),
         },
         step_times_s=times_s,
         flops_per_step=2.0 * m * n * k,
         matrix_dtype=parameters.dtype,
-        figures={"relative_error": error},
-        facts=devices.facts(device),
+        figures={"relative_error": error, **watch.figures()},
+        facts=devices.facts(device) | watch.facts(),
     )
+
+
+def _time_untainted(
+    step: Callable[[], object], device: torch.device, parameters: MatmulParameters
+) -> tuple[tuple[float, ...], Watch]:
+    """The times, taken again after a pause where the machine slowed the GPU down meanwhile; marked if it still did."""
+    for pause_s in (*PAUSES_S, None):
+        with watching(device) as watch:
+            times_s = time_steps(
+                step,
+                device,
+                warmup=parameters.warmup,
+                repeats=parameters.repeats,
+                cold_cache=parameters.cache == "cold",
+            )
+        if pause_s is None or not watch.tainted:
+            break
+        time.sleep(pause_s)
+    return times_s, watch
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:

@@ -1,0 +1,55 @@
+"""What the machine did to a GPU meanwhile, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workloads.contract import Rank
+from workloads.matmul import MatmulParameters, product
+from workloads.telemetry import Watch, watching
+
+
+def test_nothing_is_made_up_for_a_cpu() -> None:
+    with watching(torch.device("cpu")) as watch:
+        pass
+    assert watch.figures() == {} and watch.facts() == {} and not watch.tainted
+
+
+def test_a_power_cap_is_noted_and_a_thermal_slowdown_taints() -> None:
+    capped = Watch([1980, 1500, 1410], [690, 701], [60, 61], {"software_power_cap"})
+    assert capped.figures() == {"sm_clock_mhz": 1500, "power_w": 701, "temperature_c": 61}
+    assert capped.facts() == {"slowed_by": "software_power_cap", "tainted": False}
+    assert Watch([900], [300], [90], {"hardware_thermal"}).facts()["tainted"] is True
+
+
+def test_a_tainted_figure_is_taken_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is hot for the first two measurements and has cooled down for the third."""
+    heat = [{"hardware_thermal"}, {"software_thermal"}, set()]
+    watches, pauses = [], []
+
+    class Hot(Watch):
+        def __enter__(self) -> Watch:
+            self.reasons = heat[len(watches)]
+            watches.append(self)
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(product, "watching", lambda device: Hot([1000], [1], [90]))
+    monkeypatch.setattr(product.time, "sleep", pauses.append)
+    parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", cache="warm", repeats=3)
+    measured = product.measure(parameters, Rank())
+    assert len(watches) == 3 and pauses == list(product.PAUSES_S)
+    assert measured.facts["tainted"] is False and len(measured.step_times_s) == 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_its_state_and_a_cold_cache_costs_time() -> None:
+    rank = Rank(device="cuda")
+    small = {"m": 4096, "n": 512, "k": 4096, "repeats": 50}  # 40 MB: within an H200's cache, and longer than a launch
+    cold = product.measure(MatmulParameters(**small, cache="cold"), rank)
+    warm = product.measure(MatmulParameters(**small, cache="warm"), rank)
+    assert sorted(cold.step_times_s)[25] > sorted(warm.step_times_s)[25]
+    assert cold.figures["sm_clock_mhz"] > 300 and cold.figures["temperature_c"] > 10 and cold.figures["power_w"] > 30
+    assert "tainted" in cold.facts

@@ -1,0 +1,110 @@
+"""What a GPU was at while a figure was taken: its clock, power, temperature, and why it ran slower if it did.
+
+Read through NVML, whose power is an average over about the last second and whose clock is of the moment. Where there
+is no NVML (a CPU, an AMD GPU) nothing is known, and nothing is made up.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml as nvml
+import torch
+
+from workloads.contract import Scalar
+
+INTERVAL_S = 0.02
+
+# NVML's reasons for a lower clock, by the word used here. The tainting ones are of the machine, not of the work: a
+# figure taken under them says nothing about the GPU. A power cap is how every GPU runs under a full load.
+REASONS = {
+    "software_power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
+    "software_thermal": nvml.nvmlClocksEventReasonSwThermalSlowdown,
+    "hardware_slowdown": nvml.nvmlClocksEventReasonHwSlowdown,
+    "hardware_thermal": nvml.nvmlClocksEventReasonHwThermalSlowdown,
+    "power_brake": nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+}
+TAINTING = {"software_thermal", "hardware_slowdown", "hardware_thermal", "power_brake"}
+
+
+@dataclass
+class Watch:
+    """The readings taken during one measurement."""
+
+    clocks_mhz: list[float] = field(default_factory=list)
+    powers_w: list[float] = field(default_factory=list)
+    temperatures_c: list[float] = field(default_factory=list)
+    reasons: set[str] = field(default_factory=set)
+
+    @property
+    def tainted(self) -> bool:
+        """Whether the machine slowed the GPU down."""
+        return bool(self.reasons & TAINTING)
+
+    def figures(self) -> dict[str, float]:
+        """The median clock in MHz, and the highest power in W and temperature in °C; what was not read is not there."""
+        figures = {}
+        if self.clocks_mhz:
+            figures["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
+        if self.powers_w:
+            figures["power_w"] = max(self.powers_w)
+        if self.temperatures_c:
+            figures["temperature_c"] = float(max(self.temperatures_c))
+        return figures
+
+    def facts(self) -> dict[str, Scalar]:
+        """Why the clock was lower than it could be, and whether that spoils the figure."""
+        if not self.clocks_mhz:
+            return {}
+        return {"slowed_by": " ".join(sorted(self.reasons)), "tainted": self.tainted}
+
+
+@contextmanager
+def watching(device: torch.device) -> Iterator[Watch]:
+    """Read the GPU's state every 20 ms, once at least, until the block ends."""
+    watch = Watch()
+    handle = _handle(device)
+    if handle is None:
+        yield watch
+        return
+    done = threading.Event()
+
+    def read_until_done() -> None:
+        while not done.wait(INTERVAL_S):
+            _read(handle, watch)
+
+    reader = threading.Thread(target=read_until_done, daemon=True)
+    reader.start()
+    try:
+        yield watch
+        _read(handle, watch)
+    finally:
+        done.set()
+        reader.join()
+
+
+def _handle(device: torch.device) -> Any:
+    """NVML's handle of a torch device, which counts among the visible ones only; None where there is none."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    try:
+        nvml.nvmlInit()
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except nvml.NVMLError:
+        return None
+
+
+def _read(handle: Any, watch: Watch) -> None:
+    try:
+        watch.clocks_mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        watch.powers_w.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
+        watch.temperatures_c.append(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        watch.reasons |= {name for name, bit in REASONS.items() if bits & bit}
+    except nvml.NVMLError:
+        pass  # a reading that this GPU does not give is missing, and its figure with it
