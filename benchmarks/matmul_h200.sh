@@ -14,6 +14,8 @@ export PYTHONPATH="$repository:${PYTHONPATH:-}"
   SECONDS=0
   python3 -m sweeper workload=matmul budget.trials=200
   echo "wall $SECONDS s"
+  echo "\$ python3 -m sweeper search=grid space.m=8192 space.n=8192 space.k=8192 space.sustained_s=3"
+  python3 -m sweeper search=grid space.m=8192 space.n=8192 space.k=8192 space.sustained_s=3
   nvidia-smi --query-gpu=temperature.gpu,clocks.sm,power.draw --format=csv
 } 2>&1 | tee "$out/matmul_h200.txt"
-cp sweeps/*/trials.csv "$out/matmul_h200.csv"
+cp sweeps/*tpe*/trials.csv "$out/matmul_h200.csv"

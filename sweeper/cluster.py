@@ -58,7 +58,8 @@ def look(address: str | None) -> list[Node]:
             socket.create_connection((found[1], int(found[2])), timeout=5).close()
         _init(address=address)
     except (OSError, ValueError, RuntimeError) as error:
-        raise SaidWrongly(f"cluster.address={address}: no Ray cluster answers there ({_brief(error)})") from error
+        why = "start one with `ray start --head`" if address == "auto" else _brief(error)
+        raise SaidWrongly(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
     return [_node(entry) for entry in ray.nodes() if entry["Alive"]]
 
 
@@ -394,6 +395,8 @@ def _death(error: RayError) -> tuple[Ending, str]:
 def _brief(error: BaseException) -> str:
     """What happened, out of the many lines in which Ray says it."""
     text = str(error)
+    if "connection error code 2" in text:
+        return "its process ended unexpectedly: killed, or crashed"
     if found := re.search(r"exit detail: (.*?)(?: Some common causes|\n|$)", text):
         return found[1].rstrip(". ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -133,7 +133,7 @@ def _gpus(wanted: Hardware, nodes: Sequence[Node]) -> Target:
     else:
         chosen = [node for node in with_gpus if is_a(wanted, node)]
         if not chosen:
-            raise SaidWrongly(f"hardware={wanted.name}: the cluster has {said_inventory(nodes)}")
+            raise SaidWrongly(f"hardware={wanted.name}: there is none; the cluster has {said_inventory(nodes)}")
     return Target(wanted, chosen[0].model or wanted.name, tuple(chosen))
 
 

@@ -18,6 +18,8 @@ SHOWN = {
     "tflops": ("rate", "TFLOP/s", 1.0),
     "tflops_ci_low": ("95% from", "", 1.0),
     "tflops_ci_high": ("to", "", 1.0),
+    "tflops_sustained": ("sustained", "TFLOP/s", 1.0),
+    "sustained_sm_clock_mhz": ("at", "MHz", 1.0),
     "tokens_per_s": ("tokens", "1/s", 1.0),
     "mfu": ("MFU", "%", 100.0),
     "step_time_ms": ("step", "ms", 1.0),
@@ -43,8 +45,15 @@ def derive(measurements: Sequence[Measurement], dense_peak_tflops: Mapping[str, 
         rates = flops / times_s / 1e12
         for suffix, value in {**_spread(rates), **_interval(rates)}.items():
             metrics[f"tflops{suffix}"] = value
+        if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
+            # The slowest rank's windows: those of different ranks need not match in number.
+            rates = flops / np.array(max(sustained, key=np.median)) / 1e12
+            for suffix, value in {**_spread(rates), **_interval(rates)}.items():
+                metrics[f"tflops_sustained{suffix}"] = value
         if peak := dense_peak_tflops.get(measurements[0].matrix_dtype):
-            metrics["mfu"] = metrics["tflops"] / (peak * world_size)
+            for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
+                if rate in metrics:
+                    metrics[utilisation] = metrics[rate] / (peak * world_size)
     if tokens := sum(m.tokens_per_step for m in measurements):
         rates = tokens / times_s
         for suffix, value in {**_spread(rates), **_interval(rates)}.items():

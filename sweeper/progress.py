@@ -61,6 +61,9 @@ class Progress:
     def update(self, state: State, ended: Record | None = None, better: bool = False) -> None:
         """The state has changed: a trial has ended, and was better than all before. Or only time has passed."""
 
+    def end(self, result: dict[str, object]) -> None:
+        """The sweep has ended so: for programs."""
+
 
 class Lines(Progress):
     """A line on each change, at most one a second but for failures and new bests, and a heartbeat."""
@@ -68,13 +71,19 @@ class Lines(Progress):
     def __init__(self) -> None:
         super().__init__()
         self._last_s = 0.0
+        self._unsaid = ""
+
+    def __exit__(self, *_: object) -> None:
+        if self._unsaid:
+            self.note(self._unsaid)
 
     def update(self, state: State, ended: Record | None = None, better: bool = False) -> None:
         now = time.monotonic()
         failed = ended is not None and ended.ending is not Ending.COMPLETE
         if not (better or failed) and now - self._last_s < (LINES_APART_S if ended else HEARTBEAT_S):
+            self._unsaid = f"[{_clock(state.elapsed_s)}] {_counted(state)}" if ended else self._unsaid
             return
-        self._last_s = now
+        self._last_s, self._unsaid = now, ""
         line = f"[{_clock(state.elapsed_s)}] {_counted(state)}"
         if ended is not None and failed:
             line += f"; trial {ended.number} {ended.ending.value}: {ended.reason} ({said_point(ended.params)})"
@@ -151,6 +160,9 @@ class Json(Progress):
                 "elapsed_s": round(state.elapsed_s, 3),
             }
         )
+
+    def end(self, result: dict[str, object]) -> None:
+        self._print({"event": "end", **result})
 
     def _print(self, event: dict[str, object]) -> None:
         print(json.dumps(event), file=sys.stderr, flush=True)

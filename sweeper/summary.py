@@ -31,6 +31,7 @@ class Summary:
     counts: Mapping[Ending, int]
     records: Sequence[Record]
     command: str
+    command_for_more: str
 
     def markdown(self) -> str:
         """For the parent run's page in MLflow."""
@@ -58,7 +59,7 @@ class Summary:
         elif exhausted:
             out.print("done     every point of the space was tried")
         else:
-            out.print(f"more     {self.command}\n         with a larger budget goes on from here")
+            out.print(f"more     {self.command_for_more}")
         print(text.getvalue(), end="", flush=True)
 
     def _failures(self) -> list[str]:

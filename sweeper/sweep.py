@@ -59,14 +59,15 @@ class Plan:
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size
-        points = f"{size:,.0f} points" if math.isfinite(size) else "continuous"
+        points = "continuous" if math.isinf(size) else f"{size:,.0f} point{'s' if size > 1 else ''}"
         limits = [
             f"{budget.trials} trials" if budget.trials else "",
             f"{budget.time_s:g} s" if budget.time_s else "",
             f"{budget.patience} trials without a better one" if budget.patience else "",
         ]
         what = ", ".join(self.space.dimensions) or "one point"
-        return f"{what} ({points}) by {self.config.search.sampler}, until {' or '.join(filter(None, limits))}"
+        by = f"by {self.config.search.sampler}, seed {self.config.seed}"
+        return f"{what} ({points}) {by}, until {' or '.join(filter(None, limits))}"
 
 
 def plan(said: Config) -> Plan:
@@ -105,6 +106,7 @@ class Sweep:
 
     def __init__(self, planned: Plan, arguments: Sequence[str]) -> None:
         self._plan, self._config = planned, planned.config
+        self._arguments = arguments
         self._command = provenance.mask(shlex.join(arguments))
         self._lock = _take_lock(planned.folder)
         said = planned.config.workload
@@ -160,6 +162,8 @@ class Sweep:
                     self._progress.update(self._state())
                     cluster.start(self._plan.target)
                     self._heed_signals()  # Ray has put its own handlers in place
+                    if self._plan.target.hardware.kind == "cpu":
+                        os.nice(5)  # behind the trials, which are timed on the cores that this process shares
                     self._board.start()
                     self._search()
             except cluster.ClusterTrouble as error:
@@ -357,8 +361,9 @@ class Sweep:
             counts=board.counts,
             records=list(self._study.records.values()),
             command=self._command,
+            command_for_more=self._command_for_more(),
         )
-        if self._recorder.behind > 20:
+        if self._recorder.opened and self._recorder.behind > 20:
             self._progress.note(
                 f"writing {self._recorder.behind} results to MLflow; Ctrl-C leaves them to the next start"
             )
@@ -383,10 +388,28 @@ class Sweep:
         )
         if trouble:
             print(f"stopped  {trouble}")
-        if interrupted:
-            return INTERRUPTED
         failed = any(board.counts[ending] for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT))
-        return SOME_FAILED if failed or trouble or not written or not best else COMPLETE
+        code = SOME_FAILED if failed or trouble or not written or not best else COMPLETE
+        code = INTERRUPTED if interrupted else code
+        self._progress.end(
+            {
+                "sweep": planned.name,
+                "folder": str(planned.folder),
+                "device": planned.target.model,
+                "outcomes": {ending.value: count for ending, count in board.counts.items()},
+                "best": {"params": dict(best[0].params), "metrics": dict(best[0].metrics)} if best else None,
+                "exit_code": code,
+            }
+        )
+        return code
+
+    def _command_for_more(self) -> str:
+        """The command with twice the trials, where it was the trials that ended the sweep; else the command."""
+        trials = self._config.budget.trials
+        if trials is None or self._board.ended < trials:
+            return self._command
+        words = [word for word in self._arguments if not word.startswith("budget.trials=")]
+        return provenance.mask(shlex.join([*words, f"budget.trials={2 * trials}"]))
 
 
 def _take_lock(folder: Path) -> IO[str]:
@@ -396,18 +419,20 @@ def _take_lock(folder: Path) -> IO[str]:
         lock = (folder / "lock").open("a+")
     except OSError as error:
         raise SaidWrongly(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error
-    deadline = time.monotonic() + LOCK_PATIENCE_S
+    deadline, told = time.monotonic() + LOCK_PATIENCE_S, False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # A driver that was killed leaves its recording process to write what it was handed.
+            lock.seek(0)
+            holder = f"name={folder.name}: this sweep is being run by process {lock.read().strip() or 'unknown'}"
             if time.monotonic() > deadline:
-                lock.seek(0)
-                raise SaidWrongly(
-                    f"name={folder.name}: this sweep is being run by process {lock.read().strip() or 'unknown'}"
-                ) from None
+                raise SaidWrongly(holder) from None
+            # A driver that was killed leaves its recording process to end what it is at: most often at once.
+            if not told and time.monotonic() > deadline - LOCK_PATIENCE_S + 1:
+                print(f"{holder}; waiting {LOCK_PATIENCE_S:g} s for its end", file=sys.stderr, flush=True)
+                told = True
             time.sleep(0.1)
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")

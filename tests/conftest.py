@@ -62,7 +62,7 @@ class Place:
 
     @property
     def sweeps(self) -> list[Path]:
-        return sorted(path for path in (self.path / "sweeps").iterdir() if path.is_dir())
+        return sorted(path for path in (self.path / "sweeps").iterdir() if path.is_dir() and path.name[0] != ".")
 
     def trials(self) -> list[Any]:
         """The trials of the only study, as Optuna reads them."""

@@ -64,7 +64,7 @@ def test_a_sweep_takes_only_the_nodes_that_it_asked_for() -> None:
     target = choose(catalogue()["mi300x"], nodes, 1)
     assert target.devices == 4
     assert target.gangs(2, None) == 2
-    with pytest.raises(SaidWrongly, match=r"the cluster has 8 x NVIDIA H200 \(hardware=h200\), 4 x AMD"):
+    with pytest.raises(SaidWrongly, match=r"there is none; the cluster has 8 x NVIDIA H200 \(hardware=h200\), 4 x AMD"):
         choose(catalogue()["b200"], nodes, 1)
     with pytest.raises(SaidWrongly, match="gpus=8: the cluster has 4 GPUs"):
         choose(catalogue()["mi300x"], nodes, 8)

@@ -1,5 +1,8 @@
 """The product itself, on whatever device the tests run on."""
 
+import statistics
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,6 +23,17 @@ def test_a_measurement_says_what_ran(device: str) -> None:
     assert all(time_s > 0 for time_s in measured.step_times_s)
     assert measured.executed == {name: getattr(asked, name) for name in asked.__dataclass_fields__}
     assert measured.figures["relative_error"] < TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sustained_run_lasts_as_long_as_asked_and_costs_no_speed_on_a_cool_machine(device: str) -> None:
+    size = 256 if device == "cpu" else 4096
+    asked = MatmulParameters(m=size, n=size, k=size, dtype="fp32", cache="warm", sustained_s=0.5)
+    measured = Matmul().run(asked, Rank(device=device))
+    assert len(measured.sustained_step_times_s) >= 5
+    burst, sustained = statistics.median(measured.step_times_s), statistics.median(measured.sustained_step_times_s)
+    assert 0.2 < sustained / burst < 5
+    assert Matmul().run(replace(asked, sustained_s=0.0), Rank(device=device)).sustained_step_times_s == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

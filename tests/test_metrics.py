@@ -39,6 +39,15 @@ def test_a_steady_figure_has_a_narrow_interval_and_a_noisy_one_a_wide_one() -> N
     assert width[0] < 0.05 * steady["tflops"] < width[1]
 
 
+def test_burst_and_sustained_are_two_figures() -> None:
+    metrics = derive(
+        [measured(0.001, flops_per_step=1e12, matrix_dtype="bf16", sustained_step_times_s=(0.002, 0.002, 0.002))],
+        {"bf16": 1000.0},
+    )
+    assert metrics["tflops"] == pytest.approx(1000) and metrics["tflops_sustained"] == pytest.approx(500)
+    assert metrics["mfu"] == pytest.approx(1.0) and metrics["mfu_sustained"] == pytest.approx(0.5)
+
+
 def test_there_is_no_utilisation_without_a_peak() -> None:
     assert "mfu" not in derive([measured(0.001, flops_per_step=1e9, matrix_dtype="fp8")], {"bf16": 989.0})
 

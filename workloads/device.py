@@ -25,5 +25,6 @@ def facts(device: torch.device) -> dict[str, Scalar]:
         "compute_units": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "architecture": getattr(properties, "gcnArchName", None) or f"sm{properties.major}{properties.minor}",
+        # A CUDA build has the field too, with the GPU's name in it.
+        "architecture": properties.gcnArchName if torch.version.hip else f"sm{properties.major}{properties.minor}",
     }

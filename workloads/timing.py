@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
+from math import ceil
 
 import torch
 
 # Written between repeats so that the last-level cache holds nothing of the step's data. Larger than any such cache:
 # 60 MB on an H200, 126 MB on a B200, 256 MB on an MI300X; server processors have up to about 400 MB for all cores.
 FLUSH_BYTES = 512 * 2**20
+
+
+# One reading of a sustained run, and how long one may take to settle: until two readings in a row, each over four
+# windows, differ by less than a hundredth.
+WINDOW_S = 0.05
+SETTLING_WINDOWS = 4
+SETTLED_WITHIN = 0.01
+LONGEST_SETTLING_S = 20.0
 
 
 def time_steps(
@@ -43,3 +54,58 @@ def _wall_time_s(step: Callable[[], object], scratch: torch.Tensor) -> float:
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
+
+
+def sustained_times(
+    steps: Sequence[Callable[[], object]], device: torch.device, *, step_time_s: float, seconds: float
+) -> tuple[float, ...]:
+    """Seconds a step, in each window of a run back to back that lasts `seconds` after the clocks have settled.
+
+    `steps` do the same work on different buffers, together larger than the last-level cache, and take turns;
+    `step_time_s` is about how long one takes. The device never waits: the next window is queued before one ends.
+    """
+    windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
+    _settle(windows)
+    started = time.perf_counter()
+    times_s = [next(windows)]
+    while time.perf_counter() - started < seconds:
+        times_s.append(next(windows))
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+    return tuple(times_s)
+
+
+def _settle(windows: Iterator[float]) -> None:
+    started = time.perf_counter()
+    before = float("inf")
+    while time.perf_counter() - started < LONGEST_SETTLING_S:
+        reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
+        # A second at least: power is averaged over about as long before it is capped.
+        if abs(reading - before) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
+            return
+        before = reading
+
+
+def _windows(steps: Sequence[Callable[[], object]], device: torch.device, count: int) -> Iterator[float]:
+    """The mean seconds a step of one window of `count` steps after another, without end."""
+    turns = cycle(steps)
+    if device.type == "cpu":
+        while True:
+            start = time.perf_counter()
+            for step in islice(turns, count):
+                step()
+            yield (time.perf_counter() - start) / count
+    queued: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+    last = torch.cuda.Event(enable_timing=True)
+    last.record()
+    while True:
+        for step in islice(turns, count):
+            step()
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        queued.append((last, end))
+        last = end
+        if len(queued) > 1:
+            start_event, end_event = queued.popleft()
+            end_event.synchronize()
+            yield start_event.elapsed_time(end_event) / 1e3 / count

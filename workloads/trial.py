@@ -6,13 +6,14 @@ By hand:  python -m workloads.trial matmul m=1024 n=1024 k=1024 dtype=fp32
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import get_type_hints
 
 from workloads.contract import Infeasible, Measurement, Rank, Scalar
-from workloads.registry import load
+from workloads.registry import load, names
 
 # Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
 _CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
@@ -57,16 +58,20 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def _first_line(error: BaseException) -> str:
     """As much as tells how much was wanted and how much there was; PyTorch goes on with advice."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", line)
+    return re.split(r" Including non-PyTorch| Error code", line)[0][:200]
 
 
 def _by_hand(arguments: list[str]) -> None:
     name, *pairs = arguments
+    if name not in names():
+        sys.exit(f"{__doc__}\nworkloads: {', '.join(names())}")
     kinds = get_type_hints(load(name).Parameters)
-    given = dict(pair.split("=", 1) for pair in pairs)
-    known = {f.name for f in fields(load(name).Parameters)}
-    if unknown := set(given) - known:
-        sys.exit(f"{name} has no parameter {sorted(unknown)}; it has {sorted(known)}")
+    given = dict(pair.partition("=")[::2] for pair in pairs)
+    needed = {f.name for f in fields(load(name).Parameters) if f.default is MISSING}
+    if set(given) - set(kinds) or needed - set(given):
+        sys.exit(f"{name} has the parameters {', '.join(kinds)}; {', '.join(sorted(needed)) or 'none'} must be given")
     parameters = {key: kinds[key](text) if kinds[key] in (int, float) else text for key, text in given.items()}
     import torch
 

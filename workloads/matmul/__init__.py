@@ -16,6 +16,7 @@ class MatmulParameters:
     """m, n: rows and columns of the result; k: the dimension that is summed over. Elements, not bytes.
 
     cache: whether the last-level cache is flushed before each repeat; training finds it cold.
+    sustained_s: if above 0, the product also runs back to back for that long, after the clocks have settled.
     """
 
     m: int = field(metadata={"min": 1})
@@ -25,6 +26,7 @@ class MatmulParameters:
     warmup: int = field(default=3, metadata={"min": 0})
     repeats: int = field(default=20, metadata={"min": 1})
     cache: Literal["cold", "warm"] = "cold"
+    sustained_s: float = field(default=0.0, metadata={"min": 0, "max": 3600})
     seed: int = 0
 
 

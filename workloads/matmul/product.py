@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -11,7 +13,7 @@ from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
 from workloads.matmul import MatmulParameters
 from workloads.telemetry import Watch, watching
-from workloads.timing import time_steps
+from workloads.timing import FLUSH_BYTES, sustained_times, time_steps
 
 # Waited for a GPU that the machine slowed down (heat, power brake) before it is measured again.
 PAUSES_S = (5.0, 15.0)
@@ -41,6 +43,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     b = torch.randn(k, n, device=device, dtype=dtype, generator=generator)
     c = torch.empty(m, n, device=device, dtype=dtype)
     times_s, watch = _time_untainted(lambda: torch.mm(a, b, out=c), device, parameters)
+    sustained_s, sustained_figures = _sustain(a, b, c, parameters, statistics.median(times_s))
     error = relative_error(a, b, c)
     if not error <= TOLERANCE[parameters.dtype]:
         raise ArithmeticError(
@@ -56,12 +59,14 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
             "warmup": parameters.warmup,
             "repeats": len(times_s),
             "cache": parameters.cache,
+            "sustained_s": parameters.sustained_s,
             "seed": generator.initial_seed(),
         },
         step_times_s=times_s,
+        sustained_step_times_s=sustained_s,
         flops_per_step=2.0 * m * n * k,
         matrix_dtype=parameters.dtype,
-        figures={"relative_error": error, **watch.figures()},
+        figures={"relative_error": error, **watch.figures(), **sustained_figures},
         facts=devices.facts(device) | watch.facts(),
     )
 
@@ -83,6 +88,20 @@ def _time_untainted(
             break
         time.sleep(pause_s)
     return times_s, watch
+
+
+def _sustain(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, parameters: MatmulParameters, step_time_s: float
+) -> tuple[tuple[float, ...], dict[str, float]]:
+    """The times of the product back to back over copies that the cache cannot hold, and the GPU's state meanwhile."""
+    if not parameters.sustained_s:
+        return (), {}
+    one_set_bytes = sum(t.numel() * t.element_size() for t in (a, b, c))
+    sets = [(a, b, c)] + [(a.clone(), b.clone(), c.clone()) for _ in range(FLUSH_BYTES // one_set_bytes)]
+    steps = [partial(torch.mm, x, y, out=z) for x, y, z in sets]
+    with watching(a.device) as watch:
+        times_s = sustained_times(steps, a.device, step_time_s=step_time_s, seconds=parameters.sustained_s)
+    return times_s, {f"sustained_{name}": figure for name, figure in watch.figures().items()}
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:
