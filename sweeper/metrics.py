@@ -42,22 +42,16 @@ def derive(measurements: Sequence[Measurement], dense_peak_tflops: Mapping[str, 
     for suffix, value in _spread(times_s * 1e3).items():
         metrics[f"step_time_ms{suffix}"] = value
     if flops := sum(m.flops_per_step for m in measurements):
-        rates = flops / times_s / 1e12
-        for suffix, value in {**_spread(rates), **_interval(rates)}.items():
-            metrics[f"tflops{suffix}"] = value
+        metrics |= _figure("tflops", flops / times_s / 1e12)
         if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
             # The slowest rank's windows: those of different ranks need not match in number.
-            rates = flops / np.array(max(sustained, key=np.median)) / 1e12
-            for suffix, value in {**_spread(rates), **_interval(rates)}.items():
-                metrics[f"tflops_sustained{suffix}"] = value
+            metrics |= _figure("tflops_sustained", flops / np.array(max(sustained, key=np.median)) / 1e12)
         if peak := dense_peak_tflops.get(measurements[0].matrix_dtype):
             for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
                 if rate in metrics:
                     metrics[utilisation] = metrics[rate] / (peak * world_size)
     if tokens := sum(m.tokens_per_step for m in measurements):
-        rates = tokens / times_s
-        for suffix, value in {**_spread(rates), **_interval(rates)}.items():
-            metrics[f"tokens_per_s{suffix}"] = value
+        metrics |= _figure("tokens_per_s", tokens / times_s)
     if world_size > 1:
         for name in ("tflops", "tokens_per_s"):
             if name in metrics:
@@ -76,6 +70,11 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
     if len(counts) == 1:
         return np.max([m.step_times_s for m in measurements], axis=0)
     return np.array([max(float(np.median(m.step_times_s)) for m in measurements)])
+
+
+def _figure(name: str, values: np.ndarray) -> dict[str, float]:
+    """A rate under its name, with its spread and its interval beside it."""
+    return {f"{name}{suffix}": value for suffix, value in {**_spread(values), **_interval(values)}.items()}
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:
