@@ -47,9 +47,9 @@ def main() -> None:
 def _sweep(composed: DictConfig, said: list[str]) -> int:
     try:
         checked = config.read(composed)
-        from sweeper import sweep  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
+        from sweeper import plan, sweep  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
 
-        return sweep.Sweep(sweep.plan(checked), said).run()
+        return sweep.Sweep(plan.plan(checked), said).run()
     except SaidWrongly as error:
         return _say(str(error), SAID_WRONGLY)
 

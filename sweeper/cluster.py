@@ -81,6 +81,7 @@ def _this_machine() -> Node:
         gpus=gpus,
         accelerator=manager.get_current_node_accelerator_type() if gpus else None,
         gpu_names=names if gpus else (),
+        cpu_architecture=host.cpu_architecture(),
     )
 
 
@@ -90,7 +91,7 @@ def _node(entry: dict[str, Any]) -> Node:
     there = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     names = ray.remote(_names).options(num_cpus=0, scheduling_strategy=there)
     try:
-        cpu_name, gpu_names = ray.get(names.remote(), timeout=60)
+        cpu_name, cpu_architecture, gpu_names = ray.get(names.remote(), timeout=60)
     except (RayError, GetTimeoutError) as error:
         raise SaidWrongly(
             f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({_brief(error)})"
@@ -104,11 +105,12 @@ def _node(entry: dict[str, Any]) -> Node:
         accelerator=label,
         gpu_names=gpu_names if gpus else (),
         id=entry["NodeID"],
+        cpu_architecture=cpu_architecture,
     )
 
 
-def _names() -> tuple[str, tuple[str, ...]]:
-    return host.cpu_name(), host.gpu_names()
+def _names() -> tuple[str, str, tuple[str, ...]]:
+    return host.cpu_name(), host.cpu_architecture(), host.gpu_names()
 
 
 # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────

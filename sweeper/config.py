@@ -36,6 +36,7 @@ class Hardware:
 
     name: str
     kind: Literal["cpu", "gpu"] = "gpu"
+    architecture: str | None = None
     accelerators: list[str] = field(default_factory=list)
     device_names: list[str] = field(default_factory=list)
     dense_peak_tflops: dict[str, float] = field(default_factory=dict)
@@ -116,8 +117,11 @@ def read(composed: DictConfig) -> Config:
     return config
 
 
-def read_space(config: Config, kind: str) -> spaces.Space:
-    """The space for a device of `kind`, every value that it can give one that its parameter may have."""
+def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spaces.Space, list[str]]:
+    """The space for a device of `kind`, every value that it can give one that its parameter may have.
+
+    With it, what was left out of a choice because a device of this architecture cannot do it, and why.
+    """
     space = spaces.parse(config.space, kind)
     workload = registry.load(config.workload.name)
     hints = get_type_hints(workload.Parameters)
@@ -131,7 +135,24 @@ def read_space(config: Config, kind: str) -> spaces.Space:
     }
     somewhere = {name: next(iter(_extremes(dimension))) for name, dimension in dimensions.items()}
     whole = build(workload.Parameters, {**space.constants, **somewhere}, "space.")
-    return spaces.Space(dimensions, {name: getattr(whole, name) for name in space.constants})
+    constants = {name: getattr(whole, name) for name in space.constants}
+    left_out = list[str]()
+    for name in [name for name in known if "why_not" in known[name].metadata and architecture]:
+        asked = dimensions.get(name, spaces.Choice((getattr(whole, name),)))
+        assert isinstance(asked, spaces.Choice)
+        why = {value: known[name].metadata["why_not"](value, architecture) for value in asked.values}
+        words = [f"space.{name}={value} is {reason}" for value, reason in why.items() if reason]
+        can = tuple(value for value, reason in why.items() if not reason)
+        if not can:
+            raise SaidWrongly("; ".join(words))
+        left_out += words
+        if words:
+            del dimensions[name]
+            if len(can) > 1:
+                dimensions[name] = spaces.Choice(can)
+            else:
+                constants[name] = can[0]
+    return spaces.Space(dimensions, constants), left_out
 
 
 def _of_kind(full: str, dimension: spaces.Dimension, hint: Any, bounds: Mapping[str, Any]) -> spaces.Dimension:
@@ -140,7 +161,7 @@ def _of_kind(full: str, dimension: spaces.Dimension, hint: Any, bounds: Mapping[
         check_bounds(convert(hint, value, full), bounds, full)
     if isinstance(dimension, spaces.Choice):
         return spaces.Choice(tuple(convert(hint, value, full) for value in dimension.values))
-    if hint is int:
+    if hint in (int, int | None):
         if isinstance(dimension, spaces.Interval):
             raise SaidWrongly(f"{full}={dimension}: a whole number needs a range or a choice")
         low, high, step = (convert(int, x, full) for x in (dimension.low, dimension.high, dimension.step))
@@ -225,7 +246,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 
 def _nearest_key(key: str, arguments: Sequence[str]) -> str:
     """The key that was probably meant, among those of the chosen workload's configuration."""
-    groups = [argument for argument in arguments if re.match(r"(workload|hardware|search)=\w+$", argument)]
+    groups = [argument for argument in arguments if re.match(r"(workload|space|hardware|search)=\w+$", argument)]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("config", overrides=groups)
     plain = OmegaConf.to_container(composed, resolve=False)

@@ -25,6 +25,7 @@ class Node:
     accelerator: str | None = None
     gpu_names: tuple[str, ...] = ()
     id: str | None = None  # Ray's, of a node of a cluster that is up
+    cpu_architecture: str = "cpu"
 
     @property
     def model(self) -> str | None:
@@ -61,6 +62,11 @@ class Target:
         while cores > 1 and sum(node.cpus // cores for node in self.nodes) < ranks:
             cores -= 1
         return cores
+
+    @property
+    def architecture(self) -> str | None:
+        """As `workloads/recipes.py` knows it; None for a GPU that the catalogue does not have."""
+        return self.nodes[0].cpu_architecture if self.hardware.kind == "cpu" else self.hardware.architecture
 
     @property
     def unit(self) -> str:

@@ -7,7 +7,8 @@ matrix units ran in (Chowdhery et al. 2022, appendix B), a fraction; there is no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from workloads.contract import Measurement
 
 # How a metric reads in a table: its name there, its unit, and the factor from the stored value to the shown one.
 SHOWN = {
+    "m": ("m", "", 1.0),
+    "n": ("n", "", 1.0),
+    "k": ("k", "", 1.0),
     "tflops": ("rate", "TFLOP/s", 1.0),
     "tflops_ci_low": ("95% from", "", 1.0),
     "tflops_ci_high": ("to", "", 1.0),
@@ -39,19 +43,20 @@ def derive(measurements: Sequence[Measurement], dense_peak_tflops: Mapping[str, 
     times_s = step_times_s(measurements)
     metrics = {name: float(value) for m in measurements[:1] for name, value in m.figures.items()}
     metrics["steps"] = float(len(times_s))
-    for suffix, value in _spread(times_s * 1e3).items():
+    statistic = measurements[0].statistic
+    for suffix, value in _spread(times_s * 1e3, statistic).items():
         metrics[f"step_time_ms{suffix}"] = value
     if flops := sum(m.flops_per_step for m in measurements):
-        metrics |= _figure("tflops", flops / times_s / 1e12)
+        metrics |= _rate("tflops", flops / 1e12, times_s, statistic)
         if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
             # The slowest rank's windows: those of different ranks need not match in number.
-            metrics |= _figure("tflops_sustained", flops / np.array(max(sustained, key=np.median)) / 1e12)
+            metrics |= _rate("tflops_sustained", flops / 1e12, np.array(max(sustained, key=np.median)), "median")
         if peak := dense_peak_tflops.get(measurements[0].matrix_dtype):
             for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
                 if rate in metrics:
                     metrics[utilisation] = metrics[rate] / (peak * world_size)
     if tokens := sum(m.tokens_per_step for m in measurements):
-        metrics |= _figure("tokens_per_s", tokens / times_s)
+        metrics |= _rate("tokens_per_s", tokens, times_s, statistic)
     if world_size > 1:
         for name in ("tflops", "tokens_per_s"):
             if name in metrics:
@@ -72,23 +77,32 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
     return np.array([max(float(np.median(m.step_times_s)) for m in measurements)])
 
 
-def _figure(name: str, values: np.ndarray) -> dict[str, float]:
-    """A rate under its name, with its spread and its interval beside it."""
-    return {f"{name}{suffix}": value for suffix, value in {**_spread(values), **_interval(values)}.items()}
+def _rate(name: str, work: float, times_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Work over time under its name, with its spread and its interval beside it."""
+    values = _spread(times_s, statistic) | _interval(times_s, statistic)
+    # A longer time is a lower rate: what bounds one from below bounds the other from above.
+    mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
+    return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in values.items()}
 
 
-def _spread(values: np.ndarray) -> dict[str, float]:
-    """The median, under the bare name, and the 10th and 90th percentile where there is more than one value."""
-    if len(values) == 1:
-        return {"": float(values[0])}
-    p10, median, p90 = np.percentile(values, [10, 50, 90])
-    return {"": float(median), "_p10": float(p10), "_p90": float(p90)}
+STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
 
 
-def _interval(values: np.ndarray) -> dict[str, float]:
-    """The 95% bootstrap interval of the median (Efron's percentile method, 1000 resamples, always the same ones)."""
-    if len(values) < 3:
+def _spread(times: np.ndarray, statistic: str) -> dict[str, float]:
+    """The statistic, under the bare name, and the 10th and 90th percentile where there is more than one value."""
+    if len(times) == 1:
+        return {"": float(times[0])}
+    p10, p90 = np.percentile(times, [10, 90])
+    return {"": float(STATISTICS[statistic](times)), "_p10": float(p10), "_p90": float(p90)}
+
+
+def _interval(times: np.ndarray, statistic: str) -> dict[str, float]:
+    """The 95% bootstrap interval of the statistic (Efron's percentile method, 1000 resamples, always the same ones).
+
+    There is none of the fastest: a resample never holds anything faster.
+    """
+    if len(times) < 3 or statistic == "fastest":
         return {}
-    drawn = np.random.default_rng(0).choice(values, size=(1000, len(values)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    drawn = np.random.default_rng(0).choice(times, size=(1000, len(times)))
+    low, high = np.percentile(STATISTICS[statistic](drawn, axis=1), [2.5, 97.5])
     return {"_ci_low": float(low), "_ci_high": float(high)}

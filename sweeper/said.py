@@ -42,7 +42,10 @@ def build(cls: type[T], given: Mapping[str, Any], where: str = "") -> T:
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SaidWrongly(f"{where}{name}: has to be given ({describe(hints[name])})")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:  # what the class itself asks of its values together
+        raise SaidWrongly(f"{where.rstrip('.') or 'the configuration'}: {error}") from error
 
 
 def convert(kind: Any, value: Any, full: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import math
 import os
@@ -14,91 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import IO, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper import cluster, config, metrics, progress, provenance, table
+from sweeper import cluster, lock, metrics, progress, provenance, table
 from sweeper.board import Board
-from sweeper.config import Config
-from sweeper.hardware import Target, choose
 from sweeper.outcome import Ending, Outcome, Record
-from sweeper.recorder import Recorder, check_uri
-from sweeper.said import SaidWrongly
+from sweeper.plan import Plan
+from sweeper.recorder import Recorder
 from sweeper.search import Study, Trial
-from sweeper.space import Space
 from sweeper.summary import Summary
-from workloads import registry
 
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
-LOCK_PATIENCE_S = 20.0
 RECORDER_PATIENCE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a sweep will do, all of it checked, before anything is started."""
-
-    config: Config
-    target: Target
-    space: Space
-    first: list[dict[str, Any]]
-    gangs: int
-    identity: dict[str, Any]
-    name: str
-    folder: Path
-
-    def said_devices(self) -> str:
-        target, gpus = self.target, self.config.gpus
-        have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
-        each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
-        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}"
-
-    def said_search(self) -> str:
-        budget, size = self.config.budget, self.space.size
-        points = "continuous" if math.isinf(size) else f"{size:,.0f} point{'s' if size > 1 else ''}"
-        limits = [
-            f"{budget.trials} trials" if budget.trials else "",
-            f"{budget.time_s:g} s" if budget.time_s else "",
-            f"{budget.patience} trials without a better one" if budget.patience else "",
-        ]
-        what = ", ".join(self.space.dimensions) or "one point"
-        by = f"by {self.config.search.sampler}, seed {self.config.seed}"
-        return f"{what} ({points}) {by}, until {' or '.join(filter(None, limits))}"
-
-
-def plan(said: Config) -> Plan:
-    """Hold what was said against the cluster that is there. Raises SaidWrongly."""
-    if said.tracking.uri:
-        check_uri(said.tracking.uri)
-    target = choose(said.hardware, cluster.look(said.cluster.address), said.gpus)
-    gangs = target.gangs(said.gpus, said.cluster.workers)
-    space = config.read_space(said, target.hardware.kind)
-    if said.search.sampler == "grid":
-        next(space.points())
-    identity = {
-        "workload": said.workload.name,
-        "method": registry.load(said.workload.name).method,
-        "objective": f"{said.workload.direction} {said.workload.objective}",
-        "space": space.described(),
-        "device": target.model,
-        "gpus": said.gpus,
-        "sampler": said.search.sampler,
-        "seed": said.seed,
-    }
-    if target.hardware.kind == "cpu":  # trials beside one another share its cores and disturb each other's timings
-        identity["workers"] = gangs
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
-    kind = (
-        [target.hardware.name, str(space.constants["dtype"])] if "dtype" in space.constants else [target.hardware.name]
-    )
-    name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
-    first = config.read_first(said, space, target.hardware.kind)
-    folder = Path(said.dir).expanduser().resolve() / "sweeps" / name
-    return Plan(said, target, space, first, gangs, identity, name, folder)
 
 
 class Sweep:
@@ -108,7 +37,7 @@ class Sweep:
         self._plan, self._config = planned, planned.config
         self._arguments = arguments
         self._command = provenance.mask(shlex.join(arguments))
-        self._lock = _take_lock(planned.folder)
+        self._lock = lock.take(planned.folder)
         said = planned.config.workload
         self._study = Study(
             planned.folder / "study.journal",
@@ -310,6 +239,8 @@ class Sweep:
         note(f"sweep    {planned.name}")
         note(f"device   {planned.said_devices()}")
         note(f"search   {planned.said_search()}")
+        for words in planned.left_out:
+            note(f"left out {words}")
         if self._board.counts or self._study.unfinished:
             left = len(self._study.unfinished)
             again = f"; {left} in flight when it was killed run again" if left else ""
@@ -410,31 +341,3 @@ class Sweep:
             return self._command
         words = [word for word in self._arguments if not word.startswith("budget.trials=")]
         return provenance.mask(shlex.join([*words, f"budget.trials={2 * trials}"]))
-
-
-def _take_lock(folder: Path) -> IO[str]:
-    """The sweep's folder, with its lock held until this process and its recording process have ended."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+")
-    except OSError as error:
-        raise SaidWrongly(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error
-    deadline, told = time.monotonic() + LOCK_PATIENCE_S, False
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            lock.seek(0)
-            holder = f"name={folder.name}: this sweep is being run by process {lock.read().strip() or 'unknown'}"
-            if time.monotonic() > deadline:
-                raise SaidWrongly(holder) from None
-            # A driver that was killed leaves its recording process to end what it is at: most often at once.
-            if not told and time.monotonic() > deadline - LOCK_PATIENCE_S + 1:
-                print(f"{holder}; waiting {LOCK_PATIENCE_S:g} s for its end", file=sys.stderr, flush=True)
-                told = True
-            time.sleep(0.1)
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-    return lock

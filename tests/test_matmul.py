@@ -5,10 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
-from workloads.matmul import Matmul, MatmulParameters
+from workloads.llama.shapes import MODELS, Product, product
+from workloads.matmul import Matmul, MatmulParameters, operands
 from workloads.matmul.product import TOLERANCE, relative_error
+from workloads.recipes import RECIPES, why_no_rate
 from workloads.trial import NotAsAsked, differences, run_trial
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -28,7 +33,7 @@ def test_a_measurement_says_what_ran(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sustained_run_lasts_as_long_as_asked_and_costs_no_speed_on_a_cool_machine(device: str) -> None:
     size = 256 if device == "cpu" else 4096
-    asked = MatmulParameters(m=size, n=size, k=size, dtype="fp32", cache="warm", sustained_s=0.5)
+    asked = MatmulParameters(m=size, n=size, k=size, dtype="fp32", statistic="median_warm", sustained_s=0.5)
     measured = Matmul().run(asked, Rank(device=device))
     assert len(measured.sustained_step_times_s) >= 5
     burst, sustained = statistics.median(measured.step_times_s), statistics.median(measured.sustained_step_times_s)
@@ -72,3 +77,91 @@ def test_what_ran_has_to_be_what_was_asked() -> None:
     assert "k=nothing" in differences(ran, {"k": 1})
     with pytest.raises(NotAsAsked, match="rank 0 ran x=3"):
         run_trial("probe", {"x": 2, "behaviour": "lie"}, Rank())
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_layout_gives_the_product_and_is_what_lies_in_memory(layout: str, device: str) -> None:
+    asked = MatmulParameters(m=96, n=64, k=160, dtype="fp32", layout=layout, repeats=3)  # type: ignore[arg-type]
+    pair = operands.make(asked, torch.device(device), torch.Generator(device=device).manual_seed(0), "sm90")
+    assert pair.a.is_contiguous() == (layout[0] == "n") and pair.b.is_contiguous() == (layout[1] == "n")
+    torch.testing.assert_close(pair.multiply(), pair.a @ pair.b)
+    assert Matmul().run(asked, Rank(device=device)).facts["layout"] == layout
+
+
+@given(
+    st.sampled_from(list(MODELS)),
+    st.sampled_from(["qkv", "output", "gate_up", "down", "head"]),
+    st.integers(1, 10_000),
+)
+def test_the_three_products_of_a_layer_cost_the_same(model: str, layer: str, tokens: int) -> None:
+    """Forward and both gradients each sum over another of tokens, inputs and outputs."""
+    products = [product(model, layer, which, tokens) for which in ("forward", "input_gradient", "weight_gradient")]
+    assert len({p.m * p.n * p.k for p in products}) == 1
+    assert len({tuple(sorted((p.m, p.n, p.k))) for p in products}) == 1
+
+
+def test_a_models_products_are_those_of_its_checkpoint() -> None:
+    assert product("llama3_8b", "qkv", "forward", 10) == Product(10, 4096 + 2 * 1024, 4096, "nt")
+    assert product("llama3_70b", "gate_up", "input_gradient", 10) == Product(10, 8192, 2 * 28672, "nn")
+    assert product("qwen2_5_7b", "qkv", "weight_gradient", 10) == Product(3584 + 2 * 4 * 128, 3584, 10, "tn")
+    assert product("qwen2_5_7b", "head", "forward", 10) == Product(10, 152064, 3584, "nt")
+
+
+def test_a_model_or_a_shape_has_to_be_given_and_not_both() -> None:
+    with pytest.raises(ValueError, match="m, n and k have to be given"):
+        MatmulParameters(m=4, n=4)
+    with pytest.raises(ValueError, match="m and model"):
+        MatmulParameters(m=4, model="llama3_8b")
+    measured = Matmul().run(MatmulParameters(model="llama3_8b", tokens=8, layer="output", dtype="fp32"), Rank())
+    assert measured.figures["m"] == 8 and measured.figures["n"] == measured.figures["k"] == 4096
+
+
+def test_a_format_without_units_is_refused_with_its_reason() -> None:
+    with pytest.raises(Infeasible, match="dtype=fp8_rowwise is emulated on this device: cpu lacks fp8"):
+        Matmul().run(MatmulParameters(m=64, n=64, k=64, dtype="fp8_rowwise"), Rank())
+
+
+def test_the_statistic_is_that_of_the_repeats() -> None:
+    measured = Matmul().run(MatmulParameters(m=8, n=8, k=8, dtype="fp32", statistic="fastest_warm"), Rank())
+    assert measured.statistic == "fastest"
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", "nvfp4"])
+def test_operands_of_a_few_bits_hold_normal_or_all_values(recipe: str) -> None:
+    """No GPU here multiplies them; that what they decode to is the format's is seen anywhere."""
+    asked = MatmulParameters(m=64, n=48, k=96, dtype=recipe)  # type: ignore[arg-type]
+    pair = operands.make(asked, torch.device("cpu"), torch.Generator().manual_seed(0), "sm100")
+    a = operands.take_rows(pair.a, torch.arange(64))
+    assert a.shape == (64, 96)
+    assert operands.take_rows(pair.b.t(), torch.arange(48)).shape == (48, 96)
+    if recipe != "mxfp8":
+        assert set(a.flatten().tolist()) == set(operands.E2M1.tolist())
+    else:
+        assert abs(float(a.std()) - 1) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_format_that_the_gpu_has_is_multiplied_right(recipe: str) -> None:
+    device = torch.device("cuda", 0)
+    asked = MatmulParameters(m=1024, n=2048, k=512, dtype=recipe, sustained_s=0.05)  # type: ignore[arg-type]
+    if why_no_rate(recipe, devices.architecture(device)):
+        with pytest.raises(Infeasible, match=recipe):
+            Matmul().run(asked, Rank(device="cuda"))
+        return
+    measured = Matmul().run(asked, Rank(device="cuda"))
+    assert 0 < measured.figures["relative_error"] < TOLERANCE[measured.matrix_dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("route", ["torch", "cublas", "cublaslt", "triton"])
+@pytest.mark.parametrize("output_dtype", ["auto", "fp32"])
+def test_every_route_gives_the_product(route: str, output_dtype: str) -> None:
+    asked = {"m": 512, "n": 1024, "k": 256, "route": route, "output_dtype": output_dtype, "accumulation": "fp32"}
+    if route == "triton" and output_dtype == "fp32":
+        with pytest.raises(Infeasible, match="route=triton"):
+            run_trial("matmul", asked, Rank(device="cuda"))
+        return
+    measured = run_trial("matmul", asked, Rank(device="cuda"))
+    assert measured.facts["output_dtype"] == ("float32" if output_dtype == "fp32" else "bfloat16")

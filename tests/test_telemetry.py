@@ -38,7 +38,7 @@ def test_a_tainted_figure_is_taken_again_after_a_pause(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(product, "watching", lambda device: Hot([1000], [1], [90]))
     monkeypatch.setattr(product.time, "sleep", pauses.append)
-    parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", cache="warm", repeats=3)
+    parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", statistic="median_warm", repeats=3)
     measured = product.measure(parameters, Rank())
     assert len(watches) == 3 and pauses == list(product.PAUSES_S)
     assert measured.facts["tainted"] is False and len(measured.step_times_s) == 3
@@ -48,8 +48,8 @@ def test_a_tainted_figure_is_taken_again_after_a_pause(monkeypatch: pytest.Monke
 def test_a_gpu_tells_its_state_and_a_cold_cache_costs_time() -> None:
     rank = Rank(device="cuda")
     small = {"m": 4096, "n": 512, "k": 4096, "repeats": 50}  # 40 MB: within an H200's cache, and longer than a launch
-    cold = product.measure(MatmulParameters(**small, cache="cold"), rank)
-    warm = product.measure(MatmulParameters(**small, cache="warm"), rank)
+    cold = product.measure(MatmulParameters(**small, statistic="median_cold"), rank)
+    warm = product.measure(MatmulParameters(**small, statistic="median_warm"), rank)
     assert sorted(cold.step_times_s)[25] > sorted(warm.step_times_s)[25]
     assert cold.figures["sm_clock_mhz"] > 300 and cold.figures["temperature_c"] > 10 and cold.figures["power_w"] > 30
     assert "tainted" in cold.facts

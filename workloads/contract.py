@@ -36,6 +36,7 @@ class Measurement:
     executed         the parameters as executed, read back from what ran; must equal what was asked
     step_times_s     seconds of each timed step, warm-up left out
     sustained_step_times_s  seconds a step in each window of a run back to back, where one was asked for
+    statistic        which one of the steps a figure is made of: median, mean or fastest
     flops_per_step   floating-point operations that the model or product needs in one step on this rank;
                      recomputation and emulation are not counted
     tokens_per_step  tokens that one step trains on, on this rank; 0 where there are none
@@ -47,6 +48,7 @@ class Measurement:
     executed: Mapping[str, Scalar]
     step_times_s: tuple[float, ...]
     sustained_step_times_s: tuple[float, ...] = ()
+    statistic: str = "median"
     flops_per_step: float = 0.0
     tokens_per_step: int = 0
     matrix_dtype: str = ""

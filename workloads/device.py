@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import torch
 
 from workloads.contract import Rank, Scalar
-from workloads.host import cpu_name
+from workloads.host import cpu_architecture, cpu_name
 
 
 def of(rank: Rank) -> torch.device:
@@ -13,9 +15,18 @@ def of(rank: Rank) -> torch.device:
     return torch.device("cpu") if rank.device == "cpu" else torch.device(rank.device, 0)
 
 
+def architecture(device: torch.device) -> str:
+    """As `workloads/recipes.py` knows it: `sm90`, `gfx942:…` or `cpu …`."""
+    if device.type == "cpu":
+        return cpu_architecture()
+    properties = torch.cuda.get_device_properties(device)
+    # A CUDA build has the field of AMD's name too, with the GPU's name in it.
+    return str(properties.gcnArchName) if torch.version.hip else f"sm{properties.major}{properties.minor}"
+
+
 def facts(device: torch.device) -> dict[str, Scalar]:
     """What a stranger needs to believe a figure: the device's own name, and the versions under it."""
-    found: dict[str, Scalar] = {"torch": torch.__version__}
+    found: dict[str, Scalar] = {"torch": torch.__version__, "host": socket.gethostname()}
     if device.type == "cpu":
         return found | {"device": cpu_name(), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
@@ -25,6 +36,6 @@ def facts(device: torch.device) -> dict[str, Scalar]:
         "compute_units": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        # A CUDA build has the field too, with the GPU's name in it.
-        "architecture": properties.gcnArchName if torch.version.hip else f"sm{properties.major}{properties.minor}",
+        "architecture": architecture(device),
+        "gpu_uuid": str(properties.uuid),
     }

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import platform
 
+# The kernel's word for instructions of matrix or vector units, x86 and ARM, by the number format they multiply.
+CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
+
 
 def cpu_name() -> str:
     """The processor's name as the kernel gives it, else its architecture."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_architecture() -> str:
+    """`cpu` and the number formats below fp32 that it has instructions for, as `workloads/recipes.py` reads it."""
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    return " ".join(["cpu", *(name for name, words in CPU_FORMATS.items() if flags & words)])
+
+
+def _cpuinfo(key: str) -> str:
+    """The first processor's entry in the kernel's list; empty where there is none."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+                name, _, value = line.partition(":")
+                if name.strip() == key:
+                    return value.strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return ""
 
 
 def gpu_names() -> tuple[str, ...]:

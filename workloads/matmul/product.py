@@ -1,74 +1,119 @@
-"""Measuring one `torch.mm`."""
+"""Measuring one matrix product."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import torch
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
-from workloads.matmul import MatmulParameters
+from workloads.matmul import MatmulParameters, operands
+from workloads.recipes import RECIPES, why_no_rate
 from workloads.telemetry import Watch, watching
 from workloads.timing import FLUSH_BYTES, sustained_times, time_steps
 
 # Waited for a GPU that the machine slowed down (heat, power brake) before it is measured again.
 PAUSES_S = (5.0, 15.0)
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
 # Largest relative error ‖C - ref‖ / ‖ref‖ that a correct product shows: the rounding of the result itself
 # (half a unit in the last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each
-# with room for a library's order of summation.
-TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2}
+# with room for a library's order of summation. tf32 rounds its operands to 11 bits. The fast accumulators of fp8
+# keep 14 bits.
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
-    """Time C = A·B on random A[m, k], B[k, n], output rewritten, every repeat kept.
+    """Time C = A·B on random operands, output rewritten, every repeat kept.
 
-    A product needs 2·m·n·k floating-point operations. Raises Infeasible where the device has no such type,
-    and ArithmeticError where the result is wrong.
+    A product needs 2·m·n·k floating-point operations. Raises Infeasible where the device or the route has no such
+    format, and ArithmeticError where the result is wrong.
     """
     device = devices.of(rank)
-    _require_dtype(parameters.dtype, device)
-    dtype = DTYPES[parameters.dtype]
-    m, n, k = parameters.m, parameters.n, parameters.k
-    # "fp32" means fp32: tf32 is another type with another peak.
-    torch.backends.cuda.matmul.allow_tf32 = False
-    generator = torch.Generator(device=device).manual_seed(parameters.seed)
-    a = torch.randn(m, k, device=device, dtype=dtype, generator=generator)
-    b = torch.randn(k, n, device=device, dtype=dtype, generator=generator)
-    c = torch.empty(m, n, device=device, dtype=dtype)
-    times_s, watch = _time_untainted(lambda: torch.mm(a, b, out=c), device, parameters)
-    sustained_s, sustained_figures = _sustain(a, b, c, parameters, statistics.median(times_s))
-    error = relative_error(a, b, c)
-    if not error <= TOLERANCE[parameters.dtype]:
+    architecture = devices.architecture(device)
+    if why := why_no_rate(parameters.dtype, architecture):
+        raise Infeasible(f"dtype={parameters.dtype} is {why}")
+    if device.type == "cpu" and parameters.route != "torch":
+        raise Infeasible(f"route={parameters.route} is for GPUs")
+    shape = parameters.shape()
+    with _arithmetic(parameters):
+        _warm_up(device, parameters.warmup_s)
+        generator = torch.Generator(device=device).manual_seed(parameters.seed)
+        pair = operands.make(parameters, device, generator, architecture)
+        times_s, watch = _time_untainted(pair.multiply, device, parameters)
+        sustained_s, sustained_figures = _sustain(pair, parameters, architecture, generator, statistics.median(times_s))
+        c = pair.multiply()
+        accumulation = _accumulation_set(parameters)
+    error = relative_error(pair.a, pair.b, c)
+    matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
+    if not error <= TOLERANCE[matrix_dtype]:
         raise ArithmeticError(
-            f"the {parameters.dtype} product {m}x{n}x{k} is wrong: relative error {error:.2e}, "
-            f"more than {TOLERANCE[parameters.dtype]:.0e}"
+            f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
+            f"more than {TOLERANCE[matrix_dtype]:.0e}"
         )
+    executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    if parameters.model is None:
+        executed |= {"m": c.shape[0], "n": c.shape[1], "k": pair.a.shape[1] * _numbers_each(pair.a)}
+    executed |= {"repeats": len(times_s), "seed": generator.initial_seed(), "accumulation": accumulation}
+    shape_figures = {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)} if parameters.model else {}
     return Measurement(
-        executed={
-            "m": c.shape[0],
-            "n": c.shape[1],
-            "k": a.shape[1],
-            "dtype": {name: d for d, name in DTYPES.items()}[c.dtype],
-            "warmup": parameters.warmup,
-            "repeats": len(times_s),
-            "cache": parameters.cache,
-            "sustained_s": parameters.sustained_s,
-            "seed": generator.initial_seed(),
-        },
+        executed=executed,
         step_times_s=times_s,
         sustained_step_times_s=sustained_s,
-        flops_per_step=2.0 * m * n * k,
-        matrix_dtype=parameters.dtype,
-        figures={"relative_error": error, **watch.figures(), **sustained_figures},
-        facts=devices.facts(device) | watch.facts(),
+        statistic=parameters.statistic.partition("_")[0],
+        flops_per_step=2.0 * shape.m * shape.n * shape.k,
+        matrix_dtype=matrix_dtype,
+        figures={"relative_error": error, **shape_figures, **watch.figures(), **sustained_figures},
+        facts=devices.facts(device)
+        | watch.facts()
+        | {"layout": shape.layout, "output_dtype": str(c.dtype).removeprefix("torch."), "operands": str(pair.a.dtype)},
     )
+
+
+def _numbers_each(matrix: torch.Tensor) -> int:
+    return 2 if matrix.dtype == torch.float4_e2m1fn_x2 else 1
+
+
+@contextmanager
+def _arithmetic(parameters: MatmulParameters) -> Iterator[None]:
+    """PyTorch's switches for the time of one trial: the next may ask for others in the same process."""
+    settings = torch.backends.cuda.matmul
+    reduced = parameters.accumulation == "reduced"
+    before = (
+        settings.allow_tf32,
+        settings.allow_bf16_reduced_precision_reduction,
+        settings.allow_fp16_reduced_precision_reduction,
+    )
+    library = torch.backends.cuda.preferred_blas_library()
+    try:
+        # "fp32" means fp32: tf32 is another type with another peak.
+        settings.allow_tf32 = parameters.dtype == "tf32"
+        settings.allow_bf16_reduced_precision_reduction = reduced
+        settings.allow_fp16_reduced_precision_reduction = reduced
+        if parameters.route in ("cublas", "cublaslt"):
+            torch.backends.cuda.preferred_blas_library(parameters.route)
+        yield
+    finally:
+        (
+            settings.allow_tf32,
+            settings.allow_bf16_reduced_precision_reduction,
+            settings.allow_fp16_reduced_precision_reduction,
+        ) = before
+        torch.backends.cuda.preferred_blas_library(library)
+
+
+def _accumulation_set(parameters: MatmulParameters) -> str:
+    """As PyTorch has it set for the 16-bit types; the others take it as an argument, or sum in fp32 anyway."""
+    settings = torch.backends.cuda.matmul
+    reduced = {
+        "bf16": settings.allow_bf16_reduced_precision_reduction,
+        "fp16": settings.allow_fp16_reduced_precision_reduction,
+    }.get(parameters.dtype)
+    return parameters.accumulation if reduced is None else "reduced" if reduced else "fp32"
 
 
 def _time_untainted(
@@ -82,7 +127,7 @@ def _time_untainted(
                 device,
                 warmup=parameters.warmup,
                 repeats=parameters.repeats,
-                cold_cache=parameters.cache == "cold",
+                cold_cache=parameters.statistic.endswith("_cold"),
             )
         if pause_s is None or not watch.tainted:
             break
@@ -90,17 +135,37 @@ def _time_untainted(
     return times_s, watch
 
 
+@cache
+def _warm_up(device: torch.device, seconds: float) -> None:
+    """Load the device for so long, once in a worker's life."""
+    size = 1024 if device.type == "cpu" else 8192
+    a = torch.randn(size, size, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
+    c = torch.empty_like(a)
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        for _ in range(10):
+            torch.mm(a, a, out=c)
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
+
+
 def _sustain(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, parameters: MatmulParameters, step_time_s: float
+    pair: operands.Operands,
+    parameters: MatmulParameters,
+    architecture: str,
+    generator: torch.Generator,
+    step_time_s: float,
 ) -> tuple[tuple[float, ...], dict[str, float]]:
-    """The times of the product back to back over copies that the cache cannot hold, and the GPU's state meanwhile."""
+    """The times of the product back to back over operands that the cache cannot hold, and the GPU's state meanwhile."""
     if not parameters.sustained_s:
         return (), {}
-    one_set_bytes = sum(t.numel() * t.element_size() for t in (a, b, c))
-    sets = [(a, b, c)] + [(a.clone(), b.clone(), c.clone()) for _ in range(FLUSH_BYTES // one_set_bytes)]
-    steps = [partial(torch.mm, x, y, out=z) for x, y, z in sets]
-    with watching(a.device) as watch:
-        times_s = sustained_times(steps, a.device, step_time_s=step_time_s, seconds=parameters.sustained_s)
+    device = pair.a.device
+    pairs = [pair]
+    pairs += [operands.make(parameters, device, generator, architecture) for _ in range(FLUSH_BYTES // pair.bytes)]
+    with watching(device) as watch:
+        times_s = sustained_times(
+            [each.multiply for each in pairs], device, step_time_s=step_time_s, seconds=parameters.sustained_s
+        )
     return times_s, {f"sustained_{name}": figure for name, figure in watch.figures().items()}
 
 
@@ -108,17 +173,5 @@ def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: i
     """‖C - A·B‖ / ‖A·B‖ over a sample of C, spread over all of it, against the product in fp64."""
     i = torch.linspace(0, c.shape[0] - 1, min(rows, c.shape[0]), device=c.device).long()
     j = torch.linspace(0, c.shape[1] - 1, min(columns, c.shape[1]), device=c.device).long()
-    reference = a[i].double() @ b[:, j].double()
+    reference = operands.take_rows(a, i) @ operands.take_rows(b.t(), j).t()
     return float((c[i][:, j].double() - reference).norm() / reference.norm())
-
-
-def _require_dtype(dtype: str, device: torch.device) -> None:
-    """A CPU computes types that it has no units for, at a hundredth of the speed: not a figure to search for."""
-    if device.type != "cpu" or dtype == "fp32":
-        return
-    has = {
-        "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        "fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }[dtype]
-    if not has():
-        raise Infeasible(f"this CPU has no {dtype} arithmetic")
