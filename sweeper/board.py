@@ -44,7 +44,7 @@ class Board:
         """A trial has ended; whether it is better than all before."""
         self._records.append(record)
         self.counts[record.ending] += 1
-        if record.ending is Ending.COMPLETE and self._is_better(record):
+        if record.ending is Ending.COMPLETE and self._objective in record.metrics and self._is_better(record):
             self.best, self._since_best = record, 0
             return True
         self._since_best += record.ending is not Ending.CANCELLED

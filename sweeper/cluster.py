@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +269,7 @@ class Pool:
                 self._welcome(gang, arrived)
             elif outcome := self._outcome(gang, arrived):
                 ended.append((gang.jobs.popleft().trial, outcome))
-                if outcome.ending is not Ending.COMPLETE:
+                if not outcome.sound:
                     self._replace(gang)
                 elif gang.jobs:
                     gang.jobs[0].since_s = time.monotonic()
@@ -307,7 +307,9 @@ class Pool:
                 return self._bad(gang, job, *_death(error))
             if reply.measurement is None:
                 ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
-                return self._bad(gang, job, ending, reply.reason, reply.detail)
+                bad = self._bad(gang, job, ending, reply.reason, reply.detail)
+                # Of several ranks, the others may wait for the one that refused.
+                return replace(bad, sound=reply.sound and self._size == 1)
             job.replies.append(reply)
         if not job.waiting:
             job.replies.sort(key=lambda reply: reply.rank)
@@ -317,6 +319,7 @@ class Pool:
                 max(reply.ended_at_s for reply in job.replies),
                 measurements=tuple(reply.measurement for reply in job.replies if reply.measurement),
                 where=gang.where[0],
+                sound=True,
             )
         if time.monotonic() - job.since_s > self._timeout_s:
             return self._bad(gang, job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={self._timeout_s:g}")

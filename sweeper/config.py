@@ -59,6 +59,12 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Finals:
+    top: int = field(metadata={"min": 0})
+    rounds: int = field(metadata={"min": 2})
+
+
+@dataclass(frozen=True)
 class TrialLimits:
     timeout_s: float = field(metadata={"min": 0.001})
     retries: int = field(metadata={"min": 0})
@@ -84,13 +90,14 @@ class Config:
     hardware: Hardware
     search: Search
     budget: Budget
+    finals: Finals
     trial: TrialLimits
     cluster: ClusterChoice
     tracking: Tracking
     dir: str
     first: Any = None
     name: str | None = None
-    gpus: int = field(default=1, metadata={"min": 1})
+    gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
     seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
     progress: Literal["auto", "always", "never", "json"] = "auto"
 
@@ -107,14 +114,17 @@ def read(composed: DictConfig) -> Config:
         raise SaidWrongly(f"name={config.name}: letters, digits, '.', '_' and '-', starting with a letter or digit")
     if config.workload.name not in registry.names():
         raise SaidWrongly(f"workload.name={config.workload.name}: {nearest(config.workload.name, registry.names())}")
-    workload = registry.load(config.workload.name)
-    if workload.max_world_size is not None and config.gpus > workload.max_world_size:
-        raise SaidWrongly(
-            f"gpus={config.gpus}: a trial of {config.workload.name} spans {workload.max_world_size} at most"
-        )
+    check_gpus(config, config.gpus if isinstance(config.gpus, int) else 1)
     if config.budget.trials is None and config.budget.time_s is None and config.budget.patience is None:
         raise SaidWrongly("budget: trials, time_s and patience are all null; the sweep would never end")
     return config
+
+
+def check_gpus(config: Config, gpus: int) -> None:
+    """Raises SaidWrongly for more GPUs than a trial of this workload spans."""
+    most = registry.load(config.workload.name).max_world_size
+    if most is not None and gpus > most:
+        raise SaidWrongly(f"gpus={config.gpus}: a trial of {config.workload.name} spans {most} at most")
 
 
 def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spaces.Space, list[str]]:

@@ -152,3 +152,11 @@ def said_inventory(nodes: Iterable[Node]) -> str:
             gpus[(node.model or "GPU", kind_of(node).name)] += node.gpus
     words = [f"{count} x {model} (hardware={name})" for (model, name), count in gpus.items()]
     return ", ".join([*words, f"{sum(node.cpus for node in nodes)} CPU cores (hardware=cpu)"])
+
+
+def named(model: str) -> Hardware | None:
+    """The catalogue's entry for what a driver or Ray calls a GPU; None where it has none."""
+    for entry in catalogue().values():
+        if model in entry.accelerators or any(re.search(pattern, model) for pattern in entry.device_names):
+            return entry
+    return None

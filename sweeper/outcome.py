@@ -30,6 +30,7 @@ class Outcome:
     detail        the last lines of what the worker said, for a person
     measurements  one for each rank, complete trials only
     where         node, process and log of rank 0
+    sound         whether its worker may be used again: it succeeded, or refused before it tried
     """
 
     ending: Ending
@@ -39,6 +40,16 @@ class Outcome:
     detail: str = ""
     measurements: tuple[Measurement, ...] = ()
     where: Mapping[str, Scalar] = field(default_factory=dict)
+    sound: bool = False
+
+
+@dataclass(frozen=True)
+class Again:
+    """A trial that measures another one's parameters again: trial `of`, in this round, beside all of `among`."""
+
+    of: int
+    round: int
+    among: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Record:
     ended_at_s: float
     elapsed_s: float  # of the whole sweep's searching when this trial ended, over all its runs
     attempts: int = 1
+    again: Again | None = None  # not of the search: a finalist measured again
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=float)  # a workload may have left a NumPy number in its figures
@@ -64,4 +76,7 @@ class Record:
     @staticmethod
     def from_json(text: str) -> Record:
         plain = json.loads(text)
-        return Record(**{**plain, "ending": Ending(plain["ending"])})
+        again = plain.get("again")
+        if again is not None:
+            again = Again(again["of"], again["round"], tuple(again["among"]))
+        return Record(**{**plain, "ending": Ending(plain["ending"]), "again": again})

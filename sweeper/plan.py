@@ -13,6 +13,7 @@ from sweeper import cluster, config
 from sweeper.config import Config
 from sweeper.hardware import Target, choose
 from sweeper.recorder import check_uri
+from sweeper.said import SaidWrongly
 from sweeper.space import Space
 from workloads import registry
 
@@ -26,13 +27,19 @@ class Plan:
     space: Space
     left_out: list[str]
     first: list[dict[str, Any]]
+    gpus: int
     gangs: int
     identity: dict[str, Any]
     name: str
     folder: Path
 
+    @property
+    def directory(self) -> Path:
+        """What the user said with dir=: where the results of all sweeps are."""
+        return self.folder.parent.parent
+
     def said_devices(self) -> str:
-        target, gpus = self.target, self.config.gpus
+        target, gpus = self.target, self.gpus
         have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
         each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
         return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}"
@@ -54,8 +61,11 @@ def plan(said: Config) -> Plan:
     """Hold what was said against the cluster that is there. Raises SaidWrongly."""
     if said.tracking.uri:
         check_uri(said.tracking.uri)
-    target = choose(said.hardware, cluster.look(said.cluster.address), said.gpus)
-    gangs = target.gangs(said.gpus, said.cluster.workers)
+    nodes = cluster.look(said.cluster.address)
+    target = choose(said.hardware, nodes, said.gpus if isinstance(said.gpus, int) else 1)
+    gpus = said.gpus if isinstance(said.gpus, int) else _all(target)
+    config.check_gpus(said, gpus)
+    gangs = target.gangs(gpus, said.cluster.workers)
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
     if said.search.sampler == "grid":
         next(space.points())
@@ -65,7 +75,7 @@ def plan(said: Config) -> Plan:
         "objective": f"{said.workload.direction} {said.workload.objective}",
         "space": space.described(),
         "device": target.model,
-        "gpus": said.gpus,
+        "gpus": gpus,
         "sampler": said.search.sampler,
         "seed": said.seed,
     }
@@ -78,4 +88,10 @@ def plan(said: Config) -> Plan:
     name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
     first = config.read_first(said, space, target.hardware.kind)
     folder = Path(said.dir).expanduser().resolve() / "sweeps" / name
-    return Plan(said, target, space, left_out, first, gangs, identity, name, folder)
+    return Plan(said, target, space, left_out, first, gpus, gangs, identity, name, folder)
+
+
+def _all(target: Target) -> int:
+    if target.hardware.kind == "cpu":
+        raise SaidWrongly(f"gpus=all: there are no GPUs ({target.model}); say how many processes")
+    return target.devices

@@ -36,6 +36,7 @@ class State:
     trouble: str = ""
     starting: bool = False  # no worker is up yet
     stopping: bool = False
+    finals: tuple[int, int] | None = None  # how many of the finalists' trials have ended, and of how many
 
     @property
     def ended(self) -> int:
@@ -87,7 +88,7 @@ class Lines(Progress):
         line = f"[{_clock(state.elapsed_s)}] {_counted(state)}"
         if ended is not None and failed:
             line += f"; trial {ended.number} {ended.ending.value}: {ended.reason} ({said_point(ended.params)})"
-        elif state.best:
+        elif state.best and not state.finals:
             line += f"; {'new best' if better else 'best'} {_best(state)}"
         if state.starting:
             line += f"; {state.workers[0]}"
@@ -182,6 +183,8 @@ def make(setting: Literal["auto", "always", "never", "json"]) -> Progress:
 
 
 def _counted(state: State) -> str:
+    if state.finals:
+        return f"finals: {state.finals[0]}/{state.finals[1]}"
     of = f"/{state.trials}" if state.trials else ""
     shown = {ending: count for ending, count in state.counts.items() if count}
     return f"{state.ended}{of} trials: {said_counts(shown)}" if shown else f"0{of} trials"
@@ -196,7 +199,8 @@ def _best(state: State) -> str:
 def _bar(state: State, width: int) -> str:
     if not state.trials:
         return ""
-    full = min(width, round(width * state.ended / state.trials))
+    ended, of = state.finals or (state.ended, state.trials)
+    full = min(width, round(width * ended / of))
     return "█" * full + "░" * (width - full)
 
 

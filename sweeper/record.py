@@ -19,7 +19,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -90,6 +90,7 @@ class Store:
         run_id = run.info.run_id
         tags = {
             "outcome": record.ending.value,
+            **({"again_of": record.again.of, "round": record.again.round} if record.again else {}),
             "attempts": record.attempts,
             "reason": record.reason,
             # What tells runs of different sweeps apart, as columns beside the metrics.
@@ -112,9 +113,14 @@ class Store:
         self._client.set_terminated(run_id, STATUS.get(record.ending, "KILLED"), end_ms)
 
     def close(
-        self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Mapping[str, str]
+        self,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Mapping[str, str],
+        pictures: Sequence[str],
     ) -> None:
-        """End the parent run with the sweep's results."""
+        """End the parent run with the sweep's results: `artifacts` are texts by name, `pictures` are files."""
         now_ms = int(time.time() * 1e3)
         self._client.log_batch(
             self.parent_id,
@@ -123,6 +129,8 @@ class Store:
         )
         for path, text in artifacts.items():
             self._client.log_text(self.parent_id, text, path)
+        for path in pictures:
+            self._client.log_artifact(self.parent_id, path, "pictures")
         self._client.set_terminated(self.parent_id, status, now_ms)
 
     def _experiment(self, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import types
@@ -56,6 +57,11 @@ def convert(kind: Any, value: Any, full: str) -> Any:
         options = [option for option in get_args(kind) if option is not type(None)]
         if value is None and len(options) < len(get_args(kind)):
             return None
+        for option in options[1:]:
+            with contextlib.suppress(SaidWrongly):
+                return convert(option, value, full)
+        if len(options) > 1 and isinstance(value, str):
+            raise SaidWrongly(f"{full}={value}: it has to be {describe(kind)}")
         kind = options[0]
     if is_dataclass(kind) and isinstance(value, Mapping):
         return build(kind, {str(key): inner for key, inner in value.items()}, f"{full}.")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeper.outcome import Ending, Record
+from sweeper.outcome import Again, Ending, Record
 from sweeper.said import SaidWrongly
 from sweeper.space import Choice, Dimension, Parameters, Range, Space, Value
 
@@ -45,6 +45,7 @@ class Trial:
 
     number: int
     params: Parameters
+    again: Again | None = None
 
 
 class Study:
@@ -67,7 +68,7 @@ class Study:
         first: Sequence[Parameters] = (),
     ) -> None:
         self._space, self._sampler, self._seed, self._objective = space, sampler, seed, objective
-        self._distributions = {name: distribution(d) for name, d in space.dimensions.items()}
+        self.distributions = {name: distribution(d) for name, d in space.dimensions.items()}
         self._disk = open_journal(path, direction)
         self.id = _check_identity(self._disk, identity)
         self._memory = optuna.create_study(direction=direction)
@@ -98,10 +99,20 @@ class Study:
             return None
         self._asked += 1
         params = dict(asked.params)
-        self._disk.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self._distributions))
+        self._disk.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self.distributions))
         self._in_memory[number] = asked.number
         self._seen.add(point_key(params))
         return Trial(number, params)
+
+    def ask_again(self, params: Parameters, again: Again) -> Trial:
+        """A trial beside the search, of parameters that were tried: the sampler never hears of it."""
+        number = self._asked
+        self._asked += 1
+        attrs = {"again": asdict(again)}
+        self._disk.add_trial(
+            create_trial(state=TrialState.RUNNING, params=params, distributions=self.distributions, user_attrs=attrs)
+        )
+        return Trial(number, dict(params), again)
 
     def _propose(self, number: int) -> optuna.trial.Trial | None:
         """A trial in memory whose parameters were not tried before."""
@@ -130,7 +141,7 @@ class Study:
             if point_key(point) in self._seen:
                 return None
             self._memory.enqueue_trial(point)
-        asked = self._memory.ask(self._distributions)
+        asked = self._memory.ask(self.distributions)
         if point_key(asked.params) not in self._seen:
             return asked
         self._memory.tell(asked, state=TrialState.FAIL)
@@ -146,9 +157,13 @@ class Study:
 
     def _finish(self, record: Record) -> None:
         state = STATES.get(record.ending, TrialState.FAIL)
-        value = record.metrics[self._objective] if record.ending is Ending.COMPLETE else None
+        value = record.metrics.get(self._objective) if record.ending is Ending.COMPLETE else None
+        if record.ending is Ending.COMPLETE and value is None:  # nothing to rank it by, so nothing to learn from it
+            state = TrialState.FAIL
         self._disk.tell(record.number, value, state=state)
         self.records[record.number] = record
+        if record.again:
+            return
         in_memory = self._in_memory.pop(record.number)
         if record.ending is Ending.INFEASIBLE:
             trial_id = self._memory._storage.get_trial_id_from_study_id_trial_number(self._memory._study_id, in_memory)
@@ -165,13 +180,19 @@ class Study:
             self._asked += 1
             self._seen.add(point_key(trial.params))
             record = Record.from_json(text) if (text := trial.user_attrs.get("record")) else None
+            if "again" in trial.user_attrs and not (record and trial.state.is_finished()):
+                if record:  # killed between the record and the state
+                    self._finish(record)
+                elif not trial.state.is_finished():  # measured anew beside the other finalists, and never alone
+                    self._disk.tell(trial.number, state=TrialState.FAIL)
+                continue
             if record and trial.state.is_finished():
                 self.records[trial.number] = record
-                if record.ending in STATES:
-                    self._memory.add_trial(_copy(trial, self._distributions))
+                if record.ending in STATES and not record.again:
+                    self._memory.add_trial(_copy(trial, self.distributions))
                 continue
             self._in_memory[trial.number] = len(self._memory.get_trials(deepcopy=False))
-            self._memory.add_trial(_copy(trial, self._distributions))
+            self._memory.add_trial(_copy(trial, self.distributions))
             if record:  # killed between the record and the state
                 self._finish(record)
             else:
@@ -188,7 +209,7 @@ class Study:
 
     def _as_stored(self, name: str, value: Value) -> Value:
         """The value as Optuna gives it back: 3 on an interval is 3.0."""
-        kind = self._distributions[name]
+        kind = self.distributions[name]
         return kind.to_external_repr(kind.to_internal_repr(value))
 
     def _want_cancelled_again(self) -> None:

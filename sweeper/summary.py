@@ -6,28 +6,34 @@ import io
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from sweeper import table
+from sweeper import fleet, metrics, table
+from sweeper.finals import Standing
 from sweeper.outcome import Ending, Record
 from sweeper.provenance import mask
 from sweeper.recorder import Recorder
 
 SHOWN_ROWS = 10
+SHOWN_OF_ALL = 120
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`best` are the complete trials, the best first; `command` is what runs or resumes the sweep."""
+    """`best` are the complete trials, the best first; `final` the finalists, likewise; `gpus` those that were measured
+    at once, the slowest first; `command` is what runs or resumes the sweep."""
 
     title: str
     objective: str
     direction: str
     best: Sequence[Record]
+    final: Sequence[Standing]
+    gpus: list[fleet.Member]
     counts: Mapping[Ending, int]
     records: Sequence[Record]
     command: str
@@ -36,7 +42,26 @@ class Summary:
     def markdown(self) -> str:
         """For the parent run's page in MLflow."""
         best = table.markdown(self.best[:SHOWN_ROWS], self.objective) if self.best else "no trial was complete"
-        return "\n".join([f"**{self.title}**: {table.said_counts(self.counts)}", "", best, "", f"`{self.command}`"])
+        lines = [f"**{self.title}**: {table.said_counts(self.counts)}", "", best, ""]
+        if self.final:
+            lines += [self.verdict(), "", table.markdown_of(*table.final_rows(self.final, self.objective)), ""]
+        if self.gpus:
+            lines += [fleet.said(self.gpus), ""]
+        return "\n".join([*lines, f"`{self.command}`"])
+
+    def verdict(self) -> str:
+        """Who has won the finals, or between whom it is a tie; empty where there were none."""
+        if not self.final:
+            return ""
+        leader, *others = self.final
+        tied = [standing.trial.number for standing in others if standing.tied]
+        figure = f"{table.said(leader.figure.value)} {metrics.unit_of(self.objective)}".strip()
+        interval = f"95% {table.said(leader.figure.low)} to {table.said(leader.figure.high)}"
+        how = f"mean of {leader.rounds} rounds beside the others"
+        if not tied:
+            return f"trial {leader.trial.number} wins: {figure} ({interval}; {how})"
+        who = f"trials {', '.join(map(str, [leader.trial.number, *tied]))}"
+        return f"a tie: {who} cannot be told apart; {figure} ({interval}; {how})"
 
     def print(
         self, folder: Path, uri: str | None, recorder: Recorder, written: bool, *, over: bool, exhausted: bool
@@ -46,11 +71,21 @@ class Summary:
         text = io.StringIO()
         out = Console(file=text, width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
         out.print(f"\n{self.title}: {table.said_counts(self.counts)}")
-        if self.best:
-            out.print(table.terminal(self.best[:SHOWN_ROWS], self.objective, out.width))
+        if shown := self._shown(exhausted):
+            out.print(table.terminal(shown, self.objective, out.width))
+        if self.final:
+            heading, cells = table.final_rows(self.final, self.objective)
+            out.print(f"finals   {self.verdict()}")
+            out.print(table.draw(heading, cells, 2 + len(self.final[0].trial.params), out.width))
+        if self.gpus:
+            out.print(f"GPUs     {fleet.said(self.gpus)}")
+        for line in self._unranked():
+            out.print(line)
         for line in self._failures():
             out.print(line)
         out.print(f"results  {near(folder / 'trials.csv')}")
+        if (folder / "pictures" / "pictures.html").exists():
+            out.print(f"pictures {near(folder / 'pictures' / 'pictures.html')}")
         review = self._review(folder.parent.parent, uri, recorder)
         for line in review if written else [_not_written(recorder, len(self.records))]:
             out.print(line)
@@ -62,14 +97,31 @@ class Summary:
             out.print(f"more     {self.command_for_more}")
         print(text.getvalue(), end="", flush=True)
 
+    def _shown(self, exhausted: bool) -> Sequence[Record]:
+        """The best; where every point of a small space was tried, all, those last that are not ranked."""
+        everything = [*self.best, *self._not_ranked()]
+        return everything if exhausted and len(everything) <= SHOWN_OF_ALL else self.best[:SHOWN_ROWS]
+
+    def _not_ranked(self) -> list[Record]:
+        return [r for r in self.records if r.ending is Ending.COMPLETE and self.objective not in r.metrics]
+
+    def _unranked(self) -> list[str]:
+        """Why some that were complete have no speed to compare."""
+        reasons = Counter(record.reason for record in self._not_ranked())
+        return [f"{count} not ranked by speed: {reason}" for reason, count in reasons.items()]
+
     def _failures(self) -> list[str]:
-        """One example of each kind of bad ending, with its log."""
+        """Why some were infeasible, and one example of each kind of bad ending, with its log."""
         lines = []
-        for ending in (Ending.INFEASIBLE, Ending.FAILED, Ending.LOST, Ending.TIMED_OUT):
+        reasons = Counter(record.reason for record in self.records if record.ending is Ending.INFEASIBLE)
+        lines += [f"{count} infeasible: {reason}" for reason, count in reasons.most_common(SHOWN_ROWS)]
+        if len(reasons) > SHOWN_ROWS:
+            lines.append(f"infeasible for {len(reasons) - SHOWN_ROWS} more reasons: see trials.csv")
+        for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT):
             if examples := [record for record in self.records if record.ending is ending]:
                 last = examples[-1]
                 lines.append(f"{len(examples)} {ending.value}, such as trial {last.number}: {last.reason}")
-                if ending is not Ending.INFEASIBLE and last.where.get("log"):
+                if last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
 

@@ -9,21 +9,23 @@ import shlex
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper import cluster, lock, metrics, progress, provenance, table
+from sweeper import cluster, fleet, lock, metrics, pictures, progress, provenance, rates, table
 from sweeper.board import Board
-from sweeper.outcome import Ending, Outcome, Record
+from sweeper.finals import Standing, standings, still_wanted
+from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
 from sweeper.recorder import Recorder
 from sweeper.search import Study, Trial
 from sweeper.summary import Summary
+from workloads import registry
 
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 RECORDER_PATIENCE_S = 20.0
@@ -50,14 +52,17 @@ class Sweep:
             first=planned.first,
         )
         self._provenance = provenance.gather(planned.target, arguments)
-        self._recorder = Recorder(self._opening(), planned.folder, planned.folder.parent.parent, self._lock.fileno())
+        self._recorder = Recorder(self._opening(), planned.folder, planned.directory, self._lock.fileno())
         for record in self._study.records.values():
             self._recorder.add(record)
-        self._board = Board(said.objective, said.direction, planned.config.budget, self._study.records.values())
+        searched = [record for record in self._study.records.values() if not record.again]
+        self._board = Board(said.objective, said.direction, planned.config.budget, searched)
+        self._reached_tflops = rates.reached_tflops(rates.read(planned.directory), planned.target.model)
         self._progress = progress.make(planned.config.progress)
         self._pool: cluster.Pool | None = None
         self._attempts: Counter[int] = Counter()
         self._stops = 0
+        self._finals_ended = self._finals_asked = 0
 
     # ── from beginning to end ──
 
@@ -67,7 +72,7 @@ class Sweep:
         self._heed_signals()
         try:
             self._introduce()
-            trouble = self._run_on_cluster() if self._study.unfinished or self._wants_more() else ""
+            trouble = self._run_on_cluster() if self._has_trials() or self._finals_wanted() else ""
             return self._finish(trouble)
         except BrokenPipeError:
             raise
@@ -94,7 +99,8 @@ class Sweep:
                     if self._plan.target.hardware.kind == "cpu":
                         os.nice(5)  # behind the trials, which are timed on the cores that this process shares
                     self._board.start()
-                    self._search()
+                    self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
+                    self._run_finals()
             except cluster.ClusterTrouble as error:
                 self._cancel_in_flight()
                 return str(error)
@@ -104,14 +110,15 @@ class Sweep:
                 cluster.stop()
         return ""
 
-    def _search(self) -> None:
+    def _run_trials(self, gangs: int, wants: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
+        """Run what `ask` gives on so many gangs, for as long as `wants` says that there is more."""
         limits = self._config.trial
         self._pool = cluster.Pool(
             self._plan.target,
             workload=self._config.workload.name,
             constants=self._plan.space.constants,
-            size=self._config.gpus,
-            count=self._plan.gangs,
+            size=self._plan.gpus,
+            count=gangs,
             timeout_s=limits.timeout_s,
         )
         stop_by_s: float | None = None
@@ -122,8 +129,9 @@ class Sweep:
                     f"stopping: {limits.grace_s:g} s for the trials in flight; Ctrl-C again leaves at once"
                 )
                 self._cancel_unfinished()
-            self._fill()
-            if not (self._pool.in_flight() or self._study.unfinished or self._wants_more()):
+            while self._pool.room() > 0 and wants() and (trial := ask()):
+                self._pool.submit(trial)
+            if not (self._pool.in_flight() or wants()):
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
@@ -133,14 +141,32 @@ class Sweep:
             self._progress.update(self._state())
         self._pool.close()
 
-    def _fill(self) -> None:
-        """Give every gang its next trial, while there are trials to give."""
-        assert self._pool is not None
-        while self._pool.room() > 0 and (self._study.unfinished or self._wants_more()):
-            trial = self._study.ask()
-            if trial is None:
-                return
-            self._pool.submit(trial)
+    def _run_finals(self) -> None:
+        """Measure the best trials again, beside each other on the same devices."""
+        wanted = deque(self._finals_wanted())
+        if not wanted:
+            return
+        finalists, rounds = dict.fromkeys(again.of for _, again in wanted), self._config.finals.rounds
+        self._progress.note(
+            f"finals   trials {', '.join(map(str, finalists))} again, in turns, {rounds} rounds, in a fresh worker"
+        )
+
+        self._finals_ended, self._finals_asked = 0, len(wanted)
+
+        def ask() -> Trial:
+            record, again = wanted.popleft()
+            return self._study.ask_again(dict(record.params), again)
+
+        self._run_trials(1, lambda: bool(wanted) and not self._stops, ask)
+
+    def _finals_wanted(self) -> list[tuple[Record, Again]]:
+        finals = self._config.finals
+        if self._stops:
+            return []
+        return still_wanted(self._board.best_first(), finals.top, finals.rounds, self._study.records.values())
+
+    def _has_trials(self) -> bool:
+        return bool(self._study.unfinished) or self._wants_more()
 
     def _wants_more(self) -> bool:
         in_flight = len(self._pool.in_flight()) if self._pool else 0
@@ -175,17 +201,25 @@ class Sweep:
             return
         record = self._judge(trial, outcome, attempt)
         self._study.tell(record)
-        better = self._board.add(record)
+        self._finals_ended += record.again is not None
+        better = not record.again and self._board.add(record)
         self._recorder.add(record)
         self._progress.update(self._state(), record, better)
 
     def _judge(self, trial: Trial, outcome: Outcome, attempts: int) -> Record:
         """The record of a trial: its metrics, or why it has none."""
         ending, reason, derived = outcome.ending, outcome.reason, dict[str, float]()
+        hardware = self._plan.target.hardware
         if ending is Ending.COMPLETE:
-            derived = metrics.derive(outcome.measurements, self._plan.target.hardware.dense_peak_tflops)
+            derived = metrics.derive(
+                outcome.measurements, hardware.dense_peak_tflops, self._reached_tflops, hardware.bandwidth_tb_s
+            )
             objective = self._config.workload.objective
-            if not math.isfinite(derived.get(objective, math.nan)):
+            unranked = next((m.unranked for m in outcome.measurements if m.unranked), "")
+            if unranked:
+                derived.pop(objective, None)
+                reason = unranked
+            elif not math.isfinite(derived.get(objective, math.nan)):
                 ending, reason = Ending.FAILED, f"no {objective} was measured; there is {', '.join(derived)}"
         return Record(
             number=trial.number,
@@ -200,6 +234,7 @@ class Sweep:
             ended_at_s=outcome.ended_at_s,
             elapsed_s=self._board.elapsed_s,
             attempts=attempts,
+            again=trial.again,
         )
 
     def _cancel_in_flight(self) -> None:
@@ -218,10 +253,11 @@ class Sweep:
     # ── what is said ──
 
     def _state(self) -> progress.State:
+        trials = self._config.budget.trials
         flying = self._pool.in_flight() if self._pool else []
         return progress.State(
             counts=self._board.counts,
-            trials=self._config.budget.trials,
+            trials=trials if trials is None else int(min(trials, self._plan.space.size)),
             running=len(flying),
             elapsed_s=self._board.elapsed_s,
             left_s=self._board.left_s(),
@@ -231,6 +267,7 @@ class Sweep:
             trouble=self._recorder.trouble,
             starting=self._pool is None or self._pool.starting,
             stopping=self._stops > 0,
+            finals=(self._finals_ended, self._finals_asked) if self._finals_asked else None,
         )
 
     def _introduce(self) -> None:
@@ -258,7 +295,7 @@ class Sweep:
             "sweep": planned.name,
             "parent": {
                 "params": {
-                    "sweep.gpus": said.gpus,
+                    "sweep.gpus": planned.gpus,
                     "sweep.sampler": said.search.sampler,
                     "sweep.seed": said.seed,
                     **planned.space.described(),
@@ -280,17 +317,22 @@ class Sweep:
 
     def _finish(self, trouble: str) -> int:
         """End the parent run, print the table and how to go on; the exit code."""
-        board, planned = self._board, self._plan
-        csv = table.csv(self._study.records.values())
+        board, planned, finals = self._board, self._plan, self._config.finals
+        records = list(self._study.records.values())
         best = board.best_first()
+        objective, direction = self._config.workload.objective, self._config.workload.direction
+        final = standings(best, finals.top, records, objective, direction)
+        gpus = fleet.members(records)
         interrupted = self._stops > 0
         summary = Summary(
             title=f"{self._config.workload.name} on {planned.target.model}",
-            objective=self._config.workload.objective,
-            direction=self._config.workload.direction,
+            objective=objective,
+            direction=direction,
             best=best,
+            final=final,
+            gpus=gpus,
             counts=board.counts,
-            records=list(self._study.records.values()),
+            records=[record for record in records if not record.again],
             command=self._command,
             command_for_more=self._command_for_more(),
         )
@@ -298,17 +340,28 @@ class Sweep:
             self._progress.note(
                 f"writing {self._recorder.behind} results to MLflow; Ctrl-C leaves them to the next start"
             )
+        artifacts = {"trials.csv": table.csv(records)}
+        if gpus:
+            artifacts["gpus.csv"] = fleet.csv(gpus)
         written = self._recorder.close(
             {
                 "status": "KILLED" if interrupted else "FAILED" if trouble else "FINISHED",
-                "metrics": {f"best_{name}": value for name, value in best[0].metrics.items()} if best else {},
-                "tags": {"mlflow.note.content": summary.markdown(), "outcome": table.said_counts(board.counts)},
-                "artifacts": {"trials.csv": csv},
+                "metrics": self._parent_metrics(best, final),
+                "tags": {
+                    "mlflow.note.content": summary.markdown(),
+                    "outcome": table.said_counts(board.counts),
+                    "winner": summary.verdict(),
+                },
+                "artifacts": artifacts,
+                "pictures": [] if interrupted else self._pictures(best),
             },
             RECORDER_PATIENCE_S,
         )
-        (planned.folder / "trials.csv").write_text(csv)
-        over = not (interrupted or self._wants_more())
+        for name, text in artifacts.items():
+            (planned.folder / name).write_text(text)
+        if best and registry.load(self._config.workload.name).sets_ceiling:
+            rates.keep(planned.directory, rates.of_sweep(planned.target.model, best[0], final))
+        over = not (interrupted or self._wants_more() or self._finals_wanted())
         summary.print(
             planned.folder,
             self._config.tracking.uri,
@@ -320,19 +373,45 @@ class Sweep:
         if trouble:
             print(f"stopped  {trouble}")
         failed = any(board.counts[ending] for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT))
-        code = SOME_FAILED if failed or trouble or not written or not best else COMPLETE
+        code = SOME_FAILED if failed or trouble or not written or not board.counts[Ending.COMPLETE] else COMPLETE
         code = INTERRUPTED if interrupted else code
+        winner = final[0].trial if final else best[0] if best else None
         self._progress.end(
             {
                 "sweep": planned.name,
                 "folder": str(planned.folder),
                 "device": planned.target.model,
                 "outcomes": {ending.value: count for ending, count in board.counts.items()},
-                "best": {"params": dict(best[0].params), "metrics": dict(best[0].metrics)} if best else None,
+                "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
+                "finals": [standing.plain() for standing in final],
                 "exit_code": code,
             }
         )
         return code
+
+    def _pictures(self, best: Sequence[Record]) -> list[str]:
+        objective, direction = self._config.workload.objective, self._config.workload.direction
+        by_number = sorted(best, key=lambda record: record.number)
+        try:
+            drawn = pictures.draw(
+                self._plan.folder / "pictures", by_number, self._study.distributions, objective, direction
+            )
+        except (ValueError, RuntimeError) as error:  # a picture is not worth losing a table for
+            self._progress.note(f"no pictures: {type(error).__name__}: {error}")
+            return []
+        return [str(path) for path in drawn]
+
+    def _parent_metrics(self, best: Sequence[Record], final: Sequence[Standing]) -> dict[str, float]:
+        """The best trial's of the search, which chance has helped, and the winner's of the finals."""
+        found = {f"best_{name}": value for name, value in best[0].metrics.items()} if best else {}
+        if final:
+            figure, objective = final[0].figure, self._config.workload.objective
+            found |= {
+                f"final_{objective}": figure.value,
+                f"final_{objective}_ci_low": figure.low,
+                f"final_{objective}_ci_high": figure.high,
+            }
+        return found
 
     def _command_for_more(self) -> str:
         """The command with twice the trials, where it was the trials that ended the sweep; else the command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,15 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from sweeper.finals import Standing
 from sweeper.metrics import SHOWN
 from sweeper.outcome import Ending, Record
 
 
 def best_first(records: Iterable[Record], objective: str, direction: str) -> list[Record]:
-    """The complete trials, the best of them first."""
-    complete = [record for record in records if record.ending is Ending.COMPLETE]
-    return sorted(complete, key=lambda r: r.metrics[objective], reverse=direction == "maximize")
+    """The complete trials, the best of them first; those that are not ranked are left out."""
+    ranked = [record for record in records if record.ending is Ending.COMPLETE and objective in record.metrics]
+    return sorted(ranked, key=lambda r: r.metrics[objective], reverse=direction == "maximize")
 
 
 def said_counts(counted: Mapping[Ending, int]) -> str:
@@ -54,25 +56,52 @@ def rows(records: Sequence[Record], objective: str) -> tuple[list[str], list[lis
 
 def terminal(records: Sequence[Record], objective: str, width: int) -> Table:
     """For a person: numbers to the right and whole; where the terminal is narrow, the last columns are left out."""
-    heading, cells = rows(records, objective)
+    at_least = 2 + len(records[0].params)  # the number, the parameters and the objective
+    return draw(*rows(records, objective), at_least, width)
+
+
+def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], at_least: int, width: int) -> Table:
+    """A table that keeps its first `at_least` columns and as many more as there is room for."""
     longest_words = [max(map(len, name.split())) for name in heading]
     widths = [
         max(word, *map(len, column)) for word, column in zip(longest_words, zip(*cells, strict=True), strict=True)
     ]
     shown = len(heading)
-    at_least = 2 + len(records[0].params)  # the number, the parameters and the objective
     while shown > at_least and sum(widths[:shown]) + 3 * shown > width:
         shown -= 1
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name, least in zip(heading[:shown], widths, strict=False):
-        table.add_column(name, justify="right", min_width=least, overflow="fold")
+    for place, (name, least) in enumerate(zip(heading[:shown], widths, strict=False)):
+        numbers = all(re.fullmatch(r"[-+\d.e]*", line[place]) for line in cells)
+        table.add_column(name, justify="right" if numbers else "left", min_width=least, overflow="fold")
     for line in cells:
         table.add_row(*line[:shown])
     return table
 
 
 def markdown(records: Sequence[Record], objective: str) -> str:
-    heading, cells = rows(records, objective)
+    return markdown_of(*rows(records, objective))
+
+
+def final_rows(standings: Sequence[Standing], objective: str) -> tuple[list[str], list[list[str]]]:
+    """The finalists: their parameters, their figures and how far each is behind the first."""
+    names = list(standings[0].trial.params)
+    label, unit, factor = SHOWN.get(objective, (objective, "", 1.0))
+    heading = ["trial", *names, f"{label} {unit}".strip(), "95% from", "to", "behind %", "from", "to"]
+    cells = []
+    for place, standing in enumerate(standings):
+        figure, behind = standing.figure, standing.behind
+        cells.append(
+            [
+                str(standing.trial.number),
+                *(said(standing.trial.params[name]) for name in names),
+                *(said(value * factor) for value in (figure.value, figure.low, figure.high)),
+                *(f"{100 * value:.2f}" if place else "" for value in (behind.value, behind.low, behind.high)),
+            ]
+        )
+    return heading, cells
+
+
+def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     lines = [heading, ["---:"] * len(heading), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -82,6 +111,7 @@ def csv(records: Iterable[Record]) -> str:
     flat = [
         {
             "trial": record.number,
+            **({"again_of": record.again.of, "round": record.again.round} if record.again else {}),
             "outcome": record.ending.value,
             **{f"param.{name}": value for name, value in record.params.items()},
             **record.metrics,

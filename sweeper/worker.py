@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.contract import Infeasible, Measurement, OutOfMemory, Rank, Scalar
 from workloads.trial import run_trial
 
 
@@ -35,6 +35,7 @@ class Reply:
     ended_at_s: float
     measurement: Measurement | None = None
     infeasible: bool = False
+    sound: bool = False  # whether the process is as it was: it refused, and tried nothing
     reason: str = ""
     detail: str = ""
 
@@ -58,7 +59,8 @@ class Worker:
         try:
             measurement = run_trial(job.workload, job.parameters, job.rank)
         except Infeasible as error:
-            return Reply(job.rank.rank, started_at_s, time.time(), infeasible=True, reason=str(error))
+            sound = not isinstance(error, OutOfMemory)
+            return Reply(job.rank.rank, started_at_s, time.time(), infeasible=True, sound=sound, reason=str(error))
         except Exception as error:
             last = traceback.format_exc().strip().splitlines()[-30:]
             reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]

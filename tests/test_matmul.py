@@ -1,6 +1,5 @@
 """The product itself, on whatever device the tests run on."""
 
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -36,7 +35,8 @@ def test_a_sustained_run_lasts_as_long_as_asked_and_costs_no_speed_on_a_cool_mac
     asked = MatmulParameters(m=size, n=size, k=size, dtype="fp32", statistic="median_warm", sustained_s=0.5)
     measured = Matmul().run(asked, Rank(device=device))
     assert len(measured.sustained_step_times_s) >= 5
-    burst, sustained = statistics.median(measured.step_times_s), statistics.median(measured.sustained_step_times_s)
+    # The fastest: on a busy processor the median is the scheduler's.
+    burst, sustained = min(measured.step_times_s), min(measured.sustained_step_times_s)
     assert 0.2 < sustained / burst < 5
     assert Matmul().run(replace(asked, sustained_s=0.0), Rank(device=device)).sustained_step_times_s == ()
 

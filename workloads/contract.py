@@ -20,6 +20,10 @@ class Infeasible(Exception):
     """
 
 
+class OutOfMemory(Infeasible):
+    """The device or the host had too little memory. The process that tried has a fragmented allocator."""
+
+
 @dataclass(frozen=True)
 class Rank:
     """Which part of a gang this process is. One process by itself is rank 0 of 1."""
@@ -36,6 +40,10 @@ class Measurement:
     executed         the parameters as executed, read back from what ran; must equal what was asked
     step_times_s     seconds of each timed step, warm-up left out
     sustained_step_times_s  seconds a step in each window of a run back to back, where one was asked for
+    independent      whether each rank measured its own device, none waiting for another
+    unranked         why there is no speed to rank, such as emulated arithmetic; empty where there is one
+    baseline_step_times_s  seconds of each step of what it is compared with, in turns with it
+    bytes_per_step   bytes that one step has to move through the device's memory
     statistic        which one of the steps a figure is made of: median, mean or fastest
     flops_per_step   floating-point operations that the model or product needs in one step on this rank;
                      recomputation and emulation are not counted
@@ -48,6 +56,10 @@ class Measurement:
     executed: Mapping[str, Scalar]
     step_times_s: tuple[float, ...]
     sustained_step_times_s: tuple[float, ...] = ()
+    independent: bool = False
+    unranked: str = ""
+    baseline_step_times_s: tuple[float, ...] = ()
+    bytes_per_step: float = 0.0
     statistic: str = "median"
     flops_per_step: float = 0.0
     tokens_per_step: int = 0
@@ -64,12 +76,14 @@ class Workload(Protocol):
     It is read in the driver, so the module that defines it imports no torch; `run` may.
 
     `method` names how the figures are taken, with a version: figures of different methods do not compare.
-    `max_world_size` is how many processes one trial may span, None for any number.
+    `max_world_size` is how many processes one trial may span, None for any number. `sets_ceiling` says whether its
+    best rate is what other workloads on the same device are held against.
     """
 
     Parameters: type[Any]
     method: str
     max_world_size: int | None
+    sets_ceiling: bool
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         """Run one trial on this rank. Raises Infeasible, or anything else for an error in the code."""

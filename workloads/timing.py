@@ -26,27 +26,46 @@ LONGEST_SETTLING_S = 20.0
 def time_steps(
     step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool
 ) -> tuple[float, ...]:
-    """Seconds of each of `repeats` calls of `step`, after `warmup` calls that do not count.
+    """Seconds of each of `repeats` calls of `step`, after `warmup` calls that do not count."""
+    return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache)[0]
 
-    `cold_cache`: the last-level cache is flushed before each of them, outside the timed region.
+
+def time_in_turns(
+    steps: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    warmup: int,
+    repeats: int,
+    cold_cache: bool = True,
+) -> tuple[tuple[float, ...], ...]:
+    """Seconds of each call of each of `steps`, which take turns: what the clocks do meanwhile, they do to all.
+
+    `cold_cache`: the last-level cache is flushed before each call, outside the timed region.
 
     On a GPU every call stands between two device events and the queue is drained once, at the end, so the
     host's launch time is hidden wherever the device is the slower one.
     """
     scratch = torch.empty(FLUSH_BYTES if cold_cache else 0, dtype=torch.uint8, device=device)
     for _ in range(warmup):
-        step()
+        for step in steps:
+            step()
     if device.type == "cpu":
-        return tuple(_wall_time_s(step, scratch) for _ in range(repeats))
+        walls = [[_wall_time_s(step, scratch) for step in steps] for _ in range(repeats)]
+        return tuple(zip(*walls, strict=True))
     torch.cuda.synchronize(device)
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in events:
-        scratch.zero_()
-        start.record()
-        step()
-        end.record()
+    turns = []
+    for _ in range(repeats):
+        turn = []
+        for step in steps:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            scratch.zero_()
+            start.record()
+            step()
+            end.record()
+            turn.append((start, end))
+        turns.append(turn)
     torch.cuda.synchronize(device)
-    return tuple(start.elapsed_time(end) / 1e3 for start, end in events)
+    return tuple(tuple(start.elapsed_time(end) / 1e3 for start, end in each) for each in zip(*turns, strict=True))
 
 
 def _wall_time_s(step: Callable[[], object], scratch: torch.Tensor) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import get_type_hints
 
-from workloads.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.contract import Measurement, OutOfMemory, Rank, Scalar
 from workloads.registry import load, names
 
 # Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
@@ -22,14 +22,14 @@ _CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUA
 def run_trial(workload: str, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
     """One trial on this rank.
 
-    Raises Infeasible (out of memory included), NotAsAsked, or whatever the workload raised.
+    Raises Infeasible (OutOfMemory is one), NotAsAsked, or whatever the workload raised.
     """
     loaded = load(workload)
     try:
         measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:
         if is_out_of_memory(error):
-            raise Infeasible(f"out of memory: {_first_line(error)}") from error
+            raise OutOfMemory(f"out of memory: {_first_line(error)}") from error
         raise
     if differing := differences(measurement, parameters):
         raise NotAsAsked(f"rank {rank.rank} ran {differing}")

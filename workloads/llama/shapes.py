@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-ModelName = Literal["llama3_8b", "llama3_70b", "qwen2_5_7b"]
+ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
 
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """width: of the residual stream; head_size: of one attention head; feed_forward: width inside the MLP."""
+    """width: of the residual stream; head_size: of one attention head; feed_forward: width inside the MLP; tied: the
+    output layer is the embedding; qkv_bias: queries, keys and values have one."""
 
     layers: int
     width: int
@@ -21,6 +23,18 @@ class LlamaShape:
     head_size: int
     feed_forward: int
     vocabulary: int
+    tied: bool = False
+    qkv_bias: bool = False
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def parameters(self) -> int:
+        """How many there are, all of them: 8,030,261,248 of Llama 3 8B."""
+        linear = sum(math.prod(self.linear(layer)) for layer in ("qkv", "output", "gate_up", "down"))
+        bias = self.linear("qkv")[1] if self.qkv_bias else 0
+        embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
+        return self.layers * (linear + bias + 2 * self.width) + self.width + embeddings
 
     def linear(self, layer: LayerName) -> tuple[int, int]:
         """Inputs and outputs of a linear layer; those that read the same input are one."""
@@ -34,11 +48,14 @@ class LlamaShape:
         }[layer]
 
 
-# Dubey et al. 2024, table 3 (Llama 3); Qwen team 2024, table 1 (Qwen2.5); vocabularies as in their checkpoints.
+# Dubey et al. 2024, table 3 (Llama 3); Meta's model card (Llama 3.2 1B); Qwen team 2024, table 1 (Qwen2.5);
+# vocabularies as in their checkpoints. The tiny one is for tests on a CPU.
 MODELS: dict[str, LlamaShape] = {
+    "llama_tiny": LlamaShape(2, 128, 4, 2, 32, 384, 512),
+    "llama3_1b": LlamaShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
     "llama3_8b": LlamaShape(32, 4096, 32, 8, 128, 14336, 128256),
     "llama3_70b": LlamaShape(80, 8192, 64, 8, 128, 28672, 128256),
-    "qwen2_5_7b": LlamaShape(28, 3584, 28, 4, 128, 18944, 152064),
+    "qwen2_5_7b": LlamaShape(28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6),
 }
 
 

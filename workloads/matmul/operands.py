@@ -119,7 +119,7 @@ def _scaled(
     a, b = matrix(shape.m), matrix(shape.n).t()
     scaling = _ones(parameters.dtype, shape, device)
     out_dtype = OUTPUT_DTYPES.get(parameters.output_dtype, torch.bfloat16)
-    fast = parameters.accumulation == "reduced" and RECIPES[parameters.dtype].matrix_dtype == "fp8"
+    fast = parameters.accumulation == "reduced" and parameters.dtype in ("fp8_tensorwise", "fp8_rowwise")
     return Operands(
         a,
         b,
@@ -141,7 +141,7 @@ def _ones(recipe: str, shape: Product, device: torch.device) -> dict[str, Any]:
     elif recipe == "fp8_rowwise":
         a, b, kinds = fp32(m, 1), fp32(1, n), (ScalingType.RowWise, ScalingType.RowWise)
     elif recipe == "fp8_blockwise":  # the activations' scales lie with m next to each other
-        a, b = fp32(k // 128, m).t(), fp32(n // 128, k // 128).t()
+        a, b = fp32(k // 128, m).t(), fp32(n // 128, 4 * math.ceil(k / 512)).t()  # and the weights' padded to 4
         kinds = (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
     else:
         block, kind = (16, ScalingType.BlockWise1x16) if recipe == "nvfp4" else (32, ScalingType.BlockWise1x32)

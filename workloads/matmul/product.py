@@ -64,6 +64,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         executed=executed,
         step_times_s=times_s,
         sustained_step_times_s=sustained_s,
+        independent=True,
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=matrix_dtype,

@@ -36,6 +36,7 @@ class Probe:
     Parameters = ProbeParameters
     method = "probe/1"
     max_world_size = None
+    sets_ceiling = False
 
     def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
         start = time.perf_counter()

@@ -1,0 +1,118 @@
+"""The best trials measured again beside each other, and what can be said of them then.
+
+The best of many noisy figures is too high: it was chosen for its luck. So the finalists run again, in a fresh worker,
+in turns, several rounds; what drifts from round to round (heat, clocks, neighbours) then falls on all of them. Each
+finalist's figure is the mean of its rounds with Student's 95% interval, and two of them are told apart by the paired
+differences of their logarithms, round by round. Where that interval holds zero, they are tied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sweeper.outcome import Again, Ending, Record
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One finalist. `behind`: by which fraction its figure is worse than the leader's; zero for the leader itself."""
+
+    trial: Record
+    figure: Interval
+    behind: Interval
+    rounds: int
+
+    @property
+    def tied(self) -> bool:
+        """Whether it cannot be told from the leader."""
+        return self.behind.low <= 0
+
+    def plain(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "trial": self.trial.number,
+            "params": dict(self.trial.params),
+            "figure": asdict(self.figure),
+            "behind": asdict(self.behind),
+            "rounds": self.rounds,
+        }
+
+
+def still_wanted(
+    best_first: Sequence[Record], top: int, rounds: int, records: Iterable[Record]
+) -> list[tuple[Record, Again]]:
+    """What is to be measured again, in order: every finalist once a round, each round beginning with another one.
+
+    Nothing where there was nothing to choose from.
+    """
+    finalists = best_first[:top] if len(best_first) > 1 else []
+    among = tuple(sorted(record.number for record in finalists))
+    done = {
+        (record.again.of, record.again.round)
+        for record in records
+        if record.again and record.again.among == among and record.ending is not Ending.CANCELLED
+    }
+    turns = [
+        (finalists[(place + turn) % len(finalists)], turn) for turn in range(rounds) for place in range(len(finalists))
+    ]
+    return [(record, Again(record.number, turn, among)) for record, turn in turns if (record.number, turn) not in done]
+
+
+def standings(
+    best_first: Sequence[Record], top: int, records: Iterable[Record], objective: str, direction: str
+) -> list[Standing]:
+    """The finalists, the best first, from the rounds that all of them completed. Empty with fewer than two rounds."""
+    finalists = {record.number: record for record in best_first[:top]}
+    among = tuple(sorted(finalists))
+    figures: dict[int, dict[int, float]] = {number: {} for number in finalists}
+    for record in records:
+        again = record.again
+        if again and again.among == among and record.ending is Ending.COMPLETE and objective in record.metrics:
+            figures[again.of][again.round] = record.metrics[objective]
+    measured = {number: rounds for number, rounds in figures.items() if len(rounds) > 1}
+    common = sorted(set.intersection(*map(set, measured.values()))) if measured else []
+    if len(common) < 2:
+        return []
+    by_trial = {number: np.array([rounds[turn] for turn in common]) for number, rounds in measured.items()}
+    sign = 1 if direction == "maximize" else -1
+    order = sorted(by_trial, key=lambda number: -sign * by_trial[number].mean())
+    leader = by_trial[order[0]]
+    return [
+        Standing(
+            finalists[number],
+            _mean(by_trial[number]),
+            _behind(leader, by_trial[number], sign) if number != order[0] else Interval(0.0, 0.0, 0.0),
+            len(common),
+        )
+        for number in order
+    ]
+
+
+def _behind(leader: np.ndarray, other: np.ndarray, sign: int) -> Interval:
+    if not ((leader > 0).all() and (other > 0).all()):
+        return Interval(math.nan, -math.inf, math.inf)  # of figures around zero there is no ratio
+    ratio = _mean(sign * np.log(leader / other))
+    return Interval(*(-math.expm1(-x) for x in (ratio.value, ratio.low, ratio.high)))
+
+
+def _mean(values: np.ndarray) -> Interval:
+    """The mean and Student's 95% interval of it."""
+    from scipy.stats import t  # a second to import, at the end of a sweep only
+
+    mean = float(values.mean())
+    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return Interval(mean, mean - half, mean + half)

@@ -1,0 +1,65 @@
+"""Many GPUs measured at once, each by itself: which one is slow. One slow GPU holds up every job that it joins."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sweeper.outcome import Record
+
+
+@dataclass(frozen=True)
+class Member:
+    """One GPU. relative: its rate over the median GPU's in the same trial, median over the trials."""
+
+    host: str
+    gpu: str
+    relative: float
+    tflops: float
+    trials: int
+
+
+def members(records: Iterable[Record]) -> list[Member]:
+    """Every GPU of the trials whose ranks measured a device each, the slowest first."""
+    relative, absolute = (
+        defaultdict[tuple[str, str], list[float]](list),
+        defaultdict[tuple[str, str], list[float]](list),
+    )
+    for record in records:
+        ranks = [m for m in record.measurements if m.get("independent")]
+        if len(ranks) < 2:
+            continue
+        rates = [m["flops_per_step"] / statistics.median(m["step_times_s"]) / 1e12 for m in ranks]
+        middle = statistics.median(rates)
+        for number, (rank, rate) in enumerate(zip(ranks, rates, strict=True)):
+            relative[_name(rank["facts"], number)].append(rate / middle)
+            absolute[_name(rank["facts"], number)].append(rate)
+    found = [
+        Member(*name, statistics.median(each), statistics.median(absolute[name]), len(each))
+        for name, each in relative.items()
+    ]
+    return sorted(found, key=lambda member: member.relative)
+
+
+def _name(facts: Mapping[str, Any], rank: int) -> tuple[str, str]:
+    return str(facts.get("host", "")), str(facts.get("gpu_uuid") or f"process {rank}")
+
+
+def said(found: list[Member]) -> str:
+    """`4 measured at once: slowest n1 GPU-1f3a… at 0.951 of the median one, fastest n0 GPU-77c2… at 1.012`."""
+    slowest, fastest = found[0], found[-1]
+    spread = fastest.relative / slowest.relative - 1
+    return (
+        f"{len(found)} measured at once, {spread:.1%} between the fastest and the slowest: "
+        f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one, "
+        f"{fastest.host} {fastest.gpu} at {fastest.relative:.3f}"
+    )
+
+
+def csv(found: list[Member]) -> str:
+    return pd.DataFrame([vars(member) for member in found]).to_csv(index=False)

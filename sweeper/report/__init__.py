@@ -1,0 +1,1 @@
+"""Reading results: tables from what sweeps have left behind."""

@@ -1,0 +1,18 @@
+"""The floating-point operations of training a decoder: forward and backward, per token."""
+
+from __future__ import annotations
+
+from workloads.llama.shapes import LlamaShape
+
+
+def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = None, head: bool = True) -> float:
+    """Model FLOPs per token, causal: half of the attention scores are never computed, so they do not count.
+
+    L(6D(2D + 2K + 3F) + 6SD) + 6DV with D the width, K kv heads x head size, F the feed-forward width, S the sequence
+    length and V the vocabulary: six for each weight of a linear layer (Kaplan et al. 2020, table 1), twelve for each
+    pair of token and earlier token and width, of which half. `layers` and `head` count a part of the model.
+    """
+    width, kv, attention = shape.width, shape.kv_heads * shape.head_size, shape.heads * shape.head_size
+    linear = width * (attention + 2 * kv) + attention * width + 3 * width * shape.feed_forward
+    block = 6 * linear + 6 * sequence_length * attention
+    return (shape.layers if layers is None else layers) * block + (6 * width * shape.vocabulary if head else 0)

@@ -1,0 +1,134 @@
+"""A Llama decoder in plain PyTorch: what every workload here that trains one trains."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads.llama.shapes import LlamaShape
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)). x is [batch, sequence, width].
+
+    Layers that read the same input are one matrix, as `LlamaShape.linear` has them.
+    """
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.qkv = nn.Linear(*shape.linear("qkv"), bias=shape.qkv_bias)
+        self.output = nn.Linear(*shape.linear("output"), bias=False)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.gate_up = nn.Linear(*shape.linear("gate_up"), bias=False)
+        self.down = nn.Linear(*shape.linear("down"), bias=False)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope))
+        return x + self.down(gated(self.gate_up(self.mlp_norm(x))))
+
+    def _attend(self, qkv: Tensor, rope: Tensor) -> Tensor:
+        shape, (batch, length, _) = self.shape, qkv.shape
+        heads = qkv.view(batch, length, shape.heads + 2 * shape.kv_heads, shape.head_size).transpose(1, 2)
+        q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        mixed = functional.scaled_dot_product_attention(
+            rotated(q, rope), rotated(k, rope), v, is_causal=True, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, of the two halves."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def rope_table(shape: LlamaShape, length: int, device: torch.device) -> Tensor:
+    """cos and sin of every position and pair of features, [2, length, head_size / 2], fp32 (Su et al. 2021)."""
+    exponents = torch.arange(0, shape.head_size, 2, device=device, dtype=torch.float32) / shape.head_size
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), shape.rope_theta**-exponents)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotated(x: Tensor, rope: Tensor) -> Tensor:
+    """x[batch, heads, sequence, head_size] turned by its position; the first half is paired with the second."""
+    cos, sin = rope.to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Llama(nn.Module):
+    """Tokens [batch, sequence] to the mean next-token loss, with no logits of more than `chunk` tokens at a time."""
+
+    def __init__(self, shape: LlamaShape, *, layers: int | None = None, chunk: int = 4096) -> None:
+        super().__init__()
+        self.shape, self.chunk = shape, chunk
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList([Block(shape) for _ in range(layers or shape.layers)])
+        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.head = nn.Linear(*shape.linear("head"), bias=False)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Random weights: normal with a deviation of 0.02, norms of one."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02, generator=generator)
+            else:
+                nn.init.zeros_(parameter)
+        for module in self.modules():
+            if isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+
+    def forward(self, tokens: Tensor, targets: Tensor, rope: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, rope)
+        return next_token_loss(self.norm(x).flatten(0, 1), self.head.weight, targets.flatten(), self.chunk)
+
+
+def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    """Mean cross entropy of hidden[tokens, width] @ weight[vocabulary, width]ᵀ against targets[tokens]."""
+    return _ChunkedLoss.apply(hidden, weight, targets, chunk)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The gradients are taken in the forward pass, chunk by chunk, so that nothing of a chunk has to be kept."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
+        loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
+        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        for h, t, d_h in zip(hidden.split(chunk), targets.split(chunk), d_hidden.split(chunk), strict=True):
+            chunk_loss, d_logits = _loss_and_gradient(h @ weight.t(), t, 1 / len(targets))
+            loss += chunk_loss
+            torch.mm(d_logits, weight, out=d_h)
+            d_weight.addmm_(d_logits.t(), h)
+        ctx.save_for_backward(d_hidden, d_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor):  # type: ignore[no-untyped-def]
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), None, None
+
+
+def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The summed loss of a chunk times `scale`, and its gradient with respect to the logits in their own type."""
+    log_sum = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    probabilities = torch.exp(logits.float() - log_sum)
+    one_hot = torch.arange(logits.shape[-1], device=logits.device)[None, :] == targets[:, None]
+    loss = (log_sum - logits.gather(1, targets[:, None]).float()).sum() * scale
+    return loss, ((probabilities - one_hot.float()) * scale).to(logits.dtype)
+
+
+_compiled_loss_and_gradient = torch.compile(_plain_loss_and_gradient, dynamic=False)
+
+
+def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    if logits.device.type == "cpu":
+        return _plain_loss_and_gradient(logits, targets, scale)
+    return _compiled_loss_and_gradient(logits, targets, scale)
