@@ -292,3 +292,32 @@ def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:
     for words in ("matmul, probe", "cmaes, gp, grid, qmc, random, tpe", "mi300x", "budget:"):
         assert words in done.out
     assert done.out.count("python -m sweeper ") >= 4
+
+
+def test_devices_measured_at_once_are_told_apart(place: Place) -> None:
+    """Two processes here; on a cluster gpus=all is every GPU."""
+    done = place.run("gpus=2", "space.m=128,256", "space.n=128", "space.k=128", "search=grid", "finals.top=0")
+    assert done.code == 0, done.err
+    assert "GPUs     2 measured at once" in done.out and "between the fastest and the slowest" in done.out
+    (sweep,) = place.sweeps
+    rows = list(csv.DictReader((sweep / "gpus.csv").open()))
+    assert len(rows) == 2 and {row["trials"] for row in rows} == {"2"}
+    for trial in csv.DictReader((sweep / "trials.csv").open()):
+        assert float(trial["tflops_slowest_gpu"]) <= float(trial["tflops_fastest_gpu"])
+
+
+def test_what_a_device_cannot_do_is_left_out_of_a_choice_and_said(place: Place) -> None:
+    words = ["space.dtype=fp32,fp8_rowwise", "space.m=128,256", "space.n=64", "space.k=64", "search=grid"]
+    done = place.run(*words, "hardware=cpu", "finals.top=0")
+    assert done.code == 0, done.err
+    assert "left out space.dtype=fp8_rowwise is emulated on this device: cpu lacks fp8" in done.err
+    assert "2 complete" in done.out
+
+
+def test_a_worker_that_refused_before_it_tried_goes_on(place: Place) -> None:
+    words = ["workload=precision_casts", "space.format=fp8_tensorwise,fp8_rowwise", "space.direction=columns,rows"]
+    done = place.run(*words, "search=grid", "space.rows=128", "space.columns=128")
+    assert "1 infeasible: one scale for the whole has no direction" in done.out
+    runs = place.runs("trial")
+    assert Counter(run.data.tags["outcome"] for run in runs) == {"complete": 3, "infeasible": 1}
+    assert len({run.data.tags["pid"] for run in runs}) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from workloads import telemetry
 from workloads.contract import Rank
 from workloads.matmul import MatmulParameters, product
 from workloads.telemetry import Watch, watching
@@ -17,10 +18,10 @@ def test_nothing_is_made_up_for_a_cpu() -> None:
 
 
 def test_a_power_cap_is_noted_and_a_thermal_slowdown_taints() -> None:
-    capped = Watch([1980, 1500, 1410], [690, 701], [60, 61], {"software_power_cap"})
+    capped = Watch([1980, 1500, 1410], [690, 701], [60, 61], {"software_power_cap"}, reasons_known=True)
     assert capped.figures() == {"sm_clock_mhz": 1500, "power_w": 701, "temperature_c": 61}
     assert capped.facts() == {"slowed_by": "software_power_cap", "tainted": False}
-    assert Watch([900], [300], [90], {"hardware_thermal"}).facts()["tainted"] is True
+    assert Watch([900], [300], [90], {"hardware_thermal"}, reasons_known=True).facts()["tainted"] is True
 
 
 def test_a_tainted_figure_is_taken_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,12 +37,27 @@ def test_a_tainted_figure_is_taken_again_after_a_pause(monkeypatch: pytest.Monke
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(product, "watching", lambda device: Hot([1000], [1], [90]))
+    monkeypatch.setattr(product, "watching", lambda device: Hot([1000], [1], [90], reasons_known=True))
     monkeypatch.setattr(product.time, "sleep", pauses.append)
     parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", statistic="median_warm", repeats=3)
     measured = product.measure(parameters, Rank())
     assert len(watches) == 3 and pauses == list(product.PAUSES_S)
     assert measured.facts["tainted"] is False and len(measured.step_times_s) == 3
+
+
+def test_an_amd_gpu_tells_what_it_can_and_no_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD SMI as torch reads it: power in W, zero for what is not known, an error for what is not there."""
+
+    def broken(device: torch.device) -> int:
+        raise RuntimeError("AMDSMI_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 2100)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "temperature", broken)
+    watch = Watch()
+    telemetry._read_amdsmi(torch.device("cuda", 0), watch)
+    assert watch.figures() == {"sm_clock_mhz": 2100.0}
+    assert watch.facts() == {}  # not "slowed by nothing": that is not known
 
 
 @pytest.mark.gpu

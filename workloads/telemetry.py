@@ -1,16 +1,19 @@
 """What a GPU was at while a figure was taken: its clock, power, temperature, and why it ran slower if it did.
 
-Read through NVML, whose power is an average over about the last second and whose clock is of the moment. Where there
-is no NVML (a CPU, an AMD GPU) nothing is known, and nothing is made up.
+Read through NVML, whose power is an average over about the last second and whose clock is of the moment; on an AMD GPU
+through AMD SMI, as `torch.cuda` reads it, where the reasons for a lower clock are not to be had. Where there is neither
+(a CPU, a ROCm without amdsmi) nothing is known, and nothing is made up.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pynvml as nvml
@@ -40,6 +43,7 @@ class Watch:
     powers_w: list[float] = field(default_factory=list)
     temperatures_c: list[float] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
+    reasons_known: bool = False
 
     @property
     def tainted(self) -> bool:
@@ -59,7 +63,7 @@ class Watch:
 
     def facts(self) -> dict[str, Scalar]:
         """Why the clock was lower than it could be, and whether that spoils the figure."""
-        if not self.clocks_mhz:
+        if not self.reasons_known:
             return {}
         return {"slowed_by": " ".join(sorted(self.reasons)), "tainted": self.tainted}
 
@@ -68,43 +72,63 @@ class Watch:
 def watching(device: torch.device) -> Iterator[Watch]:
     """Read the GPU's state every 20 ms, once at least, until the block ends."""
     watch = Watch()
-    handle = _handle(device)
-    if handle is None:
+    read = _reader(device)
+    if read is None:
         yield watch
         return
     done = threading.Event()
 
     def read_until_done() -> None:
         while not done.wait(INTERVAL_S):
-            _read(handle, watch)
+            read(watch)
 
     reader = threading.Thread(target=read_until_done, daemon=True)
     reader.start()
     try:
         yield watch
-        _read(handle, watch)
+        read(watch)
     finally:
         done.set()
         reader.join()
 
 
-def _handle(device: torch.device) -> Any:
-    """NVML's handle of a torch device, which counts among the visible ones only; None where there is none."""
-    if device.type != "cuda" or torch.version.cuda is None:
+def _reader(device: torch.device) -> Callable[[Watch], None] | None:
+    """What takes one reading of a torch device, which counts among the visible ones only; None where nothing can."""
+    if device.type != "cuda":
         return None
+    if torch.version.hip:
+        return partial(_read_amdsmi, device) if importlib.util.find_spec("amdsmi") else None
     try:
         nvml.nvmlInit()
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except nvml.NVMLError:
         return None
+    return partial(_read_nvml, handle)
 
 
-def _read(handle: Any, watch: Watch) -> None:
+def _read_nvml(handle: Any, watch: Watch) -> None:
     try:
         watch.clocks_mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         watch.powers_w.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
         watch.temperatures_c.append(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
         watch.reasons |= {name for name, bit in REASONS.items() if bits & bit}
+        watch.reasons_known = True
     except nvml.NVMLError:
         pass  # a reading that this GPU does not give is missing, and its figure with it
+
+
+def _read_amdsmi(device: torch.device, watch: Watch) -> None:
+    # torch gives W here, whatever its documentation says of mW, and zero for what the GPU does not tell.
+    readings = (
+        (watch.clocks_mhz, torch.cuda.clock_rate),
+        (watch.powers_w, torch.cuda.power_draw),
+        (watch.temperatures_c, torch.cuda.temperature),
+    )
+    for into, read in readings:
+        try:
+            value = float(read(device))
+        except Exception:  # amdsmi's own errors, which cannot be named where it is not installed
+            continue
+        if value:
+            into.append(value)

@@ -68,8 +68,8 @@ def native_product(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     elif recipe == "fp8_rowwise":
         scales, kinds = [a.scale, b.scale.t()], [ScalingType.RowWise] * 2
     elif recipe == "fp8_blockwise":
-        scales = [a.scale.t().contiguous().t(), _padded(b.scale, b.block_size[0]).t()]
-        kinds = [_block_kind(a), _block_kind(b)]
+        (scale_a, kind_a), (scale_b, kind_b) = _block_scales(a), _block_scales(b)
+        scales, kinds = [scale_a, scale_b], [kind_a, kind_b]
     else:
         kind = ScalingType.BlockWise1x16 if recipe == "nvfp4" else ScalingType.BlockWise1x32
         swizzle = SwizzleType.NO_SWIZZLE if torch.version.hip else SwizzleType.SWIZZLE_32_4_4
@@ -86,18 +86,15 @@ def native_product(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     return lambda: functional.scaled_mm(data[0], data[1].t(), scales[0], kinds[0], scales[1], kinds[1], **options)
 
 
-def _block_kind(matrix: Any) -> Any:
+def _block_scales(matrix: Any) -> tuple[torch.Tensor, Any]:
+    """The scales of 1 x 128 or 128 x 128 blocks as cuBLASLt reads them: [rows, k / 128] with rows next to each other,
+    or [k / 128, rows / 128] with k next to each other and padded to four."""
     from torch.nn.functional import ScalingType
 
-    return ScalingType.BlockWise128x128 if matrix.block_size[0] == 128 else ScalingType.BlockWise1x128
-
-
-def _padded(scale: torch.Tensor, block_rows: int) -> torch.Tensor:
-    """A weight's scales[n / 128, k / 128] with k padded to four, as cuBLASLt wants 128 x 128 blocks; an activation's
-    [n, k / 128] with n next to each other."""
-    if block_rows == 1:
-        return scale.t().contiguous().t()
-    return torch.nn.functional.pad(scale, (0, -scale.shape[1] % 4), value=1.0)
+    if matrix.block_size[0] == 1:
+        return matrix.scale.t().contiguous().t(), ScalingType.BlockWise1x128
+    padded = torch.nn.functional.pad(matrix.scale, (0, -matrix.scale.shape[1] % 4), value=1.0)
+    return padded.t(), ScalingType.BlockWise128x128
 
 
 def sqnr_db(exact: torch.Tensor, found: torch.Tensor) -> float:
