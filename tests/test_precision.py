@@ -126,7 +126,7 @@ def test_a_model_in_fewer_bits_learns_nearly_as_well(recipe: str) -> None:
         "scope": "model",
         "model": "llama_tiny",
         "sequence_length": 128,
-        "steps": 6,
+        "steps": 20,
         "warmup": 0,
         "learning_rate": 3e-3,
     }

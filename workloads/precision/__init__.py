@@ -68,7 +68,7 @@ class LinearParameters:
 
 @dataclass(frozen=True)
 class TrainingParameters:
-    """Steps of training: one block forward and backward, or the whole model with AdamW, on one batch over and over.
+    """Steps of training: one block forward and backward, or the whole model with AdamW, on made-up text.
 
     layers: fewer than the model has, for a device that it does not fit
     """
@@ -131,7 +131,7 @@ class Training:
     """`workload=precision_training`."""
 
     Parameters = TrainingParameters
-    method = "training/1"
+    method = "training/2"
     max_world_size = 1
     sets_ceiling = False
 
