@@ -182,7 +182,8 @@ class Gang:
 class Pool:
     """All the gangs of one sweep. `submit` trials while there is `room`, `wait` for what ends.
 
-    `size` ranks a gang, `count` gangs; `constants` are the parameters that every trial has.
+    `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
+    `constants` are the parameters that every trial has.
     """
 
     def __init__(
@@ -194,9 +195,11 @@ class Pool:
         size: int,
         count: int,
         timeout_s: float,
+        share: int | None = None,
     ) -> None:
         self._target, self._workload, self._constants = target, workload, constants
         self._size, self._count, self._timeout_s = size, count, timeout_s
+        self._share = share or count
         self._made = self._failed_starts = 0
         self._why_no_start = ""
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
@@ -355,7 +358,7 @@ class Pool:
         place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
         if self._target.hardware.kind == "gpu":
             return {"num_cpus": 1, "num_gpus": 1, "label_selector": place}
-        cores = self._target.cores_for_each(self._count * self._size)
+        cores = self._target.cores_for_each(self._share * self._size)
         return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 
     def _welcome(self, gang: Gang, arrived: set[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Many GPUs measured at once, each by itself: which one is slow. One slow GPU holds up every job that it joins."""
+"""Many GPUs measured side by side, each by itself: which one is slow. One slow GPU holds up every job that it joins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper import metrics
 from sweeper.outcome import Record
 
 
@@ -25,16 +26,21 @@ class Member:
 
 
 def members(records: Iterable[Record]) -> list[Member]:
-    """Every GPU of the trials whose ranks measured a device each, the slowest first."""
+    """Every GPU of the trials whose ranks measured a device each, the slowest first.
+
+    None where several gangs had some of them each: what was not measured side by side is not compared.
+    """
     relative, absolute = (
         defaultdict[tuple[str, str], list[float]](list),
         defaultdict[tuple[str, str], list[float]](list),
     )
+    size = 0
     for record in records:
         ranks = [m for m in record.measurements if m.get("independent")]
         if len(ranks) < 2:
             continue
-        rates = [m["flops_per_step"] / statistics.median(m["step_times_s"]) / 1e12 for m in ranks]
+        size = max(size, len(ranks))
+        rates = [metrics.tflops_of(m["flops_per_step"], m["step_times_s"], m["statistic"]) for m in ranks]
         middle = statistics.median(rates)
         for number, (rank, rate) in enumerate(zip(ranks, rates, strict=True)):
             relative[_name(rank["facts"], number)].append(rate / middle)
@@ -43,6 +49,8 @@ def members(records: Iterable[Record]) -> list[Member]:
         Member(*name, statistics.median(each), statistics.median(absolute[name]), len(each))
         for name, each in relative.items()
     ]
+    if len(found) > size:
+        return []
     return sorted(found, key=lambda member: member.relative)
 
 
@@ -51,11 +59,11 @@ def _name(facts: Mapping[str, Any], rank: int) -> tuple[str, str]:
 
 
 def said(found: list[Member]) -> str:
-    """`4 measured at once: slowest n1 GPU-1f3a… at 0.951 of the median one, fastest n0 GPU-77c2… at 1.012`."""
+    """`4 measured side by side: slowest n1 GPU-1f3a… at 0.951 of the median one, fastest n0 GPU-77c2… at 1.012`."""
     slowest, fastest = found[0], found[-1]
     spread = fastest.relative / slowest.relative - 1
     return (
-        f"{len(found)} measured at once, {spread:.1%} between the fastest and the slowest: "
+        f"{len(found)} measured side by side, {spread:.1%} between the fastest and the slowest: "
         f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one, "
         f"{fastest.host} {fastest.gpu} at {fastest.relative:.3f}"
     )

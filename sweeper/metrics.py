@@ -29,6 +29,7 @@ SHOWN = {
     "sustained_sm_clock_mhz": ("at", "MHz", 1.0),
     "tokens_per_s": ("tokens", "1/s", 1.0),
     "mfu": ("MFU", "%", 100.0),
+    "hfu": ("HFU", "%", 100.0),
     "mamf_utilization": ("of reached", "%", 100.0),
     "speedup": ("over bf16", "x", 1.0),
     "speedup_ci_low": ("95% from", "", 1.0),
@@ -39,6 +40,9 @@ SHOWN = {
     "sqnr_db": ("SQNR", "dB", 1.0),
     "sqnr_input_gradient_db": ("of dx", "dB", 1.0),
     "sqnr_weight_gradient_db": ("of dW", "dB", 1.0),
+    "predicted_tokens_per_s": ("predicted", "1/s", 1.0),
+    "peak_device_gib": ("device", "GiB", 1.0),
+    "peak_host_gib": ("host", "GiB", 1.0),
     "loss": ("loss", "", 1.0),
     "step_time_ms": ("step", "ms", 1.0),
     "sm_clock_mhz": ("clock", "MHz", 1.0),
@@ -77,6 +81,8 @@ def derive(
             for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
                 if rate in metrics:
                     metrics[utilisation] = metrics[rate] / (peak * world_size)
+            if done := sum(m.hardware_flops_per_step for m in measurements):
+                metrics["hfu"] = metrics["mfu"] * done / flops
     if baseline := measurements[0].baseline_step_times_s:
         metrics |= _ratio("speedup", np.array(baseline), times_s, statistic)
     if moved := sum(m.bytes_per_step for m in measurements):
@@ -98,12 +104,17 @@ def derive(
 
 def _over_devices(measurements: Sequence[Measurement], statistic: str) -> dict[str, float]:
     """The slowest and the fastest of devices that were measured at once, each by itself."""
-    each = [m.flops_per_step / 1e12 / float(STATISTICS[statistic](m.step_times_s)) for m in measurements]
+    each = [tflops_of(m.flops_per_step, m.step_times_s, statistic) for m in measurements]
     return {
         "tflops_slowest_gpu": min(each),
         "tflops_fastest_gpu": max(each),
         "gpu_spread": max(each) / min(each) - 1,
     }
+
+
+def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:
+    """The rate of one rank."""
+    return flops_per_step / 1e12 / float(STATISTICS[statistic](times_s))
 
 
 def unit_of(metric: str) -> str:
@@ -112,7 +123,10 @@ def unit_of(metric: str) -> str:
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
-    """Seconds of each step of the gang: the slowest rank's."""
+    """Seconds of each step of the gang: the slowest rank's, step by step where they wait for one another."""
+    if measurements[0].independent:
+        statistic = STATISTICS[measurements[0].statistic]
+        return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
     counts = {len(m.step_times_s) for m in measurements}
     if len(counts) == 1:
         return np.max([m.step_times_s for m in measurements], axis=0)

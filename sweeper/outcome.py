@@ -54,7 +54,10 @@ class Again:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished trial as it is stored: in the study, which is the truth, and from there in MLflow."""
+    """One finished trial as it is stored: in the study, which is the truth, and from there in MLflow.
+
+    reason: as in its outcome; of a complete trial, why it has no speed to rank
+    """
 
     number: int
     params: Mapping[str, Scalar]

@@ -125,8 +125,9 @@ def heat(
 
 def _cells(values: Sequence[Any]) -> tuple[list[int], list[str]]:
     """Which cell each value falls into, and what the cells are called: the values themselves where they are few."""
-    different = sorted(set(values), key=lambda value: (isinstance(value, str), value))
-    if len(different) <= MOST_CELLS or any(isinstance(value, str) for value in different):
+    numbers = all(isinstance(value, (int, float)) for value in values)
+    different = sorted(set(values), key=None if numbers else str)
+    if len(different) <= MOST_CELLS or not numbers:
         return [different.index(value) for value in values], [str(value) for value in different]
     edges = np.linspace(different[0], different[-1], MOST_CELLS + 1)
     places = np.clip(np.digitize(values, edges) - 1, 0, MOST_CELLS - 1)

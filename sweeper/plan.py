@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeper import cluster, config
+from sweeper import cluster, config, rates
 from sweeper.config import Config
 from sweeper.hardware import Target, choose
 from sweeper.recorder import check_uri
@@ -32,6 +32,7 @@ class Plan:
     identity: dict[str, Any]
     name: str
     folder: Path
+    reached_tflops: dict[str, float]
 
     @property
     def directory(self) -> Path:
@@ -88,7 +89,8 @@ def plan(said: Config) -> Plan:
     name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
     first = config.read_first(said, space, target.hardware.kind)
     folder = Path(said.dir).expanduser().resolve() / "sweeps" / name
-    return Plan(said, target, space, left_out, first, gpus, gangs, identity, name, folder)
+    reached = rates.reached_tflops(rates.read(folder.parent.parent), target.model)
+    return Plan(said, target, space, left_out, first, gpus, gangs, identity, name, folder, reached)
 
 
 def _all(target: Target) -> int:

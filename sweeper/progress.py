@@ -153,6 +153,7 @@ class Json(Progress):
                 "trial": ended.number,
                 "outcome": ended.ending.value,
                 "reason": ended.reason,
+                **({"again_of": ended.again.of, "round": ended.again.round} if ended.again else {}),
                 "params": dict(ended.params),
                 "metrics": dict(ended.metrics),
                 "better": better,

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sweeper.finals import Standing
+from sweeper.finals import Interval, Standing
 from sweeper.outcome import Record
+from sweeper.said import SaidWrongly
 
 FILE = "rates.json"
 
@@ -25,7 +26,7 @@ class Rate:
     """The highest rate found on one model of device, in one number format, by one statistic. TFLOP/s of one device.
 
     matrix_dtype   the type that its peak is of: `fp8` for all formats of 8 bits
-    how            what measured it: rounds of finalists, or a single trial of a search
+    rounds         of the finals that it is the mean of; 0: it is of a single trial of `repeats`
     """
 
     device: str
@@ -39,67 +40,88 @@ class Rate:
     shape: str
     layout: str
     route: str
-    how: str
+    rounds: int
+    repeats: int
     torch: str
     date: str
+
+    @property
+    def how(self) -> str:
+        """What measured it, in words."""
+        return f"mean of {self.rounds} rounds" if self.rounds else f"one trial of {self.repeats} repeats"
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.device, self.dtype, self.statistic
 
 
-def of_sweep(device: str, best: Record, final: Sequence[Standing]) -> Rate:
-    """The rate that a finished sweep has found: its winner's in the finals, else that of its best trial."""
-    record, figure = best, None
-    if final:
-        record, figure = final[0].trial, final[0].figure
+def of_sweep(device: str, best_first: Sequence[Record], final: Sequence[Standing]) -> list[Rate]:
+    """What a finished sweep has found, for each format and statistic in it: in the finals, else in one trial."""
+    found: dict[tuple[str, str, str], Rate] = {}
+    for record, figure, rounds in [
+        *((standing.trial, standing.figure, standing.rounds) for standing in final),
+        *((record, None, 0) for record in best_first),
+    ]:
+        rate = _rate(device, record, figure, rounds)
+        found.setdefault(rate.key, rate)
+    return list(found.values())
+
+
+def _rate(device: str, record: Record, figure: Interval | None, rounds: int) -> Rate:
     measured = record.measurements[0]
-    asked, facts = measured["executed"], measured["facts"]
-    product = measured["figures"]
-    shape = "x".join(f"{asked.get(name) or product.get(name, 0):.0f}" for name in "mnk")
-    each = len(record.measurements)
+    asked, facts, product = measured["executed"], measured["facts"], measured["figures"]
+    each, metrics = len(record.measurements), record.metrics
+    bounds = (figure.low, figure.high) if figure else (metrics.get("tflops_ci_low"), metrics.get("tflops_ci_high"))
+    low, high = (bound / each if bound is not None else None for bound in bounds)
     return Rate(
         device=device,
         dtype=str(asked["dtype"]),
         matrix_dtype=measured["matrix_dtype"],
         statistic=str(asked["statistic"]),
-        tflops=(figure.value if figure else record.metrics["tflops"]) / each,
-        tflops_low=(figure.low if figure else record.metrics.get("tflops_ci_low", record.metrics["tflops"])) / each,
-        tflops_high=(figure.high if figure else record.metrics.get("tflops_ci_high", record.metrics["tflops"])) / each,
-        tflops_sustained=record.metrics["tflops_sustained"] / each if "tflops_sustained" in record.metrics else None,
-        shape=shape,
+        tflops=(figure.value if figure else metrics["tflops"]) / each,
+        tflops_low=low,
+        tflops_high=high,
+        tflops_sustained=metrics["tflops_sustained"] / each if "tflops_sustained" in metrics else None,
+        shape="x".join(f"{asked.get(name) or product.get(name, 0):.0f}" for name in "mnk"),
         layout=str(facts["layout"]),
         route=str(asked["route"]),
-        how=f"mean of {final[0].rounds} rounds" if final else f"one trial of {len(measured['step_times_s'])} repeats",
+        rounds=rounds,
+        repeats=len(measured["step_times_s"]),
         torch=str(facts["torch"]),
         date=datetime.fromtimestamp(record.ended_at_s, UTC).date().isoformat(),
     )
 
 
 def read(folder: Path) -> list[Rate]:
-    """What is kept in a results directory; nothing where there is none yet."""
+    """What is kept in a results directory; nothing where there is none yet. Raises SaidWrongly for a broken file."""
     path = folder / FILE
-    return [Rate(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+    try:
+        return [Rate(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+    except (ValueError, TypeError) as error:
+        raise SaidWrongly(f"{path}: cannot be read ({error}); move it away, a search writes another") from error
 
 
-def keep(folder: Path, rate: Rate) -> bool:
-    """Keep a rate if it is the highest of its kind; whether it was. Several sweeps may do so at once."""
+def keep(folder: Path, rates: Iterable[Rate]) -> None:
+    """Keep the rates that are the highest of their kind; what finals have shown stands before any single trial, which
+    may have been lucky. Several sweeps may do so at once."""
     with (folder / f".{FILE}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = {entry.key: entry for entry in read(folder)}
-        if rate.key in kept and kept[rate.key].tflops >= rate.tflops:
-            return False
-        kept[rate.key] = rate
+        for rate in rates:
+            known = kept.get(rate.key)
+            if known is None or (rate.rounds > 0, rate.tflops) > (known.rounds > 0, known.tflops):
+                kept[rate.key] = rate
         beside = folder / f".{FILE}.new"
         beside.write_text(json.dumps([asdict(kept[key]) for key in sorted(kept)], indent=1) + "\n")
         beside.replace(folder / FILE)
-    return True
 
 
 def reached_tflops(rates: Iterable[Rate], device: str) -> dict[str, float]:
-    """By type of the matrix units, the highest median rate reached on this model of device."""
+    """By type of the matrix units, the highest median rate reached on this model of device: with a cold cache, as
+    training finds it, and only where there is none of those, with a warm one."""
     reached: dict[str, float] = {}
-    for rate in rates:
-        if rate.device == device and rate.statistic.startswith("median"):
-            reached[rate.matrix_dtype] = max(rate.tflops, reached.get(rate.matrix_dtype, 0.0))
+    for statistic in ("median_warm", "median_cold"):
+        found = [rate for rate in rates if rate.device == device and rate.statistic == statistic]
+        for matrix_dtype in {rate.matrix_dtype for rate in found}:
+            reached[matrix_dtype] = max(rate.tflops for rate in found if rate.matrix_dtype == matrix_dtype)
     return reached

@@ -74,6 +74,7 @@ class Study:
         self._memory = optuna.create_study(direction=direction)
         self._in_memory: dict[int, int] = {}  # number on disk: number in memory, of those not told
         self._asked = 0  # how many trials there are on disk
+        self._searched = 0  # how many of them are of the search
         self._seen: set[str] = set()  # points that are not to be proposed
         self.records: dict[int, Record] = {}
         self.unfinished: list[Trial] = []  # asked by a driver that was killed, to be asked again first
@@ -94,10 +95,11 @@ class Study:
         if self.unfinished:
             return self.unfinished.pop(0)
         number = self._asked
-        asked = self._propose(number)
+        asked = self._propose(self._searched)
         if asked is None:
             return None
         self._asked += 1
+        self._searched += 1
         params = dict(asked.params)
         self._disk.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self.distributions))
         self._in_memory[number] = asked.number
@@ -178,6 +180,7 @@ class Study:
     def _load(self) -> None:
         for trial in self._disk.get_trials(deepcopy=False):
             self._asked += 1
+            self._searched += "again" not in trial.user_attrs
             self._seen.add(point_key(trial.params))
             record = Record.from_json(text) if (text := trial.user_attrs.get("record")) else None
             if "again" in trial.user_attrs and not (record and trial.state.is_finished()):

@@ -36,6 +36,7 @@ class Summary:
     gpus: list[fleet.Member]
     counts: Mapping[Ending, int]
     records: Sequence[Record]
+    again: Sequence[Record]
     command: str
     command_for_more: str
 
@@ -54,6 +55,8 @@ class Summary:
         if not self.final:
             return ""
         leader, *others = self.final
+        if not others:
+            return f"no verdict: trial {leader.trial.number} alone was measured again"
         tied = [standing.trial.number for standing in others if standing.tied]
         figure = f"{table.said(leader.figure.value)} {metrics.unit_of(self.objective)}".strip()
         interval = f"95% {table.said(leader.figure.low)} to {table.said(leader.figure.high)}"
@@ -77,6 +80,8 @@ class Summary:
             heading, cells = table.final_rows(self.final, self.objective)
             out.print(f"finals   {self.verdict()}")
             out.print(table.draw(heading, cells, 2 + len(self.final[0].trial.params), out.width))
+        for line in self._failed_finals():
+            out.print(line)
         if self.gpus:
             out.print(f"GPUs     {fleet.said(self.gpus)}")
         for line in self._unranked():
@@ -87,7 +92,7 @@ class Summary:
         if (folder / "pictures" / "pictures.html").exists():
             out.print(f"pictures {near(folder / 'pictures' / 'pictures.html')}")
         review = self._review(folder.parent.parent, uri, recorder)
-        for line in review if written else [_not_written(recorder, len(self.records))]:
+        for line in review if written else [_not_written(recorder, len(self.records) + len(self.again))]:
             out.print(line)
         if not over:
             out.print(f"resume   {self.command}")
@@ -104,6 +109,18 @@ class Summary:
 
     def _not_ranked(self) -> list[Record]:
         return [r for r in self.records if r.ending is Ending.COMPLETE and self.objective not in r.metrics]
+
+    def _failed_finals(self) -> list[str]:
+        """Which finalists did not come through, and why."""
+        failed = [r for r in self.again if r.ending not in (Ending.COMPLETE, Ending.CANCELLED)]
+        if not failed:
+            return []
+        last = failed[-1]
+        assert last.again is not None
+        return [
+            f"finals   {len(failed)} of {len(self.again)} trials did not complete, such as trial {last.number} "
+            f"(again {last.again.of}), {last.ending.value}: {last.reason}"
+        ]
 
     def _unranked(self) -> list[str]:
         """Why some that were complete have no speed to compare."""

@@ -57,7 +57,6 @@ class Sweep:
             self._recorder.add(record)
         searched = [record for record in self._study.records.values() if not record.again]
         self._board = Board(said.objective, said.direction, planned.config.budget, searched)
-        self._reached_tflops = rates.reached_tflops(rates.read(planned.directory), planned.target.model)
         self._progress = progress.make(planned.config.progress)
         self._pool: cluster.Pool | None = None
         self._attempts: Counter[int] = Counter()
@@ -119,6 +118,7 @@ class Sweep:
             constants=self._plan.space.constants,
             size=self._plan.gpus,
             count=gangs,
+            share=self._plan.gangs,  # a finalist alone computes on as many cores as it did in the search
             timeout_s=limits.timeout_s,
         )
         stop_by_s: float | None = None
@@ -212,7 +212,7 @@ class Sweep:
         hardware = self._plan.target.hardware
         if ending is Ending.COMPLETE:
             derived = metrics.derive(
-                outcome.measurements, hardware.dense_peak_tflops, self._reached_tflops, hardware.bandwidth_tb_s
+                outcome.measurements, hardware.dense_peak_tflops, self._plan.reached_tflops, hardware.bandwidth_tb_s
             )
             objective = self._config.workload.objective
             unranked = next((m.unranked for m in outcome.measurements if m.unranked), "")
@@ -333,6 +333,7 @@ class Sweep:
             gpus=gpus,
             counts=board.counts,
             records=[record for record in records if not record.again],
+            again=[record for record in records if record.again],
             command=self._command,
             command_for_more=self._command_for_more(),
         )
@@ -343,6 +344,8 @@ class Sweep:
         artifacts = {"trials.csv": table.csv(records)}
         if gpus:
             artifacts["gpus.csv"] = fleet.csv(gpus)
+        for name, text in artifacts.items():
+            (planned.folder / name).write_text(text)
         written = self._recorder.close(
             {
                 "status": "KILLED" if interrupted else "FAILED" if trouble else "FINISHED",
@@ -357,11 +360,10 @@ class Sweep:
             },
             RECORDER_PATIENCE_S,
         )
-        for name, text in artifacts.items():
-            (planned.folder / name).write_text(text)
-        if best and registry.load(self._config.workload.name).sets_ceiling:
-            rates.keep(planned.directory, rates.of_sweep(planned.target.model, best[0], final))
-        over = not (interrupted or self._wants_more() or self._finals_wanted())
+        over = not (interrupted or trouble or self._wants_more() or self._finals_wanted())
+        ranks_rates = (objective, direction) == ("tflops", "maximize")
+        if over and ranks_rates and registry.load(self._config.workload.name).sets_ceiling:
+            rates.keep(planned.directory, rates.of_sweep(planned.target.model, best, final))
         summary.print(
             planned.folder,
             self._config.tracking.uri,
@@ -372,7 +374,7 @@ class Sweep:
         )
         if trouble:
             print(f"stopped  {trouble}")
-        failed = any(board.counts[ending] for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT))
+        failed = any(record.ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT) for record in records)
         code = SOME_FAILED if failed or trouble or not written or not board.counts[Ending.COMPLETE] else COMPLETE
         code = INTERRUPTED if interrupted else code
         winner = final[0].trial if final else best[0] if best else None
@@ -396,7 +398,7 @@ class Sweep:
             drawn = pictures.draw(
                 self._plan.folder / "pictures", by_number, self._study.distributions, objective, direction
             )
-        except (ValueError, RuntimeError) as error:  # a picture is not worth losing a table for
+        except Exception as error:  # whatever it is, a picture is not worth losing a table for
             self._progress.note(f"no pictures: {type(error).__name__}: {error}")
             return []
         return [str(path) for path in drawn]

@@ -70,3 +70,14 @@ def test_rates_and_times_are_two_readings_of_one_thing(times_s: list[float], flo
     if len(times_s) % 2:  # the median of an even number of rates is not the rate of the median time
         assert math.isclose(metrics["tflops"] * metrics["step_time_ms"] * 1e9, flops, rel_tol=1e-9)
     assert metrics.get("tflops_p10", 0) <= metrics["tflops"] * (1 + 1e-12)
+
+
+def test_the_noise_of_devices_that_do_not_wait_is_not_summed_into_their_slowest() -> None:
+    """Each rank is slow in another repeat: none of them is slow."""
+    ranks = [
+        measured(*(2.0 if i == rank else 1.0 for i in range(5)), flops_per_step=1e12, independent=True)
+        for rank in range(4)
+    ]
+    metrics = derive(ranks, {})
+    assert metrics["tflops"] == pytest.approx(4.0)
+    assert metrics["tflops_slowest_gpu"] == pytest.approx(1.0) and metrics["gpu_spread"] == pytest.approx(0.0)

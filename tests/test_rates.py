@@ -31,7 +31,8 @@ H200 = Rate(
     shape="8192x8192x8192",
     layout="nt",
     route="torch",
-    how="mean of 5 rounds",
+    rounds=5,
+    repeats=30,
     torch="2.11",
     date="2026-11-21",
 )
@@ -43,11 +44,24 @@ def report(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_highest_rate_of_its_kind_is_kept(tmp_path: Path) -> None:
-    assert rates.keep(tmp_path, H200)
-    assert not rates.keep(tmp_path, replace(H200, tflops=700.0))
-    assert rates.keep(tmp_path, replace(H200, tflops=790.0))
-    assert rates.keep(tmp_path, replace(H200, tflops=100.0, statistic="fastest_warm"))
+    for rate in (H200, replace(H200, tflops=700.0), replace(H200, tflops=790.0)):
+        rates.keep(tmp_path, [rate])
+    rates.keep(tmp_path, [replace(H200, tflops=100.0, statistic="fastest_warm")])
     assert sorted(rate.tflops for rate in rates.read(tmp_path)) == [100.0, 790.0]
+
+
+def test_a_lucky_trial_does_not_displace_what_finals_have_shown(tmp_path: Path) -> None:
+    rates.keep(tmp_path, [replace(H200, tflops=818.0, rounds=0)])
+    rates.keep(tmp_path, [H200])
+    rates.keep(tmp_path, [replace(H200, tflops=820.0, rounds=0)])
+    assert [rate.tflops for rate in rates.read(tmp_path)] == [780.0]
+
+
+def test_a_broken_file_is_said_before_anything_starts(place: Place) -> None:
+    place.path.joinpath("rates.json").write_text("")
+    done = place.run("workload=probe", "budget.trials=1")
+    assert done.code == 2 and "rates.json: cannot be read" in done.err and len(done.err.strip().splitlines()) == 1
+    assert report(place.path, "leaderboard").returncode == 2
 
 
 def test_what_training_is_held_against_is_the_best_median_of_its_type_on_its_gpu() -> None:
@@ -107,7 +121,7 @@ def test_what_is_sent_is_what_was_shown_and_only_on_demand(tmp_path: Path) -> No
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    rates.keep(tmp_path, H200)
+    rates.keep(tmp_path, [H200])
     report(tmp_path, "leaderboard")
     shown = report(tmp_path, "leaderboard", "--json")
     assert got == []
@@ -118,10 +132,41 @@ def test_what_is_sent_is_what_was_shown_and_only_on_demand(tmp_path: Path) -> No
     assert str(tmp_path) not in shown.stdout
 
 
+def test_every_format_of_a_search_leaves_its_rate_behind(place: Place) -> None:
+    words = ["space.m=64,128", "space.n=64", "space.k=64", "space.statistic=median_warm,fastest_warm", "search=grid"]
+    done = place.run(*words, "finals.top=1", "finals.rounds=2")
+    assert done.code == 0, done.err
+    assert "no verdict: trial" in done.out
+    assert {rate.statistic for rate in rates.read(place.path)} == {"median_warm", "fastest_warm"}
+    assert sorted(rate.rounds for rate in rates.read(place.path)) == [0, 2]
+
+
+def test_another_objective_leaves_no_rate(place: Place) -> None:
+    words = ["space.m=64,128", "space.n=64", "space.k=64", "search=grid", "finals.top=0"]
+    assert place.run(*words, "workload.objective=step_time_ms", "workload.direction=minimize").code == 0
+    assert rates.read(place.path) == []
+
+
+def test_gpus_of_different_gangs_are_not_compared() -> None:
+    facts = [{"host": "n0", "gpu_uuid": name} for name in "abcd"]
+    ranks = [
+        {"independent": True, "statistic": "median", "flops_per_step": 1.0, "step_times_s": [1.0], "facts": f}
+        for f in facts
+    ]
+    trials = [replace(record(1, 1.0), measurements=ranks[:2]), replace(record(2, 1.0), measurements=ranks[2:])]
+    assert fleet.members(trials) == []
+
+
 def test_the_slow_gpu_of_a_fleet_is_named() -> None:
     def rank(name: str, time_s: float) -> dict[str, object]:
         facts = {"host": "n0", "gpu_uuid": name}
-        return {"independent": True, "flops_per_step": 1e12, "step_times_s": [time_s] * 3, "facts": facts}
+        return {
+            "independent": True,
+            "statistic": "median",
+            "flops_per_step": 1e12,
+            "step_times_s": [time_s] * 3,
+            "facts": facts,
+        }
 
     trials = [
         replace(record(n, 1.0), measurements=[rank("a", 1.0 * s), rank("b", 1.1 * s), rank("c", 0.9 * s)])

@@ -299,7 +299,7 @@ def test_devices_measured_at_once_are_told_apart(place: Place) -> None:
     """Two processes here; on a cluster gpus=all is every GPU."""
     done = place.run("gpus=2", "space.m=128,256", "space.n=128", "space.k=128", "search=grid", "finals.top=0")
     assert done.code == 0, done.err
-    assert "GPUs     2 measured at once" in done.out and "between the fastest and the slowest" in done.out
+    assert "GPUs     2 measured side by side" in done.out and "between the fastest and the slowest" in done.out
     (sweep,) = place.sweeps
     rows = list(csv.DictReader((sweep / "gpus.csv").open()))
     assert len(rows) == 2 and {row["trials"] for row in rows} == {"2"}

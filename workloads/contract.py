@@ -47,6 +47,7 @@ class Measurement:
     statistic        which one of the steps a figure is made of: median, mean or fastest
     flops_per_step   floating-point operations that the model or product needs in one step on this rank;
                      recomputation and emulation are not counted
+    hardware_flops_per_step  those that the device does, with what it computes again; 0 where that is the same
     tokens_per_step  tokens that one step trains on, on this rank; 0 where there are none
     matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU
     figures          further raw figures, each named with its unit
@@ -62,6 +63,7 @@ class Measurement:
     bytes_per_step: float = 0.0
     statistic: str = "median"
     flops_per_step: float = 0.0
+    hardware_flops_per_step: float = 0.0
     tokens_per_step: int = 0
     matrix_dtype: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)

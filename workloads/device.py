@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 
 import torch
@@ -22,6 +23,14 @@ def architecture(device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
     # A CUDA build has the field of AMD's name too, with the GPU's name in it.
     return str(properties.gcnArchName) if torch.version.hip else f"sm{properties.major}{properties.minor}"
+
+
+def fresh(device: torch.device) -> None:
+    """Let go of what the trial before has left: a compiled module is a cycle, and keeps its weights until collected."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def facts(device: torch.device) -> dict[str, Scalar]:

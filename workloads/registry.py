@@ -15,6 +15,7 @@ from workloads.contract import Workload
 # The built-in ones stand here too, so that a checkout runs without being installed.
 BUILT_IN = {
     "matmul": "workloads.matmul:Matmul",
+    "offload": "workloads.offload:Offload",
     "precision": "workloads.precision:Gemm",
     "precision_casts": "workloads.precision:Casts",
     "precision_linear": "workloads.precision:Linear",

@@ -16,3 +16,10 @@ def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = N
     linear = width * (attention + 2 * kv) + attention * width + 3 * width * shape.feed_forward
     block = 6 * linear + 6 * sequence_length * attention
     return (shape.layers if layers is None else layers) * block + (6 * width * shape.vocabulary if head else 0)
+
+
+def hardware_per_token(shape: LlamaShape, sequence_length: int, recomputed_layers: int) -> float:
+    """FLOPs per token that a device really does: the model's, a forward pass of what is computed again, and the scores
+    that a fused attention's backward pass computes again in any case (Dao 2023: one more product of two, causal)."""
+    forward = per_token(shape, sequence_length, layers=recomputed_layers, head=False) / 3
+    return per_token(shape, sequence_length) + forward + shape.layers * sequence_length * shape.heads * shape.head_size

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.llama.shapes import LlamaShape
 
@@ -57,6 +61,17 @@ def rotated(x: Tensor, rope: Tensor) -> Tensor:
     cos, sin = rope.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@contextmanager
+def fastest_attention(device: torch.device) -> Iterator[None]:
+    """cuDNN's attention before FlashAttention: on an H200 620 TFLOP/s forward against 320. Compiled code keeps it."""
+    if device.type == "cpu":
+        yield
+        return
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        yield
 
 
 class Llama(nn.Module):

@@ -41,6 +41,11 @@ class Operands:
     multiply: Callable[[], torch.Tensor]
 
     @property
+    def layout(self) -> str:
+        """As they lie in memory: n is row by row, t column by column."""
+        return "".join("n" if matrix.stride(1) == 1 else "t" for matrix in (self.a, self.b))
+
+    @property
     def bytes(self) -> int:
         """Of A and B."""
         return sum(t.numel() * t.element_size() for t in (self.a, self.b))
@@ -72,6 +77,12 @@ def _plain(parameters: MatmulParameters, shape: Product, device: torch.device, g
         if out_dtype != dtype:
             raise Infeasible(f"route=triton gives {parameters.dtype}, not output_dtype={parameters.output_dtype}")
         product = _inductor_product()
+        try:
+            product(a, b)  # tuned now, not in the first repeat
+        except Exception as error:
+            if "NoValidChoices" not in f"{type(error).__name__} {error}":
+                raise
+            raise Infeasible(f"Inductor has no Triton kernel for this product on this GPU: {error}") from error
         return Operands(a, b, lambda: product(a, b))
     c = torch.empty(shape.m, shape.n, device=device, dtype=out_dtype)
     if out_dtype == dtype:

@@ -47,7 +47,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         times_s, watch = _time_untainted(pair.multiply, device, parameters)
         sustained_s, sustained_figures = _sustain(pair, parameters, architecture, generator, statistics.median(times_s))
         c = pair.multiply()
-        accumulation = _accumulation_set(parameters)
+        ran = {"accumulation": _accumulation_set(parameters), "route": _route_taken(parameters)}
     error = relative_error(pair.a, pair.b, c)
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
     if not error <= TOLERANCE[matrix_dtype]:
@@ -58,7 +58,9 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     if parameters.model is None:
         executed |= {"m": c.shape[0], "n": c.shape[1], "k": pair.a.shape[1] * _numbers_each(pair.a)}
-    executed |= {"repeats": len(times_s), "seed": generator.initial_seed(), "accumulation": accumulation}
+    executed |= {"repeats": len(times_s), "seed": generator.initial_seed(), **ran}
+    if parameters.layout != "auto":
+        executed["layout"] = pair.layout
     shape_figures = {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)} if parameters.model else {}
     return Measurement(
         executed=executed,
@@ -71,7 +73,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         figures={"relative_error": error, **shape_figures, **watch.figures(), **sustained_figures},
         facts=devices.facts(device)
         | watch.facts()
-        | {"layout": shape.layout, "output_dtype": str(c.dtype).removeprefix("torch."), "operands": str(pair.a.dtype)},
+        | {"layout": pair.layout, "output_dtype": str(c.dtype).removeprefix("torch."), "operands": str(pair.a.dtype)},
     )
 
 
@@ -115,6 +117,14 @@ def _accumulation_set(parameters: MatmulParameters) -> str:
         "fp16": settings.allow_fp16_reduced_precision_reduction,
     }.get(parameters.dtype)
     return parameters.accumulation if reduced is None else "reduced" if reduced else "fp32"
+
+
+def _route_taken(parameters: MatmulParameters) -> str:
+    """The vendor's library as PyTorch has it set, which may refuse one for a GPU; else the route that was built."""
+    if parameters.route not in ("cublas", "cublaslt"):
+        return parameters.route
+    library = torch.backends.cuda.preferred_blas_library()
+    return {"Cublas": "cublas", "Cublaslt": "cublaslt"}.get(str(library).rpartition(".")[2], str(library))
 
 
 def _time_untainted(

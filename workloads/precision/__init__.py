@@ -23,7 +23,11 @@ TrainingRecipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_g
 
 @dataclass(frozen=True)
 class GemmParameters:
-    """A product of a model's linear layer over so many tokens, in a recipe; timed in turns with bf16."""
+    """A product of a model's linear layer over so many tokens, in a recipe; timed in turns with bf16.
+
+    Both operands lie with what is summed over next to each other (layout nt), the only way that the units take formats
+    of 8 bits or fewer; so does the bf16 product that it is compared with.
+    """
 
     recipe: Recipe
     model: shapes.ModelName = "llama3_8b"
@@ -61,7 +65,7 @@ class LinearParameters:
     part: Literal["qkv", "mlp"] = "qkv"
     model: shapes.ModelName = "llama3_8b"
     tokens: int = field(default=8192, metadata={"min": 1})
-    warmup: int = field(default=3, metadata={"min": 0})
+    warmup: int = field(default=3, metadata={"min": 1})
     repeats: int = field(default=20, metadata={"min": 1})
     seed: int = 0
 

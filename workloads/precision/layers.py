@@ -33,20 +33,25 @@ def with_recipe(module: nn.Module, recipe: str, architecture: str, tokens: int) 
     such layer for this device, or the sizes do not fit its blocks.
     """
     if recipe == "bf16":
-        return module, ""
+        state, why = support("bf16", architecture)
+        return module, "" if state is Support.NATIVE else f"emulated: {why}"
     name, multiple = FORMATS[recipe]
     state, why = support(name, architecture)
     emulated = f"emulated: {why}" if state is not Support.NATIVE else ""
     sizes = {size for m in module.modules() if isinstance(m, nn.Linear) for size in m.weight.shape} | {tokens}
     if unfit := sorted(size for size in sizes if size % multiple):
         raise Infeasible(f"{recipe} needs inputs, outputs and tokens in multiples of {multiple}, not {unfit[0]}")
+    if recipe == "fp8_blockwise" and emulated:
+        raise Infeasible(f"torchao's block-wise fp8 layer has no emulation, and {why}")
+    wanted = [n for n, m in module.named_modules() if _wanted(m, n)]
     if recipe in FLOAT8:
-        return _float8(module, FLOAT8[recipe], bool(emulated)), emulated
-    if recipe == "fp8_blockwise":
-        if emulated:
-            raise Infeasible(f"torchao's block-wise fp8 layer has no emulation, and {why}")
-        return _blockwise(module), emulated
-    return _mxfp8(module, bool(emulated)), emulated
+        converted = _float8(module, FLOAT8[recipe], bool(emulated))
+    else:
+        converted = _blockwise(module) if recipe == "fp8_blockwise" else _mxfp8(module, bool(emulated))
+    after = dict(converted.named_modules())
+    if plain := [name for name in wanted if type(after[name]) is nn.Linear]:
+        raise RuntimeError(f"torchao has left {plain[0]} as it was: a figure of it would be one of bf16")
+    return converted, emulated
 
 
 def _wanted(module: nn.Module, name: str) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import nn
 
 from workloads import device as devices
 from workloads.contract import Measurement, Rank
 from workloads.llama.flops import per_token
-from workloads.llama.model import Block, Llama, rope_table
+from workloads.llama.model import Block, Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
+from workloads.llama.text import walk
 from workloads.precision import TrainingParameters, formats, layers
 from workloads.telemetry import watching
 
@@ -28,12 +27,13 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     device = devices.of(rank)
     architecture = devices.architecture(device)
     torch.compiler.reset()
+    devices.fresh(device)
     shape = MODELS[parameters.model]
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     tokens = parameters.batch * parameters.sequence_length
     rope = rope_table(shape, parameters.sequence_length, device)
     make = _block_step if parameters.scope == "block" else _model_step
-    with _fastest_attention(device):
+    with fastest_attention(device):
         step, module, emulated = make(parameters, device, generator, architecture, rope, tokens)
         times_s, losses = [], []
         with watching(device) as watch:
@@ -60,19 +60,6 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         figures=figures,
         facts=devices.facts(device) | {"layers": ", ".join(sorted({type(m).__name__ for m in module.modules()}))},
     )
-
-
-@contextmanager
-def _fastest_attention(device: torch.device) -> Iterator[None]:
-    """cuDNN's attention before FlashAttention: on an H200 620 TFLOP/s forward against 320. Compiled code keeps it."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    if device.type == "cpu":
-        yield
-        return
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel(order, set_priority=True):
-        yield
 
 
 Made = tuple[Callable[[], torch.Tensor], nn.Module, str]
@@ -144,19 +131,6 @@ def _model_step(
         return loss.detach()
 
     return step, model, emulated
-
-
-def walk(vocabulary: int, sequences: int, length: int, seed: int) -> torch.Tensor:
-    """Tokens [sequences, length] with something to learn, and no file needed: each is one of four successors of the
-    one before, among the first thousand. A model that knew them would have a loss of ln 4."""
-    known = min(vocabulary, 1024)
-    random = np.random.default_rng(seed)
-    successors, choices = random.integers(0, known, (known, 4)), random.integers(0, 4, (length, sequences))
-    tokens = np.empty((length, sequences), dtype=np.int64)
-    tokens[0] = random.integers(0, known, sequences)
-    for place in range(1, length):
-        tokens[place] = successors[tokens[place - 1], choices[place]]
-    return torch.from_numpy(tokens.T.copy())
 
 
 def _peak_memory_gib(device: torch.device) -> float:

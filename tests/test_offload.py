@@ -1,0 +1,127 @@
+"""Training whose parts come and go computes what plain PyTorch computes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.contract import OutOfMemory
+from workloads.llama.model import Llama, rope_table
+from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.offload.engine import AdamW, Engine
+from workloads.offload.layout import LayerPlan, Plan
+from workloads.offload.memory import Arena
+
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SHAPE = replace(MODELS["llama_tiny"], layers=5)
+OPTIMIZER = AdamW(learning_rate=1e-3)
+LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 3
+PLACES = ["device", "host"]
+KEPT = ["full", "input", "input_on_host"]
+
+
+def tokens(rounds: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    size = (rounds, CHUNKS, SEQUENCES, LENGTH + 1)
+    return [torch.randint(0, SHAPE.vocabulary, size, generator=generator) for _ in range(STEPS)]
+
+
+@cache
+def plain(shape: LlamaShape, rounds: int) -> tuple[dict[str, torch.Tensor], list[float], dict[str, torch.Tensor]]:
+    """What PyTorch's autograd and AdamW make of it: weights before, losses, weights after."""
+    model = Llama(shape)
+    model.initialize(torch.Generator().manual_seed(0))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=OPTIMIZER.learning_rate,
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=OPTIMIZER.epsilon,
+        weight_decay=OPTIMIZER.weight_decay,
+    )
+    rope, losses = rope_table(shape, LENGTH, CPU), []
+    for batch in tokens(rounds):
+        chunks = batch.flatten(0, 1)
+        parts = [model(chunk[:, :-1], chunk[:, 1:], rope) / len(chunks) for chunk in chunks]
+        for part in parts:
+            part.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(float(part.detach()) for part in parts))
+    return before, losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def check(
+    layers: Sequence[LayerPlan], ends: str, rounds: int, device: str = "cpu", shape: LlamaShape = SHAPE
+) -> Engine:
+    before, losses, after = plain(shape, rounds)
+    plan = Plan(tuple(layers), ends, LENGTH, SEQUENCES, CHUNKS, rounds)  # type: ignore[arg-type]
+    where = torch.device(device)
+    arena = Arena(64 * 2**20, where)
+    engine = Engine(shape, plan, arena, where, dtype=torch.float32, optimizer=OPTIMIZER)
+    engine.load(before.__getitem__)
+    found = [float(engine.step(batch)) for batch in tokens(rounds)]
+    assert found == pytest.approx(losses, abs=1e-5)
+    weights = engine.weights()
+    assert weights.keys() == after.keys()
+    for name, weight in after.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    arena.close()
+    return engine
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layer", [LayerPlan(*kinds) for kinds in product(PLACES, PLACES, PLACES, KEPT)])  # type: ignore[arg-type]
+def test_every_placement_trains_like_plain_pytorch(layer: LayerPlan, device: str) -> None:
+    check([layer] * SHAPE.layers, layer.states, ROUNDS, device)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(PLACES), st.sampled_from([1, 2, 3]))
+def test_any_mixture_of_placements_trains_like_plain_pytorch(seed: int, ends: str, rounds: int) -> None:
+    draw = random.Random(seed)
+    layers = [
+        LayerPlan(*(draw.choice(PLACES) for _ in range(3)), draw.choice(KEPT))  # type: ignore[arg-type]
+        for _ in range(SHAPE.layers)
+    ]
+    check(layers, ends, rounds)
+
+
+def test_a_tied_head_and_biased_queries_train_too() -> None:
+    shape = replace(SHAPE, tied=True, qkv_bias=True, layers=2)
+    check([LayerPlan("host", "host", "host", "input_on_host")] * 2, "host", 2, shape=shape)
+
+
+def test_a_layer_that_waits_for_no_other_round_needs_no_room_for_its_gradients() -> None:
+    """With one round a step the gradients never leave the device, and nothing of them is kept on the host."""
+    streamed = [LayerPlan("host", "host", "host", "input")] * SHAPE.layers
+    one, two = check(streamed, "device", 1), check(streamed, "device", 2)
+    layer_bytes = 4 * sum(p.numel() for name, p in plain(SHAPE, 1)[0].items() if name.startswith("blocks.0."))
+    spared = two._arena.used - one._arena.used
+    assert SHAPE.layers * layer_bytes <= spared < SHAPE.layers * (layer_bytes + 512)
+
+
+def test_host_memory_past_the_budget_is_out_of_memory() -> None:
+    plan = Plan((LayerPlan("host", "host", "host", "input"),) * SHAPE.layers, "host", LENGTH, SEQUENCES, CHUNKS, ROUNDS)
+    with pytest.raises(OutOfMemory, match="the host's arena"):
+        Engine(SHAPE, plan, Arena(2**20, CPU), CPU, dtype=torch.float32)
+
+
+def test_tokens_of_another_shape_than_the_plans_are_refused() -> None:
+    engine = check([LayerPlan()] * SHAPE.layers, "device", 1)
+    with pytest.raises(ValueError, match="the plan has"):
+        engine.step(torch.zeros(1, 1, 1, 5, dtype=torch.long))
+
+
+def test_what_stays_is_never_copied() -> None:
+    assert check([LayerPlan()] * SHAPE.layers, "device", ROUNDS).queues.copied_bytes == 0
+    assert check([LayerPlan("host")] * SHAPE.layers, "device", ROUNDS).queues.copied_bytes > 0

@@ -1,0 +1,44 @@
+"""`workload=llama8b` and its sisters: training a Llama on one GPU within a budget of device and of host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.contract import Measurement, Rank
+from workloads.llama import shapes
+
+
+@dataclass(frozen=True)
+class OffloadParameters:
+    """Steps of AdamW on sequences of made-up text, everything in one type.
+
+    device_gib: what the allocator of the device may hold; host_gib: the pinned arena, the only host memory that state
+    is kept in. On a CPU the device's budget is planned for and not enforced.
+    sequences_per_step: what one step trains on; a planner divides it into rounds and chunks
+    """
+
+    device_gib: float = field(metadata={"min": 0})
+    host_gib: float = field(metadata={"min": 0})
+    model: shapes.ModelName = "llama3_8b"
+    sequence_length: int = field(default=8192, metadata={"min": 1})
+    sequences_per_step: int = field(default=64, metadata={"min": 1})
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    warmup: int = field(default=1, metadata={"min": 0})
+    steps: int = field(default=2, metadata={"min": 1})
+    learning_rate: float = field(default=1e-4, metadata={"min": 0})
+    seed: int = 0
+
+
+class Offload:
+    """One training run under a plan of its own."""
+
+    Parameters = OffloadParameters
+    method = "offload/1"
+    max_world_size = 1
+    sets_ceiling = False
+
+    def run(self, parameters: OffloadParameters, rank: Rank) -> Measurement:
+        from workloads.offload.run import measure
+
+        return measure(parameters, rank)

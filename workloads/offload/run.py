@@ -1,0 +1,134 @@
+"""A trial of offloaded training: measure the machine, plan, train."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from workloads import device as devices
+from workloads.contract import Infeasible, Measurement, Rank
+from workloads.llama.flops import hardware_per_token, per_token
+from workloads.llama.model import fastest_attention
+from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.llama.text import walk
+from workloads.offload import OffloadParameters
+from workloads.offload.engine import AdamW, Engine
+from workloads.offload.memory import Arena
+from workloads.offload.planner import GIB, Budget, Prediction, choose
+from workloads.offload.rates import machine_rates
+from workloads.recipes import why_no_rate
+from workloads.telemetry import watching
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
+    """Train under the fastest plan for the budgets. Raises Infeasible where none fits, before state is allocated."""
+    device, dtype = devices.of(rank), DTYPES[parameters.dtype]
+    if why := why_no_rate(parameters.dtype, devices.architecture(device)):
+        raise Infeasible(f"dtype={parameters.dtype} is {why}")
+    devices.fresh(device)
+    shape = MODELS[parameters.model]
+    with fastest_attention(device), _device_budget(device, parameters.device_gib):
+        rates = machine_rates(parameters.model, parameters.sequence_length, device, dtype)
+        devices.fresh(device)
+        budget = Budget(parameters.device_gib, parameters.host_gib)
+        predicted = choose(
+            shape,
+            parameters.sequence_length,
+            parameters.sequences_per_step,
+            budget,
+            rates,
+            width=dtype.itemsize,
+        )
+        print("\n".join(said(predicted)), flush=True)
+        arena = Arena(math.ceil(predicted.host_bytes) + (len(predicted.plan.layers) + 8) * 4096, device)
+        try:
+            return _train(parameters, shape, predicted, arena, device, dtype)
+        finally:
+            arena.close()
+
+
+def _train(
+    parameters: OffloadParameters,
+    shape: LlamaShape,
+    predicted: Prediction,
+    arena: Arena,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Measurement:
+    plan = predicted.plan
+    optimizer = AdamW(learning_rate=parameters.learning_rate)
+    engine = Engine(shape, plan, arena, device, dtype=dtype, optimizer=optimizer, compiled=device.type != "cpu")
+    generator = torch.Generator().manual_seed(parameters.seed)
+    engine.load_random(generator)
+    count = parameters.warmup + parameters.steps
+    text = walk(shape.vocabulary, count * parameters.sequences_per_step, plan.sequence_length + 1, parameters.seed)
+    batches = text.view(count, plan.rounds, plan.chunks, plan.sequences, plan.sequence_length + 1)
+    times_s, losses = [], []
+    with watching(device) as watch:
+        for batch in batches:
+            started = time.perf_counter()
+            losses.append(float(engine.step(batch)))
+            engine.synchronize()
+            times_s.append(time.perf_counter() - started)
+    if not all(math.isfinite(loss) for loss in losses):
+        raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
+    tokens = plan.tokens_per_step
+    again = sum(layer.activations != "full" for layer in plan.layers)
+    figures = watch.figures() | {
+        "loss": losses[-1],
+        "first_loss": losses[0],
+        "predicted_tokens_per_s": tokens / predicted.step_s,
+        "predicted_waiting": predicted.waiting_s / predicted.step_s,
+        "peak_host_gib": arena.used / GIB,
+        "copied_gib_per_step": engine.queues.copied_bytes / count / GIB,
+        "rounds": float(plan.rounds),
+    }
+    if device.type == "cuda":
+        figures["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
+    return Measurement(
+        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        | {"sequences_per_step": tokens // plan.sequence_length, "steps": len(times_s) - parameters.warmup},
+        step_times_s=tuple(times_s[parameters.warmup :]),
+        flops_per_step=per_token(shape, plan.sequence_length) * tokens,
+        hardware_flops_per_step=hardware_per_token(shape, plan.sequence_length, again) * tokens,
+        tokens_per_step=tokens,
+        matrix_dtype=parameters.dtype,
+        figures=figures,
+        facts=devices.facts(device) | watch.facts() | {"plan": "; ".join(said(predicted))},
+    )
+
+
+def said(predicted: Prediction) -> list[str]:
+    """The plan in a few lines."""
+    plan = predicted.plan
+    kinds = Counter(f"{p.weights} weights, {p.states} states, {p.activations} activations" for p in plan.layers)
+    return [
+        f"{plan.rounds} rounds of {plan.chunks} chunks of {plan.sequences} x {plan.sequence_length} tokens",
+        *(f"{count} layers: {kind}" for kind, count in kinds.items()),
+        f"embedding and head: states on the {plan.ends_states}",
+        f"device {predicted.device_bytes / GIB:.2f} GiB, host {predicted.host_bytes / GIB:.2f} GiB",
+        f"{predicted.step_s:.3g} s a step, {predicted.waiting_s:.3g} s of it waiting for copies",
+    ]
+
+
+@contextmanager
+def _device_budget(device: torch.device, gib: float) -> Iterator[None]:
+    """The allocator's own limit: past it is an out-of-memory error."""
+    if device.type == "cpu":
+        yield
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    if gib * GIB > total:
+        raise Infeasible(f"device_gib={gib:g}: this GPU has {total / GIB:.1f}")
+    torch.cuda.set_per_process_memory_fraction(gib * GIB / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
