@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,7 +53,14 @@ def gated(gate_up: Tensor) -> Tensor:
 def rope_table(shape: LlamaShape, length: int, device: torch.device) -> Tensor:
     """cos and sin of every position and pair of features, [2, length, head_size / 2], fp32 (Su et al. 2021)."""
     exponents = torch.arange(0, shape.head_size, 2, device=device, dtype=torch.float32) / shape.head_size
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), shape.rope_theta**-exponents)
+    rates = shape.rope_theta**-exponents
+    if scaling := shape.rope_scaling:
+        # Rotations that do not come round within the first context are slowed, those of a quarter of it are not.
+        turns = scaling["original_max_position_embeddings"] * rates / (2 * math.pi)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        rates = rates * (kept + (1 - kept) / scaling["factor"])
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), rates)
     return torch.stack([angles.cos(), angles.sin()])
 
 

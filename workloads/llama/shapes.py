@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "head"]
@@ -27,6 +27,20 @@ class LlamaShape:
     qkv_bias: bool = False
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
+    rope_factor: float | None = None
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """How a model for longer texts than it was first trained on stretches its slow rotations (Llama 3.1)."""
+        if self.rope_factor is None:
+            return None
+        return {
+            "rope_type": "llama3",
+            "factor": self.rope_factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
 
     @property
     def parameters(self) -> int:
@@ -52,7 +66,7 @@ class LlamaShape:
 # vocabularies as in their checkpoints. The tiny one is for tests on a CPU.
 MODELS: dict[str, LlamaShape] = {
     "llama_tiny": LlamaShape(2, 128, 4, 2, 32, 384, 512),
-    "llama3_1b": LlamaShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+    "llama3_1b": LlamaShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True, rope_factor=32.0),
     "llama3_8b": LlamaShape(32, 4096, 32, 8, 128, 14336, 128256),
     "llama3_70b": LlamaShape(80, 8192, 64, 8, 128, 28672, 128256),
     "qwen2_5_7b": LlamaShape(28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6),

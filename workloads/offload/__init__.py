@@ -16,6 +16,8 @@ class OffloadParameters:
     device_gib: what the allocator of the device may hold; host_gib: the pinned arena, the only host memory that state
     is kept in. On a CPU the device's budget is planned for and not enforced.
     sequences_per_step: what one step trains on; a planner divides it into rounds and chunks
+    checkpoint: a Hugging Face folder to begin from; null: random weights from the seed
+    save_to: a folder to write such a checkpoint to at the end; null: none
     """
 
     device_gib: float = field(metadata={"min": 0})
@@ -27,6 +29,8 @@ class OffloadParameters:
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
+    checkpoint: str | None = None
+    save_to: str | None = None
     seed: int = 0
 
 

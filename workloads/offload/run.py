@@ -7,11 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
+from workloads.llama import checkpoint
 from workloads.llama.flops import hardware_per_token, per_token
 from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS, LlamaShape
@@ -34,6 +36,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
     devices.fresh(device)
     shape = MODELS[parameters.model]
+    if parameters.checkpoint:
+        checkpoint.reader(Path(parameters.checkpoint), shape)  # a wrong one is said before anything is measured
     with fastest_attention(device), _device_budget(device, parameters.device_gib):
         rates = machine_rates(parameters.model, parameters.sequence_length, device, dtype)
         devices.fresh(device)
@@ -66,7 +70,10 @@ def _train(
     optimizer = AdamW(learning_rate=parameters.learning_rate)
     engine = Engine(shape, plan, arena, device, dtype=dtype, optimizer=optimizer, compiled=device.type != "cpu")
     generator = torch.Generator().manual_seed(parameters.seed)
-    engine.load_random(generator)
+    if parameters.checkpoint:
+        engine.load(checkpoint.reader(Path(parameters.checkpoint), shape))
+    else:
+        engine.load_random(generator)
     count = parameters.warmup + parameters.steps
     text = walk(shape.vocabulary, count * parameters.sequences_per_step, plan.sequence_length + 1, parameters.seed)
     batches = text.view(count, plan.rounds, plan.chunks, plan.sequences, plan.sequence_length + 1)
@@ -77,6 +84,8 @@ def _train(
             losses.append(float(engine.step(batch)))
             engine.synchronize()
             times_s.append(time.perf_counter() - started)
+    if parameters.save_to:
+        checkpoint.save(Path(parameters.save_to), shape, engine.weights())
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
     tokens = plan.tokens_per_step
