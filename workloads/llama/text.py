@@ -1,9 +1,52 @@
-"""Tokens to train on."""
+"""Tokens to train on: from a file, or made up."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
+
+BINARY = {".u16": np.uint16, ".bin": np.uint16, ".u32": np.uint32}
+
+
+def sequences(
+    data: str | None, tokenizer: str | None, *, count: int, length: int, vocabulary: int, seed: int
+) -> torch.Tensor:
+    """Tokens [count, length], int64.
+
+    data: a file of raw little-endian ids (.bin and .u16 two bytes each, .u32 four), read from its beginning; a text,
+    encoded by the tokenizer (a tokenizer.json), without one byte by byte; null: made-up tokens from the seed.
+    Raises ValueError where the file is not there, has too few tokens, or has ids past the vocabulary.
+    """
+    if data is None:
+        return walk(vocabulary, count, length, seed)
+    path = Path(data)
+    if not path.is_file():
+        raise ValueError(f"data={data}: there is no such file")
+    wanted = count * length
+    if path.suffix in BINARY:
+        ids = np.memmap(path, BINARY[path.suffix], "r")[:wanted].astype(np.int64)
+    elif tokenizer is not None:
+        ids = _encoded(path, tokenizer)[:wanted]
+    else:
+        with path.open("rb") as file:
+            ids = np.frombuffer(file.read(wanted), dtype=np.uint8).astype(np.int64)
+    if len(ids) < wanted:
+        raise ValueError(f"data={data}: has {len(ids)} tokens, {wanted} are needed ({count} sequences of {length})")
+    if ids.max() >= vocabulary:
+        raise ValueError(f"data={data}: token id {ids.max()} at {int(ids.argmax())}; the vocabulary has {vocabulary}")
+    return torch.from_numpy(ids.reshape(count, length))
+
+
+def _encoded(path: Path, tokenizer: str) -> np.ndarray:
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise ValueError(f"tokenizer={tokenizer}: needs `pip install tokenizers`") from error
+    if not Path(tokenizer).is_file():
+        raise ValueError(f"tokenizer={tokenizer}: there is no such file; a tokenizer.json is wanted")
+    return np.array(Tokenizer.from_file(tokenizer).encode(path.read_text()).ids, dtype=np.int64)
 
 
 def walk(vocabulary: int, sequences: int, length: int, seed: int) -> torch.Tensor:

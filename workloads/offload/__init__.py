@@ -11,12 +11,13 @@ from workloads.llama import shapes
 
 @dataclass(frozen=True)
 class OffloadParameters:
-    """Steps of AdamW on sequences of made-up text, everything in one type.
+    """Steps of AdamW, everything in one type.
 
     device_gib: what the allocator of the device may hold; host_gib: the pinned arena, the only host memory that state
     is kept in. On a CPU the device's budget is planned for and not enforced.
     sequences_per_step: what one step trains on; a planner divides it into rounds and chunks
     checkpoint: a Hugging Face folder to begin from; null: random weights from the seed
+    data, tokenizer: tokens to train on, see `workloads.llama.text`; null: made-up ones
     save_to: a folder to write such a checkpoint to at the end; null: none
     """
 
@@ -29,6 +30,8 @@ class OffloadParameters:
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
+    data: str | None = None
+    tokenizer: str | None = None
     checkpoint: str | None = None
     save_to: str | None = None
     seed: int = 0

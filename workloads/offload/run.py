@@ -17,7 +17,7 @@ from workloads.llama import checkpoint
 from workloads.llama.flops import hardware_per_token, per_token
 from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.llama.text import walk
+from workloads.llama.text import sequences
 from workloads.offload import OffloadParameters
 from workloads.offload.engine import AdamW, Engine
 from workloads.offload.memory import Arena
@@ -68,15 +68,22 @@ def _train(
 ) -> Measurement:
     plan = predicted.plan
     optimizer = AdamW(learning_rate=parameters.learning_rate)
+    count = parameters.warmup + parameters.steps
+    text = sequences(
+        parameters.data,
+        parameters.tokenizer,
+        count=count * parameters.sequences_per_step,
+        length=plan.sequence_length + 1,
+        vocabulary=shape.vocabulary,
+        seed=parameters.seed,
+    )
+    batches = text.view(count, plan.rounds, plan.chunks, plan.sequences, plan.sequence_length + 1)
     engine = Engine(shape, plan, arena, device, dtype=dtype, optimizer=optimizer, compiled=device.type != "cpu")
     generator = torch.Generator().manual_seed(parameters.seed)
     if parameters.checkpoint:
         engine.load(checkpoint.reader(Path(parameters.checkpoint), shape))
     else:
         engine.load_random(generator)
-    count = parameters.warmup + parameters.steps
-    text = walk(shape.vocabulary, count * parameters.sequences_per_step, plan.sequence_length + 1, parameters.seed)
-    batches = text.view(count, plan.rounds, plan.chunks, plan.sequences, plan.sequence_length + 1)
     times_s, losses = [], []
     with watching(device) as watch:
         for batch in batches:
