@@ -7,17 +7,17 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from sweeper import fleet, metrics, table
-from sweeper.finals import Standing
 from sweeper.outcome import Ending, Record
 from sweeper.provenance import mask
 from sweeper.recorder import Recorder
+from sweeper.results import Results
 
 SHOWN_ROWS = 10
 SHOWN_OF_ALL = 120
@@ -25,40 +25,45 @@ SHOWN_OF_ALL = 120
 
 @dataclass(frozen=True)
 class Summary:
-    """`best` are the complete trials, the best first; `final` the finalists, likewise; `gpus` those that were measured
-    at once, the slowest first; `command` is what runs or resumes the sweep."""
+    """`command` is what runs or resumes the sweep, `command_for_more` what extends it."""
 
-    title: str
-    objective: str
-    direction: str
-    best: Sequence[Record]
-    final: Sequence[Standing]
-    gpus: list[fleet.Member]
-    counts: Mapping[Ending, int]
-    records: Sequence[Record]
-    again: Sequence[Record]
+    results: Results
     command: str
     command_for_more: str
 
+    @property
+    def title(self) -> str:
+        plan = self.results.plan
+        return f"{plan.config.workload.name} on {plan.target.model}"
+
     def markdown(self) -> str:
         """For the parent run's page in MLflow."""
-        best = table.markdown(self.best[:SHOWN_ROWS], self.objective) if self.best else "no trial was complete"
-        lines = [f"**{self.title}**: {table.said_counts(self.counts)}", "", best, ""]
-        if self.final:
-            lines += [self.verdict(), "", table.markdown_of(*table.final_rows(self.final, self.objective)), ""]
-        if self.gpus:
-            lines += [fleet.said(self.gpus), ""]
+        best = (
+            table.markdown(self.results.best[:SHOWN_ROWS], self.results.objective)
+            if self.results.best
+            else "no trial was complete"
+        )
+        lines = [f"**{self.title}**: {table.said_counts(self.results.counts)}", "", best, ""]
+        if self.results.final:
+            lines += [
+                self.verdict(),
+                "",
+                table.markdown_of(*table.final_rows(self.results.final, self.results.objective)),
+                "",
+            ]
+        if self.results.gpus:
+            lines += [fleet.said(self.results.gpus), ""]
         return "\n".join([*lines, f"`{self.command}`"])
 
     def verdict(self) -> str:
         """Who has won the finals, or between whom it is a tie; empty where there were none."""
-        if not self.final:
+        if not self.results.final:
             return ""
-        leader, *others = self.final
+        leader, *others = self.results.final
         if not others:
             return f"no verdict: trial {leader.trial.number} alone was measured again"
         tied = [standing.trial.number for standing in others if standing.tied]
-        figure = f"{table.said(leader.figure.value)} {metrics.unit_of(self.objective)}".strip()
+        figure = f"{table.said(leader.figure.value)} {metrics.unit_of(self.results.objective)}".strip()
         interval = f"95% {table.said(leader.figure.low)} to {table.said(leader.figure.high)}"
         how = f"mean of {leader.rounds} rounds beside the others"
         if not tied:
@@ -66,24 +71,23 @@ class Summary:
         who = f"trials {', '.join(map(str, [leader.trial.number, *tied]))}"
         return f"a tie: {who} cannot be told apart; {figure} ({interval}; {how})"
 
-    def print(
-        self, folder: Path, uri: str | None, recorder: Recorder, written: bool, *, over: bool, exhausted: bool
-    ) -> None:
+    def print(self, uri: str | None, recorder: Recorder, written: bool, *, over: bool, exhausted: bool) -> None:
         """To standard output. `over`: the budget is used up; `exhausted`: every point of the space was tried."""
+        folder = self.results.plan.folder
         # Written in one piece at the end: rich ends the process itself where a pipe is closed early.
         text = io.StringIO()
         out = Console(file=text, width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
-        out.print(f"\n{self.title}: {table.said_counts(self.counts)}")
+        out.print(f"\n{self.title}: {table.said_counts(self.results.counts)}")
         if shown := self._shown(exhausted):
-            out.print(table.terminal(shown, self.objective, out.width))
-        if self.final:
-            heading, cells = table.final_rows(self.final, self.objective)
+            out.print(table.terminal(shown, self.results.objective, out.width))
+        if self.results.final:
+            heading, cells = table.final_rows(self.results.final, self.results.objective)
             out.print(f"finals   {self.verdict()}")
-            out.print(table.draw(heading, cells, 2 + len(self.final[0].trial.params), out.width))
+            out.print(table.draw(heading, cells, 2 + len(self.results.final[0].trial.params), out.width))
         for line in self._failed_finals():
             out.print(line)
-        if self.gpus:
-            out.print(f"GPUs     {fleet.said(self.gpus)}")
+        if self.results.gpus:
+            out.print(f"GPUs     {fleet.said(self.results.gpus)}")
         for line in self._unranked():
             out.print(line)
         for line in self._failures():
@@ -92,7 +96,9 @@ class Summary:
         if (folder / "pictures" / "pictures.html").exists():
             out.print(f"pictures {near(folder / 'pictures' / 'pictures.html')}")
         review = self._review(folder.parent.parent, uri, recorder)
-        for line in review if written else [_not_written(recorder, len(self.records) + len(self.again))]:
+        for line in (
+            review if written else [_not_written(recorder, len(self.results.records) + len(self.results.again))]
+        ):
             out.print(line)
         if not over:
             out.print(f"resume   {self.command}")
@@ -104,21 +110,23 @@ class Summary:
 
     def _shown(self, exhausted: bool) -> Sequence[Record]:
         """The best; where every point of a small space was tried, all, those last that are not ranked."""
-        everything = [*self.best, *self._not_ranked()]
-        return everything if exhausted and len(everything) <= SHOWN_OF_ALL else self.best[:SHOWN_ROWS]
+        everything = [*self.results.best, *self._not_ranked()]
+        return everything if exhausted and len(everything) <= SHOWN_OF_ALL else self.results.best[:SHOWN_ROWS]
 
     def _not_ranked(self) -> list[Record]:
-        return [r for r in self.records if r.ending is Ending.COMPLETE and self.objective not in r.metrics]
+        return [
+            r for r in self.results.records if r.ending is Ending.COMPLETE and self.results.objective not in r.metrics
+        ]
 
     def _failed_finals(self) -> list[str]:
         """Which finalists did not come through, and why."""
-        failed = [r for r in self.again if r.ending not in (Ending.COMPLETE, Ending.CANCELLED)]
+        failed = [r for r in self.results.again if r.ending not in (Ending.COMPLETE, Ending.CANCELLED)]
         if not failed:
             return []
         last = failed[-1]
         assert last.again is not None
         return [
-            f"finals   {len(failed)} of {len(self.again)} trials did not complete, such as trial {last.number} "
+            f"finals   {len(failed)} of {len(self.results.again)} trials did not complete, such as trial {last.number} "
             f"(again {last.again.of}), {last.ending.value}: {last.reason}"
         ]
 
@@ -130,12 +138,12 @@ class Summary:
     def _failures(self) -> list[str]:
         """Why some were infeasible, and one example of each kind of bad ending, with its log."""
         lines = []
-        reasons = Counter(record.reason for record in self.records if record.ending is Ending.INFEASIBLE)
+        reasons = Counter(record.reason for record in self.results.records if record.ending is Ending.INFEASIBLE)
         lines += [f"{count} infeasible: {reason}" for reason, count in reasons.most_common(SHOWN_ROWS)]
         if len(reasons) > SHOWN_ROWS:
             lines.append(f"infeasible for {len(reasons) - SHOWN_ROWS} more reasons: see trials.csv")
         for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT):
-            if examples := [record for record in self.records if record.ending is ending]:
+            if examples := [record for record in self.results.records if record.ending is ending]:
                 last = examples[-1]
                 lines.append(f"{len(examples)} {ending.value}, such as trial {last.number}: {last.reason}")
                 if last.where.get("log"):
@@ -145,8 +153,10 @@ class Summary:
     def _review(self, directory: Path, uri: str | None, recorder: Recorder) -> list[str]:
         """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
         experiment = (recorder.opened or {}).get("experiment_id")
-        ascending = str(self.direction == "minimize").lower()
-        page = f"/#/experiments/{experiment}/runs?orderByKey=metrics.%60{self.objective}%60&orderByAsc={ascending}"
+        ascending = str(self.results.direction == "minimize").lower()
+        page = (
+            f"/#/experiments/{experiment}/runs?orderByKey=metrics.%60{self.results.objective}%60&orderByAsc={ascending}"
+        )
         if uri and uri.startswith("http"):
             return [f"review   {mask(uri).rstrip('/')}{page}"]
         beside = Path(sys.executable).with_name("mlflow")

@@ -17,15 +17,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper import cluster, fleet, lock, metrics, pictures, progress, provenance, rates, table
+from sweeper import cluster, lock, metrics, progress, provenance, table
 from sweeper.board import Board
-from sweeper.finals import Standing, standings, still_wanted
+from sweeper.finals import still_wanted
 from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
 from sweeper.recorder import Recorder
+from sweeper.results import Results
 from sweeper.search import Study, Trial
 from sweeper.summary import Summary
-from workloads import registry
 
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 RECORDER_PATIENCE_S = 20.0
@@ -316,104 +316,50 @@ class Sweep:
         }
 
     def _finish(self, trouble: str) -> int:
-        """End the parent run, print the table and how to go on; the exit code."""
-        board, planned, finals = self._board, self._plan, self._config.finals
-        records = list(self._study.records.values())
-        best = board.best_first()
-        objective, direction = self._config.workload.objective, self._config.workload.direction
-        final = standings(best, finals.top, records, objective, direction)
-        gpus = fleet.members(records)
+        """Keep what was found, end the parent run, print the table and how to go on; the exit code."""
+        results = Results.of(self._plan, self._study, self._board)
         interrupted = self._stops > 0
-        summary = Summary(
-            title=f"{self._config.workload.name} on {planned.target.model}",
-            objective=objective,
-            direction=direction,
-            best=best,
-            final=final,
-            gpus=gpus,
-            counts=board.counts,
-            records=[record for record in records if not record.again],
-            again=[record for record in records if record.again],
-            command=self._command,
-            command_for_more=self._command_for_more(),
-        )
+        over = not (interrupted or trouble or self._wants_more() or self._finals_wanted())
+        texts = results.texts()
+        for name, text in texts.items():
+            (self._plan.folder / name).write_text(text)
+        if over:
+            results.keep_rates()
+        summary = Summary(results, self._command, self._command_for_more())
         if self._recorder.opened and self._recorder.behind > 20:
             self._progress.note(
                 f"writing {self._recorder.behind} results to MLflow; Ctrl-C leaves them to the next start"
             )
-        artifacts = {"trials.csv": table.csv(records)}
-        if gpus:
-            artifacts["gpus.csv"] = fleet.csv(gpus)
-        for name, text in artifacts.items():
-            (planned.folder / name).write_text(text)
         written = self._recorder.close(
             {
                 "status": "KILLED" if interrupted else "FAILED" if trouble else "FINISHED",
-                "metrics": self._parent_metrics(best, final),
+                "metrics": results.metrics(),
                 "tags": {
                     "mlflow.note.content": summary.markdown(),
-                    "outcome": table.said_counts(board.counts),
+                    "outcome": table.said_counts(self._board.counts),
                     "winner": summary.verdict(),
                 },
-                "artifacts": artifacts,
-                "pictures": [] if interrupted else self._pictures(best),
+                "artifacts": texts,
+                "pictures": [] if interrupted else self._pictures(results),
             },
             RECORDER_PATIENCE_S,
         )
-        over = not (interrupted or trouble or self._wants_more() or self._finals_wanted())
-        ranks_rates = (objective, direction) == ("tflops", "maximize")
-        if over and ranks_rates and registry.load(self._config.workload.name).sets_ceiling:
-            rates.keep(planned.directory, rates.of_sweep(planned.target.model, best, final))
-        summary.print(
-            planned.folder,
-            self._config.tracking.uri,
-            self._recorder,
-            written,
-            over=over,
-            exhausted=self._study.exhausted,
-        )
+        exhausted = self._study.exhausted
+        summary.print(self._config.tracking.uri, self._recorder, written, over=over, exhausted=exhausted)
         if trouble:
             print(f"stopped  {trouble}")
-        failed = any(record.ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT) for record in records)
-        code = SOME_FAILED if failed or trouble or not written or not board.counts[Ending.COMPLETE] else COMPLETE
+        none = not self._board.counts[Ending.COMPLETE]
+        code = SOME_FAILED if results.failed or trouble or not written or none else COMPLETE
         code = INTERRUPTED if interrupted else code
-        winner = final[0].trial if final else best[0] if best else None
-        self._progress.end(
-            {
-                "sweep": planned.name,
-                "folder": str(planned.folder),
-                "device": planned.target.model,
-                "outcomes": {ending.value: count for ending, count in board.counts.items()},
-                "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
-                "finals": [standing.plain() for standing in final],
-                "exit_code": code,
-            }
-        )
+        self._progress.end({**results.plain(), "exit_code": code})
         return code
 
-    def _pictures(self, best: Sequence[Record]) -> list[str]:
-        objective, direction = self._config.workload.objective, self._config.workload.direction
-        by_number = sorted(best, key=lambda record: record.number)
+    def _pictures(self, results: Results) -> list[str]:
         try:
-            drawn = pictures.draw(
-                self._plan.folder / "pictures", by_number, self._study.distributions, objective, direction
-            )
+            return [str(path) for path in results.pictures(self._study)]
         except Exception as error:  # whatever it is, a picture is not worth losing a table for
             self._progress.note(f"no pictures: {type(error).__name__}: {error}")
             return []
-        return [str(path) for path in drawn]
-
-    def _parent_metrics(self, best: Sequence[Record], final: Sequence[Standing]) -> dict[str, float]:
-        """The best trial's of the search, which chance has helped, and the winner's of the finals."""
-        found = {f"best_{name}": value for name, value in best[0].metrics.items()} if best else {}
-        if final:
-            figure, objective = final[0].figure, self._config.workload.objective
-            found |= {
-                f"final_{objective}": figure.value,
-                f"final_{objective}_ci_low": figure.low,
-                f"final_{objective}_ci_high": figure.high,
-            }
-        return found
 
     def _command_for_more(self) -> str:
         """The command with twice the trials, where it was the trials that ended the sweep; else the command."""

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+# Several tests share few cores: threads that wait for one another there wait for a scheduler's time slices.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 # A sweep that costs nothing but its own machinery.
 PROBE = ("workload=probe", "progress=json")

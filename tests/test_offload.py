@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from workloads.contract import OutOfMemory
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.offload.engine import AdamW, Engine
+from workloads.offload.engine import Engine
 from workloads.offload.layout import LayerPlan, Plan
 from workloads.offload.memory import Arena
+from workloads.offload.optimizer import AdamW
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -82,10 +83,12 @@ def check(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", [LayerPlan(*kinds) for kinds in product(PLACES, PLACES, PLACES, KEPT)])  # type: ignore[arg-type]
 def test_every_placement_trains_like_plain_pytorch(layer: LayerPlan, device: str) -> None:
-    check([layer] * SHAPE.layers, layer.states, ROUNDS, device)
+    engine = check([layer] * SHAPE.layers, layer.states, ROUNDS, device)
+    stays = "host" not in (layer.weights, layer.gradients, layer.states) and layer.activations != "input_on_host"
+    assert (engine.queues.copied_bytes == 0) == stays
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(PLACES), st.sampled_from([1, 2, 3]))
 def test_any_mixture_of_placements_trains_like_plain_pytorch(seed: int, ends: str, rounds: int) -> None:
     draw = random.Random(seed)
@@ -120,8 +123,3 @@ def test_tokens_of_another_shape_than_the_plans_are_refused() -> None:
     engine = check([LayerPlan()] * SHAPE.layers, "device", 1)
     with pytest.raises(ValueError, match="the plan has"):
         engine.step(torch.zeros(1, 1, 1, 5, dtype=torch.long))
-
-
-def test_what_stays_is_never_copied() -> None:
-    assert check([LayerPlan()] * SHAPE.layers, "device", ROUNDS).queues.copied_bytes == 0
-    assert check([LayerPlan("host")] * SHAPE.layers, "device", ROUNDS).queues.copied_bytes > 0

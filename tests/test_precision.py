@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -120,18 +122,15 @@ def test_blockwise_layers_say_why_they_are_not_for_this_device() -> None:
         run_trial("precision_linear", asked, Rank())
 
 
+@cache
+def trained(recipe: str) -> Mapping[str, float]:
+    words = {"scope": "model", "model": "llama_tiny", "sequence_length": 128, "steps": 20, "warmup": 0}
+    return run_trial("precision_training", {**words, "learning_rate": 3e-3, "recipe": recipe}, Rank()).figures
+
+
 @pytest.mark.parametrize("recipe", ["fp8_tensorwise", "fp8_rowwise", "mxfp8"])
 def test_a_model_in_fewer_bits_learns_nearly_as_well(recipe: str) -> None:
-    asked = {
-        "scope": "model",
-        "model": "llama_tiny",
-        "sequence_length": 128,
-        "steps": 20,
-        "warmup": 0,
-        "learning_rate": 3e-3,
-    }
-    plain = run_trial("precision_training", {**asked, "recipe": "bf16"}, Rank()).figures
-    low = run_trial("precision_training", {**asked, "recipe": recipe}, Rank()).figures
+    plain, low = trained("bf16"), trained(recipe)
     assert low["first_loss"] == pytest.approx(plain["first_loss"], rel=0.01) != pytest.approx(math.log(512), rel=1e-6)
     assert low["loss"] < 0.97 * low["first_loss"]
     assert low["loss"] == pytest.approx(plain["loss"], rel=0.05)

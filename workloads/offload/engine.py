@@ -7,47 +7,22 @@ in the last round each layer is updated as soon as its gradients are whole, with
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from workloads.llama.model import Block, next_token_loss, rope_table
+from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
+from workloads.offload.ends import Ends
 from workloads.offload.layout import Plan
 from workloads.offload.memory import Arena, Buffer, Queues
-from workloads.offload.planner import UPDATE_PIECE
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Loshchilov and Hutter 2019; with bias correction, as PyTorch has it."""
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-
-    def apply(self, step: int, w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
-        """Update flat vectors in place, in pieces, so that the fp32 in between stays small. `step` counts from one."""
-        correction1, correction2 = 1 - self.beta1**step, 1 - self.beta2**step
-        with torch.no_grad():
-            for w_, g_, m_, v_ in zip(*(t.split(UPDATE_PIECE) for t in (w, g, m, v)), strict=True):
-                g32 = g_.float()
-                m32 = torch.lerp(g32, m_.float(), self.beta1)
-                v32 = torch.lerp(g32 * g32, v_.float(), self.beta2)
-                w32 = w_.float() * (1 - self.learning_rate * self.weight_decay)
-                w32 -= self.learning_rate / correction1 * m32 / (torch.sqrt(v32 / correction2) + self.epsilon)
-                w_.copy_(w32)
-                m_.copy_(m32)
-                v_.copy_(v32)
+from workloads.offload.optimizer import AdamW
 
 
 @dataclass
@@ -121,7 +96,7 @@ class Engine:
         self._streamed = [n for n, slot in enumerate(self._slots) if slot is None]
         self._shared = [self._new_slot(size) for _ in self._streamed[:2]]
         self._free_activations: list[Tensor] = []
-        self._ends = _Ends(self)
+        self._ends = Ends(shape, plan.ends_states, device, dtype, self.queues, self._buffer)
         self._state_slots = [tuple(self._buffer(size, "device") for _ in range(2)) for _ in range(2)]
         self._forward: Callable[..., Tensor] = self._call
         if compiled:
@@ -185,7 +160,7 @@ class Engine:
         loss = torch.zeros((), device=self.device)
         for number, chunks in enumerate(tokens.to(self.device)):
             loss += self._round(chunks, first=number == 0, last=number == plan.rounds - 1)
-        self._ends.update()
+        self._ends.update(self.optimizer, self.steps_done)
         return loss
 
     def _round(self, chunks: Tensor, *, first: bool, last: bool) -> Tensor:
@@ -364,77 +339,3 @@ class Engine:
     def synchronize(self) -> None:
         if self.queues.on_gpu:
             torch.cuda.synchronize(self.device)
-
-
-class _Ends:
-    """Embedding, last norm and head: on the device while training, their optimizer's states where the plan says."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        shape, device, dtype = engine.shape, engine.device, engine.dtype
-        sizes: dict[str, tuple[int, ...]] = {
-            "embedding.weight": (shape.vocabulary, shape.width),
-            "norm.weight": (shape.width,),
-        }
-        if not shape.tied:
-            sizes["head.weight"] = (shape.vocabulary, shape.width)
-        self.sizes = sizes
-        self._leaves = {
-            name: torch.zeros(size, device=device, dtype=dtype).requires_grad_() for name, size in sizes.items()
-        }
-        for leaf in self._leaves.values():
-            leaf.grad = torch.zeros_like(leaf)
-        place = engine.plan.ends_states
-        self._states = {
-            name: tuple(engine._buffer(math.prod(size), place) for _ in range(2)) for name, size in sizes.items()
-        }
-        self._norm = nn.RMSNorm(shape.width, eps=shape.norm_eps, device="meta")
-
-    def embed(self, tokens: Tensor, *, first: bool) -> Tensor:
-        with torch.no_grad():
-            return nn.functional.embedding(tokens, self._leaves["embedding.weight"])
-
-    def embed_backward(self, tokens: Tensor, d_x: Tensor) -> None:
-        gradient = self._leaves["embedding.weight"].grad
-        assert gradient is not None
-        gradient.index_add_(0, tokens.flatten(), d_x.flatten(0, 1))
-
-    def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """One chunk's part of the step's mean loss, and its gradient with respect to x."""
-        leaf = x.detach().requires_grad_()
-        head = self._leaves.get("head.weight", self._leaves["embedding.weight"])
-        normed = functional_call(self._norm, {"weight": self._leaves["norm.weight"]}, (leaf,))
-        loss = next_token_loss(normed.flatten(0, 1), head, targets.flatten(), 4096) * share
-        loss.backward()
-        assert leaf.grad is not None
-        return loss.detach(), leaf.grad
-
-    def update(self) -> None:
-        engine = self._engine
-        for name, leaf in self._leaves.items():
-            states = self._states[name]
-            on_device = states
-            if engine.plan.ends_states == "host":
-                on_device = tuple(Buffer(torch.empty(leaf.numel(), dtype=leaf.dtype, device=leaf.device)) for _ in "mv")
-                for there, here in zip(on_device, states, strict=True):
-                    engine.queues.release(there)
-                    engine.queues.copy(there, here)
-            engine.queues.acquire(*on_device)
-            assert leaf.grad is not None
-            vectors = leaf.detach().view(-1), leaf.grad.view(-1), on_device[0].tensor, on_device[1].tensor
-            engine.optimizer.apply(engine.steps_done, *vectors)
-            leaf.grad.zero_()
-            engine.queues.release(*on_device)
-            if on_device is not states:
-                for there, here in zip(on_device, states, strict=True):
-                    engine.queues.copy(here, there)
-                    if engine.queues.on_gpu:
-                        there.tensor.record_stream(engine.queues._down)
-
-    def load(self, named: Callable[[str], Tensor]) -> None:
-        with torch.no_grad():
-            for name, leaf in self._leaves.items():
-                leaf.copy_(named(name))
-
-    def weights(self) -> dict[str, Tensor]:
-        return {name: leaf.detach().cpu().clone() for name, leaf in self._leaves.items()}

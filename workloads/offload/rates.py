@@ -13,8 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from workloads.llama.model import Block, next_token_loss, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.offload.engine import AdamW
 from workloads.offload.memory import Arena
+from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import LOGIT_TOKENS, UPDATE_PIECE, Rates
 from workloads.timing import time_in_turns
 

@@ -19,8 +19,9 @@ from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.llama.text import sequences
 from workloads.offload import OffloadParameters
-from workloads.offload.engine import AdamW, Engine
+from workloads.offload.engine import Engine
 from workloads.offload.memory import Arena
+from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import GIB, Budget, Prediction, choose
 from workloads.offload.rates import machine_rates
 from workloads.recipes import why_no_rate

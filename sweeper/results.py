@@ -1,0 +1,96 @@
+"""What a sweep has found when it ends, and the forms in which it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeper import fleet, pictures, rates, table
+from sweeper.board import Board
+from sweeper.finals import Standing, standings
+from sweeper.outcome import Ending, Record
+from sweeper.plan import Plan
+from sweeper.search import Study
+from workloads import registry
+
+BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)
+
+
+@dataclass(frozen=True)
+class Results:
+    """`best` are the ranked trials of the search, the best first; `final` the finalists, likewise; `gpus` those that
+    were measured side by side, the slowest first; `again` the finalists' trials."""
+
+    plan: Plan
+    counts: Mapping[Ending, int]
+    records: Sequence[Record]
+    again: Sequence[Record]
+    best: Sequence[Record]
+    final: Sequence[Standing]
+    gpus: list[fleet.Member]
+
+    @staticmethod
+    def of(plan: Plan, study: Study, board: Board) -> Results:
+        every, best = list(study.records.values()), board.best_first()
+        said = plan.config.workload
+        return Results(
+            plan,
+            board.counts,
+            [record for record in every if not record.again],
+            [record for record in every if record.again],
+            best,
+            standings(best, plan.config.finals.top, every, said.objective, said.direction),
+            fleet.members(every),
+        )
+
+    @property
+    def objective(self) -> str:
+        return self.plan.config.workload.objective
+
+    @property
+    def direction(self) -> str:
+        return self.plan.config.workload.direction
+
+    @property
+    def failed(self) -> bool:
+        """Whether any trial ended as it should not have."""
+        return any(record.ending in BAD for record in (*self.records, *self.again))
+
+    def texts(self) -> dict[str, str]:
+        """Files by name."""
+        found = {"trials.csv": table.csv([*self.records, *self.again])}
+        return found | ({"gpus.csv": fleet.csv(self.gpus)} if self.gpus else {})
+
+    def metrics(self) -> dict[str, float]:
+        """The best trial's of the search, which chance has helped, and the winner's of the finals."""
+        found = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
+        if self.final:
+            figure, name = self.final[0].figure, f"final_{self.objective}"
+            found |= {name: figure.value, f"{name}_ci_low": figure.low, f"{name}_ci_high": figure.high}
+        return found
+
+    def pictures(self, study: Study) -> list[Path]:
+        """Drawn into the sweep's folder; none of a small search."""
+        in_order = sorted(self.best, key=lambda record: record.number)
+        folder = self.plan.folder / "pictures"
+        return pictures.draw(folder, in_order, study.distributions, self.objective, self.direction)
+
+    def keep_rates(self) -> None:
+        """For what trains on such a device later, where the search was one for the highest rate."""
+        wanted = (self.objective, self.direction) == ("tflops", "maximize")
+        if wanted and self.best and registry.load(self.plan.config.workload.name).sets_ceiling:
+            rates.keep(self.plan.directory, rates.of_sweep(self.plan.target.model, self.best, self.final))
+
+    def plain(self) -> dict[str, Any]:
+        """For programs."""
+        winner = self.final[0].trial if self.final else self.best[0] if self.best else None
+        return {
+            "sweep": self.plan.name,
+            "folder": str(self.plan.folder),
+            "device": self.plan.target.model,
+            "outcomes": {ending.value: count for ending, count in self.counts.items()},
+            "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
+            "finals": [standing.plain() for standing in self.final],
+        }
