@@ -27,7 +27,7 @@ check: $(STAMP)   ## ruff (lint, format) and mypy
 	$(BIN)/mypy
 
 test: $(STAMP)    ## the tests that need no GPU, in under ten minutes on two cores
-	$(BIN)/python -m pytest -n 2 -m 'not gpu and not soak' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not gpu and not soak' $(ARGS)
 
 soak: $(STAMP)    ## the long ones: a sweep of 100 trials killed 25 times, and what else takes minutes
 	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)

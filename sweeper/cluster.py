@@ -287,8 +287,12 @@ class Pool:
         self.close()
         return [(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
-    def close(self) -> None:
-        """End every gang, whatever it is at."""
+    def close(self, patience_s: float = 0.0) -> None:
+        """End every gang, whatever it is at. One that is starting gets `patience_s` to have started: Ray may hold what
+        a worker that was killed before had reserved, and the next one then waits for it in vain."""
+        starting = [hello for gang in self.gangs for hello in gang.hello]
+        if starting and patience_s:
+            ray.wait(starting, num_returns=len(starting), timeout=patience_s)
         for gang in self.gangs:
             self._end(gang)
         self.gangs = []

@@ -78,7 +78,7 @@ class Store:
         run = self._children.get(record.number) or self._client.create_run(
             self.experiment_id,
             start_time=start_ms,
-            run_name=" ".join([f"{record.number:04d}", *(f"{k}={_short(v)}" for k, v in record.params.items())])[:250],
+            run_name=_name(record),
             tags={
                 "mlflow.parentRunId": self.parent_id,
                 "sweeper.study": self._study,
@@ -183,6 +183,13 @@ def _facts(record: Record) -> dict[str, Any]:
         "slowed_by": " ".join(sorted({word for seen in facts for word in str(seen.get("slowed_by", "")).split()})),
         "tainted": "yes" if any(seen.get("tainted") for seen in facts) else "",
     }
+
+
+def _name(record: Record) -> str:
+    """`0012 m=4096 n=512`, and of a finalist's round which trial it measures again."""
+    again = [f"round {record.again.round} of {record.again.of:04d}"] if record.again else []
+    point = (f"{name}={_short(value)}" for name, value in record.params.items())
+    return " ".join([f"{record.number:04d}", *again, *point])[:250]
 
 
 def _legal(name: str) -> str:

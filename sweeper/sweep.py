@@ -29,6 +29,7 @@ from sweeper.summary import Summary
 
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 RECORDER_PATIENCE_S = 20.0
+STARTING_PATIENCE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -98,7 +99,8 @@ class Sweep:
                     if self._plan.target.hardware.kind == "cpu":
                         os.nice(5)  # behind the trials, which are timed on the cores that this process shares
                     self._board.start()
-                    self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
+                    if self._has_trials():
+                        self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
                     self._run_finals()
             except cluster.ClusterTrouble as error:
                 self._cancel_in_flight()
@@ -139,7 +141,7 @@ class Sweep:
                 self._cancel_in_flight()
             self._recorder.watch()
             self._progress.update(self._state())
-        self._pool.close()
+        self._pool.close(0 if self._stops else STARTING_PATIENCE_S)
 
     def _run_finals(self) -> None:
         """Measure the best trials again, beside each other on the same devices."""

@@ -134,6 +134,7 @@ def test_the_finals_of_a_sweep_that_is_killed_go_on_and_every_round_stands_once(
     assert parent.data.tags["winner"] and "final_score" in parent.data.metrics
     rounds_kept = [run for run in place.runs("trial") if "again_of" in run.data.tags]
     assert len(rounds_kept) == 6
+    assert all(f"of {int(run.data.tags['again_of']):04d}" in run.info.run_name for run in rounds_kept)
     # Nothing is left to do, and the same command says the same.
     same = place.run(*words)
     assert same.code == 0, same.err

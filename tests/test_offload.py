@@ -13,13 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.contract import OutOfMemory
+from workloads.contract import Infeasible, OutOfMemory, Rank
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.offload import run
 from workloads.offload.engine import Engine
 from workloads.offload.layout import LayerPlan, Plan
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
+from workloads.trial import run_trial
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -117,6 +119,17 @@ def test_host_memory_past_the_budget_is_out_of_memory() -> None:
     plan = Plan((LayerPlan("host", "host", "host", "input"),) * SHAPE.layers, "host", LENGTH, SEQUENCES, CHUNKS, ROUNDS)
     with pytest.raises(OutOfMemory, match="the host's arena"):
         Engine(SHAPE, plan, Arena(2**20, CPU), CPU, dtype=torch.float32)
+
+
+def test_an_arena_that_the_machine_does_not_have_is_out_of_memory() -> None:
+    with pytest.raises(OutOfMemory, match=r"GiB, .* are available"):
+        Arena(2**50, CPU)
+
+
+def test_a_model_that_no_cpu_trains_is_infeasible_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "available_memory_bytes", lambda: 8 * 2**30)
+    with pytest.raises(Infeasible, match=r"119.7 GiB, this machine has 8.0 left, and no GPU: workload=llama_tiny"):
+        run_trial("offload", {"model": "llama3_8b", "dtype": "fp32", "device_gib": 78.0, "host_gib": 75.0}, Rank())
 
 
 def test_tokens_of_another_shape_than_the_plans_are_refused() -> None:

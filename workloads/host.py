@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from pathlib import Path
 
 # The kernel's word for instructions of matrix or vector units, x86 and ARM, by the number format they multiply.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
@@ -30,6 +32,19 @@ def _cpuinfo(key: str) -> str:
     except OSError:
         pass
     return ""
+
+
+def available_memory_bytes() -> int:
+    """What this machine, or the container that this process is in, can still give; the largest number where it is not
+    known."""
+    found = [2**63 - 1]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable"))
+        found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(limit - used)
+    return min(found)
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workloads.contract import OutOfMemory
+from workloads.host import available_memory_bytes
 
 ALIGNMENT = 512
 
@@ -16,6 +17,10 @@ class Arena:
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size, self.used = size_bytes, 0
+        if size_bytes > (available := available_memory_bytes()):
+            raise OutOfMemory(
+                f"the host's arena needs {size_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} are available"
+            )
         self._block = torch.zeros(size_bytes, dtype=torch.uint8)  # touched, then registered: eight times as fast
         self._pinned = device.type == "cuda" and size_bytes > 0
         if self._pinned:

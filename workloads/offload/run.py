@@ -13,6 +13,7 @@ import torch
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
+from workloads.host import available_memory_bytes
 from workloads.llama import checkpoint
 from workloads.llama.flops import hardware_per_token, per_token
 from workloads.llama.model import fastest_attention
@@ -37,6 +38,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
     devices.fresh(device)
     shape = MODELS[parameters.model]
+    if device.type == "cpu":
+        _require_room_on_a_cpu(shape, dtype)
     if parameters.checkpoint:
         checkpoint.reader(Path(parameters.checkpoint), shape)  # a wrong one is said before anything is measured
     with fastest_attention(device), _device_budget(device, parameters.device_gib):
@@ -57,6 +60,16 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
             return _train(parameters, shape, predicted, arena, device, dtype)
         finally:
             arena.close()
+
+
+def _require_room_on_a_cpu(shape: LlamaShape, dtype: torch.dtype) -> None:
+    """There the device's memory is the host's: what cannot train in it at all is said before anything is tried."""
+    needed, available = 4 * shape.parameters * dtype.itemsize, available_memory_bytes()
+    if needed > available:
+        raise Infeasible(
+            f"weights, gradients and states are {needed / GIB:.1f} GiB, this machine has {available / GIB:.1f} left, "
+            "and no GPU: workload=llama_tiny is for a CPU"
+        )
 
 
 def _train(
