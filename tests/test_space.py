@@ -1,9 +1,11 @@
 """The space's grammar, and the laws of its dimensions."""
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeper.config import CONF, Config, quote_spaces, read, read_space
 from sweeper.said import SaidWrongly
 from sweeper.space import Choice, Interval, Range, Space, parse, read_entry
 
@@ -91,3 +93,31 @@ def test_the_device_decides_between_cpu_and_gpu() -> None:
     said = {"m": {"cpu": "range(1, 4)", "gpu": 8192}}
     assert parse(said, "cpu").dimensions == {"m": Range(1, 3, 1)}
     assert parse(said, "gpu").constants == {"m": 8192}
+
+
+def composed(*words: str) -> Config:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return read(compose("config", overrides=quote_spaces(list(words))))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "left"), [("cpu bf16", ("fp32", "bf16")), ("sm90", ("fp32", "bf16", "fp8_rowwise")), (None, None)]
+)
+def test_what_a_device_cannot_do_is_left_out_of_a_choice_with_its_reason(
+    architecture: str | None, left: tuple[str, ...] | None
+) -> None:
+    said = composed("space.dtype=fp32,bf16,fp8_rowwise,mxfp8")
+    space, left_out = read_space(said, "cpu", architecture)
+    choice = space.dimensions["dtype"]
+    assert isinstance(choice, Choice)
+    if left is None:  # nothing is known of the device: the worker will say
+        assert len(choice.values) == 4 and left_out == []
+    else:
+        assert choice.values == left
+        assert len(left_out) == 4 - len(left)
+        assert any("space.dtype=mxfp8 is emulated on this device" in words for words in left_out)
+
+
+def test_a_choice_of_which_one_is_left_is_no_choice() -> None:
+    space, _ = read_space(composed("space.dtype=fp32,fp8_rowwise"), "cpu", "cpu")
+    assert space.constants["dtype"] == "fp32" and "dtype" not in space.dimensions

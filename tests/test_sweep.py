@@ -307,14 +307,6 @@ def test_devices_measured_at_once_are_told_apart(place: Place) -> None:
         assert float(trial["tflops_slowest_gpu"]) <= float(trial["tflops_fastest_gpu"])
 
 
-def test_what_a_device_cannot_do_is_left_out_of_a_choice_and_said(place: Place) -> None:
-    words = ["space.dtype=fp32,fp8_rowwise", "space.m=128,256", "space.n=64", "space.k=64", "search=grid"]
-    done = place.run(*words, "hardware=cpu", "finals.top=0")
-    assert done.code == 0, done.err
-    assert "left out space.dtype=fp8_rowwise is emulated on this device: cpu lacks fp8" in done.err
-    assert "2 complete" in done.out
-
-
 def test_a_worker_that_refused_before_it_tried_goes_on(place: Place) -> None:
     words = ["workload=precision_casts", "space.format=fp8_tensorwise,fp8_rowwise", "space.direction=columns,rows"]
     done = place.run(*words, "search=grid", "space.rows=128", "space.columns=128")
