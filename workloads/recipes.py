@@ -60,6 +60,25 @@ RECIPES = {
 }
 
 
+# What m, n and k have to be multiples of, beside 1: the units load whole rows of 16 bytes, and whole blocks of scales.
+MULTIPLES = {
+    "fp8_tensorwise": (1, 16, 16),
+    "fp8_rowwise": (1, 16, 16),
+    "fp8_blockwise": (1, 128, 128),
+    "mxfp8": (16, 16, 32),
+    "mxfp4": (16, 16, 32),
+    "nvfp4": (16, 16, 32),
+}
+
+
+def unfit(recipe: str, m: int, n: int, k: int) -> str:
+    """Why a product of this shape cannot be had in a recipe of `MULTIPLES`; empty where it can."""
+    for name, size, multiple in zip("mnk", (m, n, k), MULTIPLES[recipe], strict=True):
+        if size % multiple:
+            return f"{recipe} needs {name} in multiples of {multiple}, not {size}"
+    return ""
+
+
 def support(recipe: str, architecture: str) -> tuple[Support, str]:
     """What a device of this architecture can do with a recipe, and why not more; the reason is empty where native.
 

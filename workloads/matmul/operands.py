@@ -12,20 +12,10 @@ import torch
 from workloads.contract import Infeasible
 from workloads.llama.shapes import Product
 from workloads.matmul import MatmulParameters
-from workloads.recipes import RECIPES, fp8_dtype
+from workloads.recipes import RECIPES, fp8_dtype, unfit
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-# What m, n and k have to be multiples of, beside 1: the units load whole rows of 16 bytes, and whole blocks of scales.
-MULTIPLES = {
-    "fp8_tensorwise": (1, 16, 16),
-    "fp8_rowwise": (1, 16, 16),
-    "fp8_blockwise": (1, 128, 128),
-    "mxfp8": (16, 16, 32),
-    "mxfp4": (16, 16, 32),
-    "nvfp4": (16, 16, 32),
-}
 
 # The sixteen values of a 4-bit number with 2 bits of exponent and 1 of mantissa (OCP Microscaling v1.0, table 5).
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -116,9 +106,8 @@ def _scaled(
         raise Infeasible(f"route={parameters.route} has no {parameters.dtype}: route=torch has")
     if shape.layout != "nt":
         raise Infeasible(f"{parameters.dtype} is multiplied from layout=nt only")
-    for name, size, multiple in zip("mnk", (shape.m, shape.n, shape.k), MULTIPLES[parameters.dtype], strict=True):
-        if size % multiple:
-            raise Infeasible(f"{parameters.dtype} needs {name} in multiples of {multiple}, not {size}")
+    if why := unfit(parameters.dtype, shape.m, shape.n, shape.k):
+        raise Infeasible(why)
 
     def matrix(rows: int) -> torch.Tensor:
         if RECIPES[parameters.dtype].matrix_dtype == "fp4":

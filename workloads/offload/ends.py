@@ -44,7 +44,7 @@ class Ends:
         self._states = {name: tuple(buffer(math.prod(size), states) for _ in range(2)) for name, size in sizes.items()}
         self._norm = nn.RMSNorm(shape.width, eps=shape.norm_eps, device="meta")
 
-    def embed(self, tokens: Tensor, *, first: bool) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         with torch.no_grad():
             return nn.functional.embedding(tokens, self._leaves["embedding.weight"])
 
@@ -81,8 +81,7 @@ class Ends:
             if on_device is not states:
                 for there, here in zip(on_device, states, strict=True):
                     self._queues.copy(here, there)
-                    if self._queues.on_gpu:
-                        there.tensor.record_stream(self._queues._down)
+                    self._queues.keep_until_copied(there.tensor)
 
     def load(self, named: Callable[[str], Tensor]) -> None:
         with torch.no_grad():

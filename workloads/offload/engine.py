@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class Kept:
     on_host: Buffer | None = None
     coming: Buffer | None = None
     output: Tensor | None = None
-    leaf: Tensor | None = field(default=None)
+    leaf: Tensor | None = None
 
 
 class Engine:
@@ -165,7 +165,7 @@ class Engine:
 
     def _round(self, chunks: Tensor, *, first: bool, last: bool) -> Tensor:
         inputs, targets = chunks[..., :-1], chunks[..., 1:]
-        x = [self._ends.embed(each, first=first) for each in inputs]
+        x = [self._ends.embed(each) for each in inputs]
         kept = []
         for n in range(len(self.plan.layers)):
             slot = self._slot(n)
@@ -202,8 +202,7 @@ class Engine:
         source = Buffer(x)
         self.queues.release(source)
         self.queues.copy(kept.on_host, source)
-        if self.queues.on_gpu:
-            x.record_stream(self.queues._down)
+        self.queues.keep_until_copied(x)
         return out
 
     def _layer_down(self, n: int, kept: list[Kept], d_out: list[Tensor], *, first: bool, last: bool) -> list[Tensor]:

@@ -74,6 +74,11 @@ class Queues:
             done = stream.record_event()
         target.last = source.last = done
 
+    def keep_until_copied(self, tensor: torch.Tensor) -> None:
+        """The allocator may not give its memory to another before what is queued down from it is done."""
+        if self.on_gpu:
+            tensor.record_stream(self._down)
+
     def acquire(self, *buffers: Buffer) -> None:
         """Computation queued from now on waits for what is queued on these."""
         if self.on_gpu:

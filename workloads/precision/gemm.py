@@ -10,7 +10,7 @@ from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
 from workloads.llama.shapes import product
 from workloads.precision import GemmParameters, formats
-from workloads.recipes import RECIPES, Support, support
+from workloads.recipes import RECIPES, Support, support, unfit
 from workloads.telemetry import watching
 from workloads.timing import time_in_turns
 
@@ -39,7 +39,8 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     steps: list[Callable[[], torch.Tensor]] = [lambda: torch.mm(a, b.t(), out=plain)]
     decoded = a[rows].float(), b[columns].float()
     if parameters.recipe != "bf16":
-        _require_multiples(parameters.recipe, shape.m, shape.n, shape.k)
+        if unfitting := unfit(parameters.recipe, shape.m, shape.n, shape.k):
+            raise Infeasible(unfitting)
         # A weight gradient sums over tokens: neither of its operands is a weight.
         role = "activation" if parameters.product == "weight_gradient" else "weight"
         low = [formats.convert(parameters.recipe, x, r, architecture) for x, r in ((a, "activation"), (b, role))]
@@ -72,11 +73,3 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
 
 def _spread(size: int, device: torch.device) -> torch.Tensor:
     return torch.linspace(0, size - 1, min(size, SAMPLE), device=device).long()
-
-
-def _require_multiples(recipe: str, *sizes: int) -> None:
-    from workloads.matmul.operands import MULTIPLES
-
-    for name, size, multiple in zip("mnk", sizes, MULTIPLES[recipe], strict=True):
-        if size % multiple:
-            raise Infeasible(f"{recipe} needs {name} in multiples of {multiple}, not {size}")
