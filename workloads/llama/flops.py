@@ -18,8 +18,15 @@ def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = N
     return (shape.layers if layers is None else layers) * block + (6 * width * shape.vocabulary if head else 0)
 
 
-def hardware_per_token(shape: LlamaShape, sequence_length: int, recomputed_layers: int) -> float:
-    """FLOPs per token that a device really does: the model's, a forward pass of what is computed again, and the scores
-    that a fused attention's backward pass computes again in any case (Dao 2023: one more product of two, causal)."""
-    forward = per_token(shape, sequence_length, layers=recomputed_layers, head=False) / 3
-    return per_token(shape, sequence_length) + forward + shape.layers * sequence_length * shape.heads * shape.head_size
+def hardware_per_token(shape: LlamaShape, sequence_length: int, *, linear_again: int, attention_again: int) -> float:
+    """FLOPs per token that a device really does: the model's, those of layers that compute their linear parts or their
+    attention again in the backward pass, and the scores that a fused attention's backward pass computes again in any
+    case (Dao 2023: one more product of two, causal).
+
+    What is computed again of a block is all but its last matrix product, whose result nothing asks for.
+    """
+    attention = shape.heads * shape.head_size
+    inputs_outputs = (shape.linear(layer) for layer in ("qkv", "output", "gate_up"))
+    linear = 2 * sum(inputs * outputs for inputs, outputs in inputs_outputs)
+    again = linear_again * linear + attention_again * 2 * sequence_length * attention
+    return per_token(shape, sequence_length) + again + shape.layers * sequence_length * attention

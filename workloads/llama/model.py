@@ -118,18 +118,30 @@ def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int)
     return _ChunkedLoss.apply(hidden, weight, targets, chunk)
 
 
+def loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, d_weight: Tensor, share: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """`next_token_loss` times `share` and its gradient of hidden; that of weight is added to `d_weight`.
+
+    Chunk by chunk, so that nothing of a chunk has to be kept.
+    """
+    loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
+    d_hidden = torch.empty_like(hidden)
+    for h, t, d_h in zip(hidden.split(chunk), targets.split(chunk), d_hidden.split(chunk), strict=True):
+        chunk_loss, d_logits = _loss_and_gradient(h @ weight.t(), t, share / len(targets))
+        loss += chunk_loss
+        torch.mm(d_logits, weight, out=d_h)
+        d_weight.addmm_(d_logits.t(), h)
+    return loss, d_hidden
+
+
 class _ChunkedLoss(torch.autograd.Function):
-    """The gradients are taken in the forward pass, chunk by chunk, so that nothing of a chunk has to be kept."""
+    """The gradients are taken in the forward pass."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
-        loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        for h, t, d_h in zip(hidden.split(chunk), targets.split(chunk), d_hidden.split(chunk), strict=True):
-            chunk_loss, d_logits = _loss_and_gradient(h @ weight.t(), t, 1 / len(targets))
-            loss += chunk_loss
-            torch.mm(d_logits, weight, out=d_h)
-            d_weight.addmm_(d_logits.t(), h)
+        d_weight = torch.zeros_like(weight)
+        loss, d_hidden = loss_and_gradients(hidden, weight, targets, chunk, d_weight)
         ctx.save_for_backward(d_hidden, d_weight)
         return loss
 

@@ -11,11 +11,12 @@ from workloads.llama import shapes
 
 @dataclass(frozen=True)
 class OffloadParameters:
-    """Steps of AdamW, everything in one type.
+    """Steps of AdamW, everything in one type or with the optimizer's part in fp32.
 
     device_gib: what the allocator of the device may hold; host_gib: the pinned arena, the only host memory that state
     is kept in. On a CPU the device's budget is planned for and not enforced.
     sequences_per_step: what one step trains on; a planner divides it into rounds and chunks
+    master_weights: keep the optimizer's states, and a copy of the weights, in fp32
     checkpoint: a Hugging Face folder to begin from; null: random weights from the seed
     data, tokenizer: tokens to train on, see `workloads.llama.text`; null: made-up ones
     save_to: a folder to write such a checkpoint to at the end; null: none
@@ -27,6 +28,7 @@ class OffloadParameters:
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32"] = "bf16"
+    master_weights: bool = False
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
@@ -41,7 +43,7 @@ class Offload:
     """One training run under a plan of its own."""
 
     Parameters = OffloadParameters
-    method = "offload/1"
+    method = "offload/2"
     max_world_size = 1
     sets_ceiling = False
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from workloads.llama.model import next_token_loss
+from workloads.llama.model import loss_and_gradients
 from workloads.llama.shapes import LlamaShape
+from workloads.offload.block import BlockMath
+from workloads.offload.layout import Place
 from workloads.offload.memory import Buffer, Queues
 from workloads.offload.optimizer import AdamW
+from workloads.offload.planner import LOGIT_TOKENS
 
 
 class Ends:
@@ -21,72 +23,74 @@ class Ends:
     def __init__(
         self,
         shape: LlamaShape,
-        states: str,
+        math_: BlockMath,
         device: torch.device,
         dtype: torch.dtype,
         queues: Queues,
-        buffer: Callable[[int, str], Buffer],
+        states: Callable[[int], tuple[Buffer, ...]],
+        states_on: Place,
     ) -> None:
-        """`buffer` makes one of so many numbers in a place, `states` is the place of the optimizer's states."""
-        self._queues, self._states_on_host = queues, states == "host"
-        sizes: dict[str, tuple[int, ...]] = {
+        """`states` makes the optimizer's states of so many numbers, where they stay."""
+        self._math, self._queues, self._states_on = math_, queues, states_on
+        self.sizes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (shape.vocabulary, shape.width),
             "norm.weight": (shape.width,),
         }
         if not shape.tied:
-            sizes["head.weight"] = (shape.vocabulary, shape.width)
-        self.sizes = sizes
-        self._leaves = {
-            name: torch.zeros(size, device=device, dtype=dtype).requires_grad_() for name, size in sizes.items()
-        }
-        for leaf in self._leaves.values():
-            leaf.grad = torch.zeros_like(leaf)
-        self._states = {name: tuple(buffer(math.prod(size), states) for _ in range(2)) for name, size in sizes.items()}
-        self._norm = nn.RMSNorm(shape.width, eps=shape.norm_eps, device="meta")
+            self.sizes["head.weight"] = (shape.vocabulary, shape.width)
+        self._weights, self._gradients = (
+            {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()} for _ in "wg"
+        )
+        self._states = {name: states(math.prod(size)) for name, size in self.sizes.items()}
+        self._head = "embedding.weight" if shape.tied else "head.weight"
 
     def embed(self, tokens: Tensor) -> Tensor:
-        with torch.no_grad():
-            return nn.functional.embedding(tokens, self._leaves["embedding.weight"])
+        """[…, length] to [tokens, width]."""
+        return nn.functional.embedding(tokens.flatten(), self._weights["embedding.weight"])
 
     def embed_backward(self, tokens: Tensor, d_x: Tensor) -> None:
-        gradient = self._leaves["embedding.weight"].grad
-        assert gradient is not None
-        gradient.index_add_(0, tokens.flatten(), d_x.flatten(0, 1))
+        self._gradients["embedding.weight"].index_add_(0, tokens.flatten(), d_x)
 
     def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """One chunk's part of the step's mean loss, and its gradient with respect to x."""
-        leaf = x.detach().requires_grad_()
-        head = self._leaves.get("head.weight", self._leaves["embedding.weight"])
-        normed = functional_call(self._norm, {"weight": self._leaves["norm.weight"]}, (leaf,))
-        loss = next_token_loss(normed.flatten(0, 1), head, targets.flatten(), 4096) * share
-        loss.backward()
-        assert leaf.grad is not None
-        return loss.detach(), leaf.grad
+        """One chunk's part of the step's mean loss, and its gradient with respect to x[tokens, width]."""
+        norm, head = self._weights["norm.weight"], self._weights[self._head]
+        normed = self._math.norm(x, norm)
+        loss, d_normed = loss_and_gradients(
+            normed, head, targets.flatten(), LOGIT_TOKENS, self._gradients[self._head], share
+        )
+        _, d_x, d_norm = self._math.norm_backward(x, norm, d_normed, torch.zeros((), dtype=x.dtype, device=x.device))
+        self._gradients["norm.weight"] += d_norm
+        return loss, d_x
 
     def update(self, optimizer: AdamW, step: int) -> None:
-        for name, leaf in self._leaves.items():
-            states = self._states[name]
+        for name, states in self._states.items():
             on_device = states
-            if self._states_on_host:
-                on_device = tuple(Buffer(torch.empty(leaf.numel(), dtype=leaf.dtype, device=leaf.device)) for _ in "mv")
+            if self._states_on == "host":
+                on_device = tuple(Buffer(torch.empty_like(each.tensor, device=self._device)) for each in states)
                 for there, here in zip(on_device, states, strict=True):
                     self._queues.release(there)
                     self._queues.copy(there, here)
             self._queues.acquire(*on_device)
-            assert leaf.grad is not None
-            vectors = leaf.detach().view(-1), leaf.grad.view(-1), on_device[0].tensor, on_device[1].tensor
-            optimizer.apply(step, *vectors)
-            leaf.grad.zero_()
+            vectors = self._weights[name].view(-1), self._gradients[name].view(-1)
+            with self._queues.span("optimizer"):
+                optimizer.apply(step, *vectors, *(each.tensor for each in on_device))
+            self._gradients[name].zero_()
             self._queues.release(*on_device)
             if on_device is not states:
                 for there, here in zip(on_device, states, strict=True):
                     self._queues.copy(here, there)
-                    self._queues.keep_until_copied(there.tensor)
+                self._queues.acquire(*on_device)  # what left them is done before their memory is another's
+
+    @property
+    def _device(self) -> torch.device:
+        return self._weights["norm.weight"].device
 
     def load(self, named: Callable[[str], Tensor]) -> None:
-        with torch.no_grad():
-            for name, leaf in self._leaves.items():
-                leaf.copy_(named(name))
+        for name, weight in self._weights.items():
+            value = named(name)
+            weight.copy_(value)
+            for master in self._states[name][2:]:
+                master.tensor.copy_(value.flatten())
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: leaf.detach().cpu().clone() for name, leaf in self._leaves.items()}
+        return {name: weight.cpu().clone() for name, weight in self._weights.items()}

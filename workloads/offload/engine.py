@@ -1,66 +1,56 @@
 """Carrying out a plan: forward, backward and AdamW of a Llama whose layers come and go.
 
-Each block's parameters are one flat vector, so that a layer moves in one copy. Two slots on the device take turns for
-layers that stream; the next layer is on its way while one computes. A step visits the layers up and down once a round;
-in the last round each layer is updated as soon as its gradients are whole, with the next one's states on their way.
+Each block's parameters are one flat vector, so that a layer moves in one copy. A few slots on the device take turns for
+layers that stream; the next layer is on its way while one computes, and so are the activations of the next chunks. A
+step visits the layers up and down once a round; in the last round each layer is updated as soon as its gradients are
+whole, with its states on their way meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 
+from workloads.llama.attention import Kernel
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
+from workloads.offload.block import Activations, BlockMath
 from workloads.offload.ends import Ends
-from workloads.offload.layout import Plan
+from workloads.offload.layout import KEPT, Plan
 from workloads.offload.memory import Arena, Buffer, Queues
 from workloads.offload.optimizer import AdamW
+from workloads.offload.planner import AHEAD, GRADIENT_SLOTS, WEIGHT_SLOTS
+from workloads.offload.slots import ByName, Slots
 
 
 @dataclass
 class State:
-    """What is kept of one group of parameters between steps, each where the plan has it; no gradients where none wait
-    from one round to the next."""
+    """What is kept of one group of parameters between steps, each where the plan has it: momentum, variance and, where
+    asked for, the weights in fp32; no gradients where none wait from one round to the next."""
 
     weights: Buffer
-    momentum: Buffer
-    variance: Buffer
+    states: tuple[Buffer, ...]
     gradients: Buffer | None = None
 
 
 @dataclass
-class Slot:
-    """Device memory of one layer at a time: its weights as leaves of autograd, which gather into its gradients."""
-
-    weights: Buffer
-    gradients: Buffer
-    leaves: dict[str, Tensor]
-    holds: int = -1
-
-
-@dataclass
 class Kept:
-    """One chunk's activations at one layer: the block's input, where it lies, and the output's graph if it is kept."""
+    """One chunk's activations at one layer, by name: on the device, on the host, or on their way back from there."""
 
-    input: Tensor | None = None
-    on_host: Buffer | None = None
-    coming: Buffer | None = None
-    output: Tensor | None = None
-    leaf: Tensor | None = None
+    here: Activations = field(default_factory=dict)
+    on_host: dict[str, Buffer] = field(default_factory=dict)
+    coming: dict[str, Buffer] = field(default_factory=dict)
 
 
 class Engine:
     """A model in training under a plan. `step` takes tokens and returns the mean loss.
 
-    Everything is in `dtype`; the optimizer's arithmetic is in fp32. Host memory is taken from `arena`.
+    Everything is in `dtype`, with `master_weights` the optimizer's states are in fp32 and so is a copy of the weights;
+    the optimizer's arithmetic is in fp32 in any case. Host memory is taken from `arena`.
     """
 
     def __init__(
@@ -69,258 +59,248 @@ class Engine:
         plan: Plan,
         arena: Arena,
         device: torch.device,
+        kernel: Kernel,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        master_weights: bool = False,
         optimizer: AdamW | None = None,
-        compiled: bool = False,
     ) -> None:
-        assert len(plan.layers) <= shape.layers
+        assert len(plan.layers) <= shape.layers and plan.chunks % plan.pieces == 0
         self.shape, self.plan, self.device, self.dtype = shape, plan, device, dtype
         self.optimizer, self.steps_done = optimizer or AdamW(), 0
         self.queues, self._arena = Queues(device), arena
+        self._states_dtype = torch.float32 if master_weights else dtype
+        self._states_count = 3 if master_weights else 2
         with torch.device("meta"):
-            self._block = Block(shape)
-        self._shapes = {name: p.shape for name, p in self._block.named_parameters()}
+            self._shapes = {name: p.shape for name, p in Block(shape).named_parameters()}
         size = sum(s.numel() for s in self._shapes.values())
         self.rope = rope_table(shape, plan.sequence_length, device)
         self._layers = [
             State(
                 self._buffer(size, layer.weights),
-                self._buffer(size, layer.states),
-                self._buffer(size, layer.states),
+                self._states(size, layer.states),
                 self._buffer(size, layer.gradients) if plan.rounds > 1 or layer.gradients == "device" else None,
             )
             for layer in plan.layers
         ]
-        self._slots = [self._resident_slot(n) for n in range(len(plan.layers))]
-        self._streamed = [n for n, slot in enumerate(self._slots) if slot is None]
-        self._shared = [self._new_slot(size) for _ in self._streamed[:2]]
-        self._free_activations: list[Tensor] = []
-        self._ends = Ends(shape, plan.ends_states, device, dtype, self.queues, self._buffer)
-        self._state_slots = [tuple(self._buffer(size, "device") for _ in range(2)) for _ in range(2)]
-        self._forward: Callable[..., Tensor] = self._call
-        if compiled:
-            self._forward = torch.compile(self._call, dynamic=False)
+        self._weights = self._slots(
+            [s.weights for s in self._layers], [p.weights == "device" for p in plan.layers], WEIGHT_SLOTS
+        )
+        self._gradients = self._slots(
+            [s.gradients for s in self._layers], [p.gradients == "device" for p in plan.layers], GRADIENT_SLOTS
+        )
+        moving = sum(layer.states == "host" for layer in plan.layers)
+        self._state_slots = [self._states(size, "device") for _ in range(min(2, moving))]
+        self._math = BlockMath(shape, kernel, compiled=device.type != "cpu")
+        self._ends = Ends(
+            shape, self._math, device, dtype, self.queues, lambda n: self._states(n, plan.ends_states), plan.ends_states
+        )
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}  # host memory for activations, by size
+        self._kept: list[Kept] = []
+        self._leaving: deque[list[Buffer]] = deque()
+        self._keys_values = self._d_keys_values = torch.empty(0)
 
-    def _call(self, x: Tensor, rope: Tensor, leaves: dict[str, Tensor]) -> Tensor:
-        return functional_call(self._block, leaves, (x, rope))
-
-    def _buffer(self, numbers: int, place: str) -> Buffer:
+    def _buffer(self, numbers: int, place: str, dtype: torch.dtype | None = None) -> Buffer:
         if place == "host":
-            return Buffer(self._arena.take(numbers, self.dtype))
-        return Buffer(torch.zeros(numbers, dtype=self.dtype, device=self.device))
+            return Buffer(self._arena.take(numbers, dtype or self.dtype))
+        return Buffer(torch.zeros(numbers, dtype=dtype or self.dtype, device=self.device))
 
-    # ── slots ──
+    def _states(self, numbers: int, place: str) -> tuple[Buffer, ...]:
+        return tuple(self._buffer(numbers, place, self._states_dtype) for _ in range(self._states_count))
 
-    def _resident_slot(self, n: int) -> Slot | None:
-        """The slot of a layer whose weights and gradients both stay: its own memory."""
-        layer, state = self.plan.layers[n], self._layers[n]
-        if layer.weights == "host" or layer.gradients == "host":
-            return None
-        assert state.gradients is not None
-        return Slot(state.weights, state.gradients, self._leaves(state.weights.tensor, state.gradients.tensor), n)
+    def _slots(self, homes: Sequence[Buffer | None], stays: list[bool], count: int) -> Slots:
+        size = sum(shape.numel() for shape in self._shapes.values())
+        return Slots(homes, stays, count, lambda: self._buffer(size, "device"), self._by_name, self.queues)
 
-    def _new_slot(self, size: int) -> Slot:
-        weights, gradients = self._buffer(size, "device"), self._buffer(size, "device")
-        return Slot(weights, gradients, self._leaves(weights.tensor, gradients.tensor))
-
-    def _leaves(self, weights: Tensor, gradients: Tensor) -> dict[str, Tensor]:
-        """Parameters by name as views of a flat vector, their gradients as views of another."""
-        leaves, start = {}, 0
-        for name, shape in self._shapes.items():
-            leaf = weights[start : start + shape.numel()].view(shape).detach().requires_grad_()
-            leaf.grad = gradients[start : start + shape.numel()].view(shape)
-            leaves[name], start = leaf, start + shape.numel()
-        return leaves
-
-    def _slot(self, n: int) -> Slot:
-        """The slot that layer n computes in, its weights on their way if they are not there."""
-        if resident := self._slots[n]:
-            return resident
-        slot = self._shared[self._streamed.index(n) % 2]
-        if slot.holds != n:
-            self.queues.copy(slot.weights, self._layers[n].weights)
-            slot.holds = n
-        return slot
-
-    def _prefetch(self, coming: Iterator[int]) -> None:
-        """Send the first of the layers that are still to come on its way, if it streams."""
-        if (n := next(coming, None)) is not None:
-            self._slot(n)
+    def _by_name(self, flat: Tensor) -> ByName:
+        parts = flat.split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     # ── a step ──
 
+    @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """One step on tokens[rounds, chunks, sequences, sequence_length + 1]; the mean loss, on the device."""
+        """One step on tokens[rounds, groups, sequences, sequence_length + 1]; the mean loss, on the device."""
         plan = self.plan
-        expected = (plan.rounds, plan.chunks, plan.sequences, plan.sequence_length + 1)
+        expected = (plan.rounds, plan.groups, plan.sequences, plan.sequence_length + 1)
         if tuple(tokens.shape) != expected:
             raise ValueError(f"tokens are {tuple(tokens.shape)}, the plan has {expected}")
         self.steps_done += 1
         loss = torch.zeros((), device=self.device)
-        for number, chunks in enumerate(tokens.to(self.device)):
-            loss += self._round(chunks, first=number == 0, last=number == plan.rounds - 1)
+        for number, groups in enumerate(tokens.to(self.device)):
+            loss += self._round(groups, first=number == 0, last=number == plan.rounds - 1)
         self._ends.update(self.optimizer, self.steps_done)
         return loss
 
-    def _round(self, chunks: Tensor, *, first: bool, last: bool) -> Tensor:
-        inputs, targets = chunks[..., :-1], chunks[..., 1:]
+    def _round(self, groups: Tensor, *, first: bool, last: bool) -> Tensor:
+        length = self.plan.chunk_length
+        inputs = [piece for group in groups for piece in group[:, :-1].split(length, dim=1)]
+        targets = [piece for group in groups for piece in group[:, 1:].split(length, dim=1)]
         x = [self._ends.embed(each) for each in inputs]
-        kept = []
         for n in range(len(self.plan.layers)):
-            slot = self._slot(n)
-            self._prefetch(m for m in self._streamed if m > n)
-            self.queues.acquire(slot.weights)
-            kept.append([Kept() for _ in x])
-            x = [self._up(n, slot, each, keep) for each, keep in zip(x, kept[n], strict=True)]
-            self.queues.release(slot.weights)
-        share = 1.0 / (len(chunks) * self.plan.rounds)
-        ends = [self._ends.loss(each, t, share) for each, t in zip(x, targets, strict=True)]
-        losses, d_x = [loss for loss, _ in ends], [d for _, d in ends]
+            weights = self._weights.fetch(n)
+            for m in [m for m in self._weights.streamed if m > n][:1]:
+                self._weights.fetch(m)
+            self.queues.acquire(weights.buffer)
+            for c in range(len(x)):
+                x[c] = self._up(n, weights.by_name, c, x[c])
+            self.queues.release(weights.buffer)
+        self._return_activations()
+        loss, share = torch.zeros((), device=self.device), 1.0 / (len(x) * self.plan.rounds)
+        for c, wanted in enumerate(targets):
+            chunk_loss, x[c] = self._ends.loss(x[c], wanted, share)
+            loss += chunk_loss
         for n in reversed(range(len(self.plan.layers))):
-            d_x = self._layer_down(n, kept.pop(), d_x, first=first, last=last)
-        for each, d_each in zip(inputs, d_x, strict=True):
+            self._layer_down(n, x, first=first, last=last)
+        self._leave(0)
+        for each, d_each in zip(inputs, x, strict=True):
             self._ends.embed_backward(each, d_each)
-        return torch.stack(losses).sum()
+        return loss
 
-    def _up(self, n: int, slot: Slot, x: Tensor, kept: Kept) -> Tensor:
-        """Block n on one chunk, keeping of it what the plan says."""
-        kind = self.plan.layers[n].activations
-        if kind == "full":
-            kept.leaf = x.requires_grad_()
-            with self._weights_by_name(n, slot):
-                kept.output = self._forward(kept.leaf, self.rope, slot.leaves)
-            return kept.output.detach()
-        with torch.no_grad():
-            out = self._forward(x, self.rope, slot.leaves)
-        if kind == "input":
-            kept.input = x
-            return out
-        if not self._free_activations:
-            self._free_activations.append(self._arena.take(x.numel(), x.dtype))
-        kept.on_host = Buffer(self._free_activations.pop().view(x.shape))
-        source = Buffer(x)
-        self.queues.release(source)
-        self.queues.copy(kept.on_host, source)
-        self.queues.keep_until_copied(x)
+    def _up(self, n: int, w: ByName, c: int, x: Tensor) -> Tensor:
+        """Block n on chunk c, keeping of it what the plan says."""
+        plan, rope, piece = self.plan, self._rope(c), c % self.plan.pieces
+        start, end = piece * plan.chunk_length, (piece + 1) * plan.chunk_length
+        if plan.pieces > 1 and piece == 0:
+            size = (plan.sequences, plan.sequence_length, 2 * self.shape.kv_heads, self.shape.head_size)
+            self._keys_values = torch.empty(size, dtype=self.dtype, device=self.device)
+        out, made = self._math.forward(w, x, rope, self._keys_values[:, :start] if piece else None)
+        found = {name: made[name] for name in KEPT[plan.layers[n].keeps]}
+        if plan.pieces > 1:
+            self._keys_values[:, start:end] = self._math.keys_values(made["qkv"])
+            if piece == plan.pieces - 1:
+                found["keys_values"] = self._keys_values
+        self._keep(found, plan.layers[n].kept_on)
         return out
 
-    def _layer_down(self, n: int, kept: list[Kept], d_out: list[Tensor], *, first: bool, last: bool) -> list[Tensor]:
-        """Backward through block n for all chunks, then its gradients stored or its weights updated."""
-        state, slot = self._layers[n], self._slot(n)
-        self._begin_gradients(state, slot, first=first)
-        if last:
-            states = self._fetch_states(n)
-        self._prefetch(m for m in reversed(self._streamed) if m < n)
-        for keep in kept:
-            self._fetch_activation(keep)
-        self.queues.acquire(slot.weights, slot.gradients)
-        d_in = [self._down(n, slot, keep, d) for keep, d in zip(kept, d_out, strict=True)]
-        self.queues.release(slot.weights, slot.gradients)
-        if last:
-            self._update(n, slot, states)
-        elif state.gradients is not None and state.gradients is not slot.gradients:
-            self.queues.copy(state.gradients, slot.gradients)
-        return d_in
+    def _rope(self, c: int) -> Tensor:
+        return self.rope.split(self.plan.chunk_length, dim=1)[c % self.plan.pieces]
 
-    def _begin_gradients(self, state: State, slot: Slot, *, first: bool) -> None:
-        """Zero in the first round, else what the rounds before have gathered."""
+    def _layer_down(self, n: int, d: list[Tensor], *, first: bool, last: bool) -> None:
+        """Backward through block n for all chunks, the last first, then its gradients stored or its weights updated.
+        `d` are the chunks' gradients, of the block's outputs and then of its inputs."""
+        weights, gradients = self._weights.fetch(n), self._gradients.of(n)
         if first:
-            self.queues.acquire(slot.gradients)
-            slot.gradients.tensor.zero_()
-            self.queues.release(slot.gradients)
-        elif state.gradients is not None and state.gradients is not slot.gradients:
-            self.queues.copy(slot.gradients, state.gradients)
+            gradients.holds = n
+        else:
+            self._gradients.fetch(n)
+        for slots in [self._weights] if first else [self._weights, self._gradients]:
+            for m in [m for m in reversed(slots.streamed) if m < n][:1]:
+                slots.fetch(m)
+        states = self._fetch_states(n) if last else ()
+        self.queues.acquire(weights.buffer, gradients.buffer)
+        if first:
+            gradients.buffer.tensor.zero_()
+        for c in reversed(range(len(d))):
+            d[c] = self._down(weights.by_name, gradients.by_name, c, d[c])
+        self.queues.release(weights.buffer, gradients.buffer)
+        if last:
+            self._update(n, states)
+        else:
+            self._gradients.store(n)
 
-    def _fetch_activation(self, kept: Kept) -> None:
-        if kept.on_host is not None:
-            kept.coming = Buffer(torch.empty_like(kept.on_host.tensor, device=self.device))
-            self.queues.release(kept.coming)
-            self.queues.copy(kept.coming, kept.on_host)
+    def _down(self, w: ByName, g: ByName, c: int, d_out: Tensor) -> Tensor:
+        plan, piece = self.plan, c % self.plan.pieces
+        found = self._arrived(self._kept.pop())
+        if plan.pieces == 1:
+            return self._math.backward(w, g, found, self._rope(c), d_out)
+        if piece == plan.pieces - 1:
+            self._keys_values = found.pop("keys_values")
+            self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
+        start, end = piece * plan.chunk_length, (piece + 1) * plan.chunk_length
+        earlier = self._keys_values[:, :start] if piece else None
+        d_keys_values = self._d_keys_values[:, start:end], self._d_keys_values[:, :start]
+        return self._math.backward(w, g, found, self._rope(c), d_out, earlier, d_keys_values)
 
-    def _down(self, n: int, slot: Slot, kept: Kept, d_out: Tensor) -> Tensor:
-        if kept.output is None:
-            if kept.coming is not None:
-                self.queues.acquire(kept.coming)
-                kept.input = kept.coming.tensor
-                assert kept.on_host is not None
-                self._free_activations.append(kept.on_host.tensor.flatten())
-            assert kept.input is not None
-            kept.leaf = kept.input.detach().requires_grad_()
-            kept.output = self._forward(kept.leaf, self.rope, slot.leaves)
-        kept.output.backward(d_out)
-        assert kept.leaf is not None and kept.leaf.grad is not None
-        d_in = kept.leaf.grad
-        kept.input = kept.output = kept.leaf = kept.coming = None
-        return d_in
+    # ── activations ──
 
-    @contextmanager
-    def _weights_by_name(self, n: int, slot: Slot) -> Iterator[None]:
-        """A graph that is kept must not hold on to a slot that another layer will use meanwhile: it remembers where in
-        the layer a weight is, and finds it again in whatever slot has the layer by then."""
-        if self._slots[n] is not None:
-            yield
+    def _keep(self, found: Activations, place: str) -> None:
+        if place == "device":
+            self._kept.append(Kept(here=found))
             return
-        storage = slot.weights.tensor.untyped_storage().data_ptr()
+        sources = {name: Buffer(t.contiguous()) for name, t in found.items()}
+        self.queues.release(*sources.values())
+        targets = {name: Buffer(self._take(source.tensor)) for name, source in sources.items()}
+        for name, source in sources.items():
+            self.queues.copy(targets[name], source, "activations")
+        self._kept.append(Kept(on_host=targets))
+        self._leaving.append(list(sources.values()))
+        self._leave(1)
 
-        def pack(t: Tensor) -> Any:
-            if t.untyped_storage().data_ptr() != storage:
-                return t
-            return t.shape, t.stride(), t.storage_offset()
+    def _leave(self, most: int) -> None:
+        """Let go of the device's memory of all but the last `most` chunks that were sent to the host, once they are."""
+        while len(self._leaving) > most:
+            self.queues.acquire(*self._leaving.popleft())
 
-        def unpack(packed: Any) -> Tensor:
-            if isinstance(packed, Tensor):
-                return packed
-            return self._slot(n).weights.tensor.as_strided(*packed)
+    def _take(self, like: Tensor) -> Tensor:
+        free = self._free.setdefault((like.numel(), like.dtype), [])
+        flat = free.pop() if free else self._arena.take(like.numel(), like.dtype)
+        return flat.view(like.shape)
 
-        with saved_tensors_hooks(pack, unpack):
-            yield
+    def _return_activations(self) -> None:
+        """Send those of the first chunks that are needed on their way."""
+        for kept in self._kept[-AHEAD:]:
+            self._fetch(kept)
+
+    def _fetch(self, kept: Kept) -> None:
+        for name, there in kept.on_host.items():
+            kept.coming[name] = Buffer(torch.empty_like(there.tensor, device=self.device))
+            self.queues.release(kept.coming[name])
+            self.queues.copy(kept.coming[name], there, "activations")
+
+    def _arrived(self, kept: Kept) -> Activations:
+        """One chunk's activations, once they are on the device; those of a later one are sent for."""
+        if len(self._kept) >= AHEAD:
+            self._fetch(self._kept[-AHEAD])
+        self.queues.acquire(*kept.coming.values())
+        for there in kept.on_host.values():
+            self._free[there.tensor.numel(), there.tensor.dtype].append(there.tensor.flatten())
+        return kept.here | {name: there.tensor for name, there in kept.coming.items()}
 
     # ── the optimizer ──
 
-    def _fetch_states(self, n: int) -> tuple[Buffer, Buffer]:
-        """Momentum and variance of layer n on the device, or on their way there."""
+    def _fetch_states(self, n: int) -> tuple[Buffer, ...]:
+        """The optimizer's states of layer n on the device, or on their way there."""
         state = self._layers[n]
         if self.plan.layers[n].states == "device":
-            return state.momentum, state.variance
-        there = self._state_slots[n % 2]
-        self.queues.copy(there[0], state.momentum)
-        self.queues.copy(there[1], state.variance)
-        return there[0], there[1]
+            return state.states
+        there = self._state_slots[n % len(self._state_slots)]
+        for target, source in zip(there, state.states, strict=True):
+            self.queues.copy(target, source)
+        return there
 
-    def _update(self, n: int, slot: Slot, states: tuple[Buffer, Buffer]) -> None:
-        state = self._layers[n]
-        self.queues.acquire(slot.weights, slot.gradients, *states)
-        vectors = slot.weights.tensor, slot.gradients.tensor, states[0].tensor, states[1].tensor
-        self.optimizer.apply(self.steps_done, *vectors)
-        self.queues.release(slot.weights, slot.gradients, *states)
+    def _update(self, n: int, states: tuple[Buffer, ...]) -> None:
+        buffers = self._weights.of(n).buffer, self._gradients.of(n).buffer, *states
+        self.queues.acquire(*buffers)
+        with self.queues.span("optimizer"):
+            self.optimizer.apply(self.steps_done, *(each.tensor for each in buffers))
+        self.queues.release(*buffers)
         if self.plan.layers[n].states == "host":
-            self.queues.copy(state.momentum, states[0])
-            self.queues.copy(state.variance, states[1])
-        if slot.weights is not state.weights:
-            self.queues.copy(state.weights, slot.weights)
+            for target, source in zip(self._layers[n].states, states, strict=True):
+                self.queues.copy(target, source)
+        self._weights.store(n)
 
     # ── what goes in and out ──
 
     def load(self, named: Callable[[str], Tensor]) -> None:
         """Take all weights from `named`, by their names in `workloads.llama.model.Llama`."""
         for n, state in enumerate(self._layers):
-            flat = torch.cat([named(f"blocks.{n}.{name}").flatten().to(self.dtype).cpu() for name in self._shapes])
-            self.queues.acquire(state.weights)
-            state.weights.tensor.copy_(flat)
-            self.queues.release(state.weights)
-        for slot in self._shared:
-            slot.holds = -1
+            for kind in (state.weights, *state.states[2:]):
+                flat = torch.cat([named(f"blocks.{n}.{name}").flatten() for name in self._shapes])
+                kind.tensor.copy_(flat)
+        self._weights.forget()
         self._ends.load(named)
+        self.synchronize()
 
-    def load_random(self, generator: torch.Generator) -> None:
+    def load_random(self, seed: int) -> None:
         """Normal weights with a deviation of 0.02, norms of one, biases of zero; the same whatever the plan."""
+        generator = torch.Generator(self.device).manual_seed(seed)
 
         def random(name: str) -> Tensor:
             size = self._ends.sizes.get(name) or self._shapes[name.split(".", 2)[2]]
             if len(size) == 1:
-                return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
-            return torch.empty(size, dtype=self.dtype).normal_(std=0.02, generator=generator)
+                return torch.full(size, 0.0 if name.endswith("bias") else 1.0, dtype=self.dtype, device=self.device)
+            return torch.empty(size, dtype=self.dtype, device=self.device).normal_(std=0.02, generator=generator)
 
         self.load(random)
 
@@ -329,10 +309,8 @@ class Engine:
         self.synchronize()
         found = self._ends.weights()
         for n, state in enumerate(self._layers):
-            flat, start = state.weights.tensor.cpu(), 0
-            for name, shape in self._shapes.items():
-                found[f"blocks.{n}.{name}"] = flat[start : start + shape.numel()].view(shape).clone()
-                start += shape.numel()
+            parts = self._by_name(state.weights.tensor.cpu())
+            found |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
         return found
 
     def synchronize(self) -> None:

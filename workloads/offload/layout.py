@@ -5,29 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from workloads.llama.shapes import LlamaShape
+
 Place = Literal["device", "host"]
-Activations = Literal["full", "input", "input_on_host"]
+Keeps = Literal["full", "attention", "input"]
+
+# What of `workloads.offload.block.Activations` each kind keeps; the rest is computed again.
+KEPT: dict[Keeps, tuple[str, ...]] = {
+    "full": ("x", "qkv", "mixed", "lse", "middle", "gate_up"),
+    "attention": ("x", "mixed", "lse"),
+    "input": ("x",),
+}
 
 
 @dataclass(frozen=True)
 class LayerPlan:
     """One block. Its weights, gradients and optimizer states lie on the device or stream from the host.
 
-    activations: all that the backward pass needs is kept on the device (full), or the block's input alone, there or on
-    the host, and the rest is computed again
+    keeps: which activations wait for the backward pass: all (full), the block's input and what attention made of it, or
+    the input alone; kept_on: where they wait
     """
 
     weights: Place = "device"
     gradients: Place = "device"
     states: Place = "device"
-    activations: Activations = "full"
+    keeps: Keeps = "full"
+    kept_on: Place = "device"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A step is `rounds` times forward and backward over `chunks` chunks of `sequences` sequences each.
+    """A step is `rounds` times forward and backward over `chunks` chunks. A chunk is `sequences` whole sequences, or,
+    where `pieces` is more than one, one of so many pieces of them, one after the other.
 
-    layers: the blocks, in order; ends: embedding, last norm and head, whose weights and gradients stay on the device
+    layers: the blocks, in order; ends_states: of embedding, last norm and head, whose weights and gradients stay on the
+    device
     """
 
     layers: tuple[LayerPlan, ...]
@@ -36,7 +48,40 @@ class Plan:
     sequences: int
     chunks: int
     rounds: int
+    pieces: int = 1
+
+    @property
+    def groups(self) -> int:
+        """So many times `sequences` sequences are in a round."""
+        return self.chunks // self.pieces
+
+    @property
+    def chunk_length(self) -> int:
+        return self.sequence_length // self.pieces
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.sequences * self.chunk_length
 
     @property
     def tokens_per_step(self) -> int:
-        return self.sequence_length * self.sequences * self.chunks * self.rounds
+        return self.chunk_tokens * self.chunks * self.rounds
+
+
+def kept_bytes(shape: LlamaShape, keeps: Keeps, width: int) -> int:
+    """For a token, of a type of `width` bytes; the attention's log of sums is fp32."""
+    heads = shape.heads * shape.head_size
+    sizes = {
+        "x": shape.width * width,
+        "qkv": (heads + 2 * shape.kv_heads * shape.head_size) * width,
+        "mixed": heads * width,
+        "lse": shape.heads * 4,
+        "middle": shape.width * width,
+        "gate_up": 2 * shape.feed_forward * width,
+    }
+    return sum(sizes[name] for name in KEPT[keeps])
+
+
+def keys_values_bytes(shape: LlamaShape, width: int) -> int:
+    """For a token of a sequence in pieces, whose later pieces need them."""
+    return 2 * shape.kv_heads * shape.head_size * width

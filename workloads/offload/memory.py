@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +14,7 @@ from workloads.contract import OutOfMemory
 from workloads.host import available_memory_bytes
 
 ALIGNMENT = 512
+LANES = ("parameters", "activations")
 
 
 class Arena:
@@ -37,7 +42,10 @@ class Arena:
         self.used = start + size
         return self._block[start : start + size].view(dtype)
 
-    def close(self) -> None:
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Unpin it; its tensors are not to be used any more."""
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
@@ -53,36 +61,35 @@ class Buffer:
 
 
 class Queues:
-    """The streams: the current one computes, two others copy, one each way. On a CPU everything happens at once."""
+    """The streams: the current one computes, others copy, one each way in each lane, so that what is needed soon does
+    not stand behind what has to wait. On a CPU everything happens at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.copied_bytes = 0
+        self._spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+        self._spent_s: dict[str, float] = defaultdict(float)
         if self.on_gpu:
-            self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._up, self._down = ({lane: torch.cuda.Stream(device) for lane in LANES} for _ in range(2))
 
-    def copy(self, target: Buffer, source: Buffer) -> None:
+    def copy(self, target: Buffer, source: Buffer, lane: str = "parameters") -> None:
         """Queue a copy between host and device, after everything that is queued on either."""
         self.copied_bytes += source.tensor.numel() * source.tensor.element_size()
         if not self.on_gpu:
             target.tensor.copy_(source.tensor)
             return
-        stream = self._up if target.tensor.is_cuda else self._down
+        stream = (self._up if target.tensor.is_cuda else self._down)[lane]
         self._wait(stream, target, source)
         with torch.cuda.stream(stream):
             target.tensor.copy_(source.tensor, non_blocking=True)
             done = stream.record_event()
         target.last = source.last = done
 
-    def keep_until_copied(self, tensor: torch.Tensor) -> None:
-        """The allocator may not give its memory to another before what is queued down from it is done."""
-        if self.on_gpu:
-            tensor.record_stream(self._down)
-
     def acquire(self, *buffers: Buffer) -> None:
         """Computation queued from now on waits for what is queued on these."""
-        if self.on_gpu:
-            self._wait(torch.cuda.current_stream(), *buffers)
+        if self.on_gpu and any(buffer.last is not None for buffer in buffers):
+            with self.span("waiting"):
+                self._wait(torch.cuda.current_stream(), *buffers)
 
     def release(self, *buffers: Buffer) -> None:
         """Whoever uses these next waits for the computation queued so far."""
@@ -95,3 +102,26 @@ class Queues:
         for buffer in buffers:
             if buffer.last is not None:
                 stream.wait_event(buffer.last)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Count what the computing stream spends in here under a name."""
+        if not self.on_gpu:
+            started = time.perf_counter()
+            yield
+            self._spent_s[name] += time.perf_counter() - started
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        yield
+        end.record()
+        self._spans[name].append((begin, end))
+
+    def spent_s(self) -> dict[str, float]:
+        """Seconds by name since the last call, once everything queued is done."""
+        for name, spans in self._spans.items():
+            self._spent_s[name] += sum(begin.elapsed_time(end) for begin, end in spans) / 1000
+        found = dict(self._spent_s)
+        self._spans.clear()
+        self._spent_s.clear()
+        return found

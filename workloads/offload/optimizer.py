@@ -12,7 +12,7 @@ from workloads.offload.planner import UPDATE_PIECE
 
 @dataclass(frozen=True)
 class AdamW:
-    """Loshchilov and Hutter 2019; with bias correction, as PyTorch has it."""
+    """Loshchilov and Hutter 2019; with bias correction, as PyTorch has it. The arithmetic is in fp32."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -20,16 +20,43 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
 
-    def apply(self, step: int, w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
-        """Update flat vectors in place, in pieces, so that the fp32 in between stays small. `step` counts from one."""
-        correction1, correction2 = 1 - self.beta1**step, 1 - self.beta2**step
+    def apply(self, step: int, w: Tensor, g: Tensor, m: Tensor, v: Tensor, master: Tensor | None = None) -> None:
+        """Update flat vectors in place; `step` counts from one.
+
+        master: the weights in fp32, which are then updated, and `w` becomes what `w` can hold of them.
+        """
+        vectors = [w, g, m, v, w if master is None else master]
+        piece = UPDATE_PIECE if w.device.type == "cpu" else w.numel()
+        # Numbers that change from step to step are tensors, or a compiled function would be compiled again.
+        scales = (
+            torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device),
+            torch.full((), 1 / (1 - self.beta2**step), device=w.device),
+        )
+        decay = 1 - self.learning_rate * self.weight_decay
+        update = _update if w.device.type == "cpu" else _compiled_update
         with torch.no_grad():
-            for w_, g_, m_, v_ in zip(*(t.split(UPDATE_PIECE) for t in (w, g, m, v)), strict=True):
-                g32 = g_.float()
-                m32 = torch.lerp(g32, m_.float(), self.beta1)
-                v32 = torch.lerp(g32 * g32, v_.float(), self.beta2)
-                w32 = w_.float() * (1 - self.learning_rate * self.weight_decay)
-                w32 -= self.learning_rate / correction1 * m32 / (torch.sqrt(v32 / correction2) + self.epsilon)
-                w_.copy_(w32)
-                m_.copy_(m32)
-                v_.copy_(v32)
+            for parts in zip(*(t.split(piece) for t in vectors), strict=True):
+                update(parts, *scales, decay, self.beta1, self.beta2, self.epsilon)
+
+
+def _update(
+    vectors: tuple[Tensor, ...],
+    rate: Tensor,
+    correction: Tensor,
+    decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    w, g, m, v, master = vectors
+    g32 = g.float()
+    m32 = torch.lerp(g32, m.float(), beta1)
+    v32 = torch.lerp(g32 * g32, v.float(), beta2)
+    w32 = master.float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
+    master.copy_(w32)
+    w.copy_(w32)
+    m.copy_(m32)
+    v.copy_(v32)
+
+
+_compiled_update = torch.compile(_update, dynamic=False)

@@ -6,34 +6,44 @@ to be slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from workloads.contract import Infeasible
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.layout import Activations, LayerPlan, Place, Plan
+from workloads.offload.layout import Keeps, LayerPlan, Place, Plan, kept_bytes, keys_values_bytes
 
 GIB = 2**30
-LOGIT_TOKENS = 4096  # what the loss takes at a time: `workloads.llama.model.Llama`
-UPDATE_PIECE = 1 << 24  # what the optimizer takes at a time, with this many fp32 copies of it
-UPDATE_COPIES = 6
+WEIGHT_SLOTS = 2  # for layers that stream: the one that computes, and the next on its way
+GRADIENT_SLOTS = 3  # and one on its way home
+AHEAD = 2  # so many chunks' activations are on their way back before they are needed
+LOGIT_TOKENS = 2048  # what the loss takes at a time
+MOST_CHUNK_TOKENS = 32768
+UPDATE_PIECE = 1 << 24  # what the optimizer takes at a time on a CPU
+SLACK = 1.02  # of what an allocator holds, over what is asked of it
+KINDS: tuple[Keeps, ...] = ("full", "attention", "input")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one machine was measured to do for one model. Seconds for a token and a block, forward, and backward without
-    computing anything again; for a token and the head with its loss; for a byte up, down, and updated.
+    """What one machine was measured to do for one model and sequence length. Seconds for a token and a block, forward,
+    and backward with all kept; `again_s` more where less is kept; for a token and the head with its loss; for a byte
+    up, down, and of weights updated.
 
-    full_bytes: what the backward pass of a block keeps for a token
+    workspace_bytes: what the backward pass of a block needs for a token while it runs
+    chunk_tokens: the fewest in a chunk that this holds for
     """
 
     forward_s: float
     backward_s: float
+    again_s: Mapping[Keeps, float]
     head_s: float
     up_s_per_byte: float
     down_s_per_byte: float
     update_s_per_byte: float
-    full_bytes: float
+    workspace_bytes: float
+    chunk_tokens: int
 
 
 @dataclass(frozen=True)
@@ -54,58 +64,102 @@ class Prediction:
     copied_bytes: float
 
 
-def choose(
-    shape: LlamaShape, sequence_length: int, sequences_per_step: int, budget: Budget, rates: Rates, *, width: int
-) -> Prediction:
-    """The fastest plan within the budget; `width` is the bytes of a number. Raises Infeasible, by how much it lacks."""
-    best: Prediction | None = None
+@dataclass(frozen=True)
+class Model:
+    """What is to be trained: a shape, bytes of a number, and bytes of the optimizer's states for a parameter."""
+
+    shape: LlamaShape
+    width: int
+    state_bytes: int
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        return replace(self.shape, layers=1).parameters - self.ends_parameters
+
+    @cached_property
+    def ends_parameters(self) -> int:
+        """Of embedding, last norm and head."""
+        return replace(self.shape, layers=0).parameters
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.layer_parameters * self.width
+
+    @property
+    def layer_state_bytes(self) -> int:
+        return self.layer_parameters * self.state_bytes
+
+
+@dataclass(frozen=True)
+class Homes:
+    """How a step is divided, how many layers' weights and gradients stay on the device, how many layers' states do, and
+    where those of the ends are. What is kept of activations is decided after."""
+
+    sequence_length: int
+    sequences: int
+    pieces: int
+    chunks: int
+    rounds: int
+    resident: int
+    states_resident: int
+    ends_states: Place
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.sequences * self.sequence_length // self.pieces
+
+    @property
+    def round_tokens(self) -> int:
+        return self.chunk_tokens * self.chunks
+
+
+def choose(model: Model, sequence_length: int, sequences_per_step: int, budget: Budget, rates: Rates) -> Prediction:
+    """The fastest plan within the budget. Raises Infeasible, by how much it lacks."""
+    best: tuple[float, float, float] | None = None
     lacking: tuple[float, str] | None = None
-    for skeleton in _skeletons(shape.layers, sequence_length, sequences_per_step):
-        found = _with_activations(skeleton, shape, budget, rates, width)
-        if isinstance(found, str):
+    for homes in _homes(model.shape.layers, sequence_length, sequences_per_step, rates.chunk_tokens):
+        room = _room(homes, model, budget, rates)
+        if isinstance(room, tuple):
+            lacking = min(lacking, room) if lacking else room
             continue
-        if isinstance(found, tuple):
-            lacking = min(lacking, found) if lacking else found
-        elif best is None or _is_better(found, best):
-            best = found
+        for kept in _kept(model, homes, room):
+            times = _times(homes, kept, model, rates)
+            if best is None or _is_better(times, best):
+                best, found = times, (homes, kept)
     if best is None:
         why = lacking[1] if lacking else "no plan has such a shape"
         raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g}: {why}")
-    return best
+    return _prediction(*found, model, rates)
 
 
-def _is_better(one: Prediction, other: Prediction) -> bool:
-    """Faster; of two that are as fast, the one that copies less."""
-    if abs(one.step_s - other.step_s) > 1e-9 * other.step_s:
-        return one.step_s < other.step_s
-    return one.copied_bytes < other.copied_bytes
+def _is_better(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Faster; of two that are as fast, the one that copies less. Times are seconds of a step, of waiting, and bytes."""
+    if abs(one[0] - other[0]) > 1e-9 * other[0]:
+        return one[0] < other[0]
+    return one[2] < other[2]
 
 
-def _skeletons(layers: int, sequence_length: int, sequences_per_step: int) -> Iterator[Plan]:
-    """Every division of a step into rounds and chunks, with so many layers resident and so many states on the device;
-    what is kept of activations is left to be decided."""
-    for sequences in [s for s in _divisors(sequences_per_step) if s == 1 or s * sequence_length <= 32768]:
+def _homes(layers: int, sequence_length: int, sequences_per_step: int, chunk_tokens: int) -> Iterator[Homes]:
+    """Every division of a step into rounds and chunks, with so many layers' weights and states on the device."""
+    coarse = max(1, layers // 16)
+    for sequences, pieces in _chunks(sequence_length, sequences_per_step, chunk_tokens):
         for rounds in _divisors(sequences_per_step // sequences):
-            chunks = sequences_per_step // sequences // rounds
-            for resident in range(layers + 1):
-                for with_states in sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers}):
+            chunks = sequences_per_step // sequences // rounds * pieces
+            for resident in sorted({*range(0, layers, coarse), layers}):
+                for states in sorted({0, layers // 2, layers}):
                     for ends in ("device", "host"):
-                        plan = tuple(
-                            LayerPlan(
-                                *_homes(_evenly(n, resident, layers)), "device" if n < with_states else "host", "input"
-                            )
-                            for n in range(layers)
-                        )
-                        yield Plan(plan, ends, sequence_length, sequences, chunks, rounds)
+                        yield Homes(sequence_length, sequences, pieces, chunks, rounds, resident, states, ends)
 
 
-def _homes(resident: bool) -> tuple[Place, Place]:
-    return ("device", "device") if resident else ("host", "host")
-
-
-def _evenly(n: int, chosen: int, of: int) -> bool:
-    """Whether n is among `chosen` of `of`, spread evenly: one that streams has the ones that stay to hide behind."""
-    return (n + 1) * chosen // of > n * chosen // of
+def _chunks(sequence_length: int, sequences_per_step: int, at_least: int) -> list[tuple[int, int]]:
+    """Sequences in a chunk and pieces of a sequence, so that a chunk has tokens enough to be worth it, and not more
+    than a chunk's memory allows; the smallest of those with enough, if that is too many."""
+    whole = [(sequences, 1) for sequences in _divisors(sequences_per_step)]
+    found = whole + [(1, pieces) for pieces in _divisors(sequence_length)[1:]]
+    at_least = min(at_least, sequence_length * sequences_per_step)
+    found = [(s, p) for s, p in found if s * sequence_length // p >= at_least]
+    tokens = min(s * sequence_length // p for s, p in found)
+    return [(s, p) for s, p in found if s * sequence_length // p <= max(MOST_CHUNK_TOKENS, tokens)]
 
 
 def _divisors(number: int) -> list[int]:
@@ -114,107 +168,180 @@ def _divisors(number: int) -> list[int]:
 
 # ── memory ──
 
-
-def _with_activations(
-    plan: Plan, shape: LlamaShape, budget: Budget, rates: Rates, width: int
-) -> Prediction | tuple[float, str] | str:
-    """The plan with the fastest activations that fit, or by how much it does not fit at all.
-
-    Inputs go to the host until the rest fits, and whatever room is left on the device then keeps whole layers.
-    """
-    tokens = plan.sequence_length * plan.sequences * plan.chunks
-    input_bytes = tokens * shape.width * width
-    device, host = fixed_device_bytes(plan, shape, rates, width), fixed_host_bytes(plan, shape, width)
-    room = budget.device_gib * GIB - device
-    host_room = budget.host_gib * GIB - host
-    layers = len(plan.layers)
-    on_device = max(0, min(layers, int(room // input_bytes))) if room > 0 else 0
-    on_host = layers - on_device
-    if room < 0 or on_host * input_bytes > host_room:
-        short = max(0.0, -room) / GIB + max(0.0, on_host * input_bytes - host_room) / GIB
-        return short, f"{short:.3g} GiB too little at best (device {device / GIB:.3g}, host {host / GIB:.3g} and more)"
-    room -= on_device * input_bytes
-    full_bytes = tokens * rates.full_bytes
-    full = min(on_device, int(room // (full_bytes - input_bytes))) if full_bytes > input_bytes else on_device
-    counts: list[tuple[Activations, int]] = [
-        ("input_on_host", on_host),
-        ("input", on_device - full),
-        ("full", full),
-    ]
-    kinds = [kind for kind, count in counts for _ in range(count)]
-    # The last layers are the first to be gone through backward: what they keep is kept for the shortest time.
-    plan = replace(plan, layers=tuple(replace(p, activations=k) for p, k in zip(plan.layers, kinds, strict=True)))
-    step_s, waiting_s, copied = predict(plan, shape, rates, width)
-    used = device + (on_device - full) * input_bytes + full * full_bytes
-    return Prediction(plan, step_s, used, host + on_host * input_bytes, waiting_s, copied)
+Kept = dict[tuple[Keeps, Place], int]  # how many layers keep what, and where
 
 
-def layer_bytes(shape: LlamaShape, width: int) -> int:
-    """Of one block's parameters."""
-    inner = replace(shape, layers=1).parameters - replace(shape, layers=0).parameters
-    return inner * width
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are left for activations."""
+
+    device: float
+    host: float
 
 
-def ends_bytes(shape: LlamaShape, width: int) -> int:
-    """Of embedding, last norm and head."""
-    return replace(shape, layers=0).parameters * width
+def _room(homes: Homes, model: Model, budget: Budget, rates: Rates) -> Room | tuple[float, str]:
+    """What is left for activations, or by how many GiB it does not fit at all."""
+    device, host = fixed_device_bytes(homes, model, rates), fixed_host_bytes(homes, model)
+    room = Room(budget.device_gib * GIB / SLACK - device, budget.host_gib * GIB - host)
+    least = model.shape.layers * _layer_kept_bytes(homes, model, "input")
+    on_device = max(0.0, room.device)
+    lacks = max(0.0, -room.device) + max(0.0, least - on_device - max(0.0, room.host)) + max(0.0, -room.host)
+    if lacks == 0:
+        return room
+    parts = f"device {device / GIB:.3g}, host {host / GIB:.3g}, activations {least / GIB:.3g} GiB"
+    return lacks / GIB, f"{lacks / GIB:.3g} GiB too little at best ({parts})"
 
 
-def fixed_device_bytes(plan: Plan, shape: LlamaShape, rates: Rates, width: int) -> float:
+def _layer_kept_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
+    """Of the activations that a layer keeps of a round."""
+    sequence = keys_values_bytes(model.shape, model.width) if homes.pieces > 1 else 0
+    return homes.round_tokens * (kept_bytes(model.shape, keeps, model.width) + sequence)
+
+
+def _moving_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
+    """On the device, of activations that wait on the host: those on their way, and those in use or leaving."""
+    chunk = homes.chunk_tokens * kept_bytes(model.shape, keeps, model.width)
+    sequence = keys_values_bytes(model.shape, model.width) * homes.sequences * homes.sequence_length
+    return (AHEAD + 1) * chunk + (2 * sequence if homes.pieces > 1 else 0)
+
+
+def _kept(model: Model, homes: Homes, room: Room) -> Iterator[Kept]:
+    """Everything that the layers can keep in this room: on the device first, the rest on the host."""
+    layers = model.shape.layers
+    sizes = {keeps: _layer_kept_bytes(homes, model, keeps) for keeps in KINDS}
+    coarse = max(1, layers // 16)
+    for full in reversed(range(0, layers + 1, coarse)):
+        for attention in reversed(range(0, layers - full + 1, coarse)):
+            counts = dict(zip(KINDS, (full, attention, layers - full - attention), strict=True))
+            if sum(counts[keeps] * sizes[keeps] for keeps in KINDS) <= room.device:
+                yield {(keeps, "device"): count for keeps, count in counts.items() if count}
+                continue
+            largest = next(keeps for keeps in KINDS if counts[keeps])
+            left, host, kept = room.device - _moving_bytes(homes, model, largest), room.host, Kept()
+            for keeps in KINDS:
+                here = max(0, min(counts[keeps], int(left // sizes[keeps])))
+                kept[keeps, "device"], kept[keeps, "host"] = here, counts[keeps] - here
+                left -= here * sizes[keeps]
+                host -= (counts[keeps] - here) * sizes[keeps]
+            if left >= 0 and host >= 0:
+                yield {kind: count for kind, count in kept.items() if count}
+
+
+def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
     """What a plan needs on the device beside the activations that it keeps."""
-    layer, ends = layer_bytes(shape, width), ends_bytes(shape, width)
-    chunk = plan.sequence_length * plan.sequences
-    streamed = [p for p in plan.layers if p.weights == "host"]
-    total = 2.0 * ends + (2 * ends if plan.ends_states == "device" else shape.vocabulary * shape.width * width * 2)
-    total += sum(2 * layer * (p.weights == "device") + 2 * layer * (p.states == "device") for p in plan.layers)
-    total += 2 * layer * min(2, len(streamed))
-    total += 4 * layer if any(p.states == "host" for p in plan.layers) else 0
-    total += 3 * plan.chunks * chunk * shape.width * width  # every chunk on its way up or down, and what comes of it
-    total += chunk * rates.full_bytes * 1.5  # one chunk of one layer computed again, with its gradients
-    total += 3 * min(LOGIT_TOKENS, chunk) * shape.vocabulary * max(width, 2)
-    total += UPDATE_COPIES * 4 * min(UPDATE_PIECE, max(layer // width, shape.vocabulary * shape.width))
-    return total
+    shape, width, layer = model.shape, model.width, model.layer_bytes
+    streamed, moving = shape.layers - homes.resident, shape.layers - homes.states_resident
+    vocabulary = shape.vocabulary * shape.width
+    total = 2.0 * model.ends_parameters * width
+    states_of_ends = model.ends_parameters if homes.ends_states == "device" else vocabulary
+    total += states_of_ends * model.state_bytes
+    total += 2 * layer * homes.resident + model.layer_state_bytes * homes.states_resident
+    total += layer * (min(WEIGHT_SLOTS, streamed) + min(GRADIENT_SLOTS, streamed)) + model.layer_state_bytes * min(
+        2, moving
+    )
+    total += (homes.round_tokens + 2 * homes.chunk_tokens) * shape.width * width  # between two blocks
+    if homes.pieces > 1:  # keys and values of a sequence, and their gradients in fp32
+        sequence = keys_values_bytes(shape, width) * homes.sequences * homes.sequence_length
+        total += sequence * (1 + 4 / width)
+    loss = 3 * min(LOGIT_TOKENS, homes.chunk_tokens) * shape.vocabulary * max(width, 2)
+    return total + max(loss, homes.chunk_tokens * rates.workspace_bytes)
 
 
-def fixed_host_bytes(plan: Plan, shape: LlamaShape, width: int) -> float:
+def fixed_host_bytes(homes: Homes, model: Model) -> float:
     """What a plan keeps on the host beside activations."""
-    layer, ends = layer_bytes(shape, width), ends_bytes(shape, width)
-    total = 2.0 * ends if plan.ends_states == "host" else 0.0
-    for p in plan.layers:
-        total += layer * (p.weights == "host") + 2 * layer * (p.states == "host")
-        total += layer if p.gradients == "host" and plan.rounds > 1 else 0
-    return total
+    streamed, moving = model.shape.layers - homes.resident, model.shape.layers - homes.states_resident
+    total = float(model.ends_parameters * model.state_bytes) if homes.ends_states == "host" else 0.0
+    total += model.layer_state_bytes * moving
+    return total + streamed * model.layer_bytes * (2 if homes.rounds > 1 else 1)
 
 
 # ── time ──
 
 
-def predict(plan: Plan, shape: LlamaShape, rates: Rates, width: int) -> tuple[float, float, float]:
+def _times(homes: Homes, kept: Kept, model: Model, rates: Rates) -> tuple[float, float, float]:
     """Seconds of a step, how many of them the matrix units wait for copies, and the bytes copied.
 
-    Within a pass over the layers copies and computation overlap; the longer of them is what it takes.
+    Copies and computation overlap; in each layer the longer of them is what it takes. Weights, gradients and states of
+    the layers that stream are on their way during those that stay, so each layer bears its share of them.
     """
-    layer, tokens = layer_bytes(shape, width), plan.sequence_length * plan.sequences * plan.chunks
-    input_bytes = tokens * shape.width * width
-    streamed = sum(p.weights == "host" for p in plan.layers)
-    states = sum(p.states == "host" for p in plan.layers)
-    on_host = sum(p.activations == "input_on_host" for p in plan.layers)
-    again = sum(p.activations != "full" for p in plan.layers)
-    step_s = waiting_s = copied = 0.0
-    for number in range(plan.rounds):
-        first, last = number == 0, number == plan.rounds - 1
-        up, down = streamed * layer, on_host * input_bytes
-        work = len(plan.layers) * tokens * rates.forward_s
-        copies = max(up * rates.up_s_per_byte, down * rates.down_s_per_byte)
-        step_s += max(work, copies) + tokens * rates.head_s
-        waiting_s += max(0.0, copies - work)
-        copied += up + down
-        up = (streamed * (1 + (not first)) + 2 * states * last) * layer + on_host * input_bytes
-        down = streamed * layer + 2 * states * last * layer
-        work = tokens * (len(plan.layers) * rates.backward_s + again * rates.forward_s)
-        work += last * (len(plan.layers) * layer + ends_bytes(shape, width)) * rates.update_s_per_byte
-        copies = max(up * rates.up_s_per_byte, down * rates.down_s_per_byte)
-        step_s += max(work, copies)
-        waiting_s += max(0.0, copies - work)
-        copied += up + down
-    return step_s, waiting_s, copied
+    layers, layer = model.shape.layers, model.layer_bytes
+    weights = (1 - homes.resident / layers) * layer
+    states = (1 - homes.states_resident / layers) * model.layer_state_bytes
+    update_s = layer * rates.update_s_per_byte
+    passes = [_Pass(homes.rounds, up=weights)]
+    if homes.rounds > 1:
+        passes += [_Pass(1, up=weights, down=weights, backward=True)]
+        passes += [_Pass(homes.rounds - 2, up=2 * weights, down=weights, backward=True)]
+    last_up = (2 if homes.rounds > 1 else 1) * weights + states
+    passes += [_Pass(1, up=last_up, down=weights + states, backward=True, update_s=update_s)]
+    work_s = total_s = copied = 0.0
+    for (keeps, place), count in kept.items():
+        activations = _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
+        forward_s = homes.round_tokens * rates.forward_s
+        backward_s = homes.round_tokens * (rates.backward_s + rates.again_s[keeps])
+        for p in passes:
+            up, down = (p.up + activations, p.down) if p.backward else (p.up, p.down + activations)
+            own_s = (backward_s if p.backward else forward_s) + p.update_s
+            work_s += count * p.times * own_s
+            total_s += count * p.times * max(own_s, up * rates.up_s_per_byte, down * rates.down_s_per_byte)
+            copied += count * p.times * (up + down)
+    ends_s = homes.rounds * homes.round_tokens * rates.head_s
+    ends_s += model.ends_parameters * model.width * rates.update_s_per_byte
+    if homes.ends_states == "host":  # fetched, updated and sent back, with nothing else to do
+        moved = model.ends_parameters * model.state_bytes
+        waiting_s = moved * (rates.up_s_per_byte + rates.down_s_per_byte)
+        total_s, copied = total_s + waiting_s, copied + 2 * moved
+    return total_s + ends_s, total_s - work_s, copied
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """So many times over all layers, with so many bytes of each layer copied up and down beside its activations."""
+
+    times: int
+    up: float
+    down: float = 0.0
+    backward: bool = False
+    update_s: float = 0.0
+
+
+# ── the plan ──
+
+
+def _prediction(homes: Homes, kept: Kept, model: Model, rates: Rates) -> Prediction:
+    layers = model.shape.layers
+    kinds = _spread(kept)
+    plan = Plan(
+        tuple(
+            LayerPlan(
+                *(("device", "device") if _evenly(n, homes.resident, layers) else ("host", "host")),
+                "device" if n < homes.states_resident else "host",
+                *kinds[n],
+            )
+            for n in range(layers)
+        ),
+        homes.ends_states,
+        homes.sequence_length,
+        homes.sequences,
+        homes.chunks,
+        homes.rounds,
+        homes.pieces,
+    )
+    step_s, waiting_s, copied = _times(homes, kept, model, rates)
+    device, host = fixed_device_bytes(homes, model, rates), fixed_host_bytes(homes, model)
+    for (keeps, place), count in kept.items():
+        host += count * _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
+        device += count * _layer_kept_bytes(homes, model, keeps) if place == "device" else 0
+    device += max((_moving_bytes(homes, model, keeps) for keeps, place in kept if place == "host"), default=0)
+    return Prediction(plan, step_s, device * SLACK, host, waiting_s, copied)
+
+
+def _evenly(n: int, chosen: int, of: int) -> bool:
+    """Whether n is among `chosen` of `of`, spread evenly: one that streams has the ones that stay to hide behind."""
+    return (n + 1) * chosen // of > n * chosen // of
+
+
+def _spread(kept: Kept) -> list[tuple[Keeps, Place]]:
+    """What each layer keeps, each kind spread evenly over the layers."""
+    places = [((n + 0.5) / count, kind) for kind, count in kept.items() for n in range(count)]
+    return [kind for _, kind in sorted(places)]

@@ -16,18 +16,18 @@ from workloads.contract import Infeasible, Measurement, Rank
 from workloads.host import available_memory_bytes
 from workloads.llama import checkpoint
 from workloads.llama.flops import hardware_per_token, per_token
-from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.llama.text import sequences
 from workloads.offload import OffloadParameters
 from workloads.offload.engine import Engine
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import GIB, Budget, Prediction, choose
-from workloads.offload.rates import machine_rates
+from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
+from workloads.offload.rates import kernel_of, machine_rates
 from workloads.recipes import why_no_rate
 from workloads.telemetry import watching
 
+KEPT_AS_SAID = {"full": "all activations", "attention": "input and attention", "input": "input"}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -42,24 +42,19 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         _require_room_on_a_cpu(shape, dtype)
     if parameters.checkpoint:
         checkpoint.reader(Path(parameters.checkpoint), shape)  # a wrong one is said before anything is measured
-    with fastest_attention(device), _device_budget(device, parameters.device_gib):
-        rates = machine_rates(parameters.model, parameters.sequence_length, device, dtype)
+    master_weights = parameters.master_weights and dtype != torch.float32
+    model = Model(shape, dtype.itemsize, 12 if master_weights else 2 * dtype.itemsize)
+    torch.compiler.reset()  # what a process compiled for earlier trials counts against what it may compile at all
+    if device.type == "cuda" and not torch.version.hip:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # or a tight budget is lost in pieces
+    with _device_budget(device, parameters.device_gib):
+        rates = machine_rates(parameters.model, parameters.sequence_length, device, dtype, master_weights)
         devices.fresh(device)
         budget = Budget(parameters.device_gib, parameters.host_gib)
-        predicted = choose(
-            shape,
-            parameters.sequence_length,
-            parameters.sequences_per_step,
-            budget,
-            rates,
-            width=dtype.itemsize,
-        )
+        predicted = choose(model, parameters.sequence_length, parameters.sequences_per_step, budget, rates)
         print("\n".join(said(predicted)), flush=True)
-        arena = Arena(math.ceil(predicted.host_bytes) + (len(predicted.plan.layers) + 8) * 4096, device)
-        try:
-            return _train(parameters, shape, predicted, arena, device, dtype)
-        finally:
-            arena.close()
+        with Arena(math.ceil(predicted.host_bytes) + (len(predicted.plan.layers) + 8) * 4096, device) as arena:
+            return _train(parameters, shape, predicted, arena, device, dtype, master_weights)
 
 
 def _require_room_on_a_cpu(shape: LlamaShape, dtype: torch.dtype) -> None:
@@ -79,6 +74,7 @@ def _train(
     arena: Arena,
     device: torch.device,
     dtype: torch.dtype,
+    master_weights: bool,
 ) -> Measurement:
     plan = predicted.plan
     optimizer = AdamW(learning_rate=parameters.learning_rate)
@@ -91,13 +87,13 @@ def _train(
         vocabulary=shape.vocabulary,
         seed=parameters.seed,
     )
-    batches = text.view(count, plan.rounds, plan.chunks, plan.sequences, plan.sequence_length + 1)
-    engine = Engine(shape, plan, arena, device, dtype=dtype, optimizer=optimizer, compiled=device.type != "cpu")
-    generator = torch.Generator().manual_seed(parameters.seed)
+    batches = text.view(count, plan.rounds, plan.groups, plan.sequences, plan.sequence_length + 1)
+    kernel = kernel_of(shape, plan.sequence_length, device, dtype)
+    engine = Engine(shape, plan, arena, device, kernel, dtype=dtype, master_weights=master_weights, optimizer=optimizer)
     if parameters.checkpoint:
         engine.load(checkpoint.reader(Path(parameters.checkpoint), shape))
     else:
-        engine.load_random(generator)
+        engine.load_random(parameters.seed)
     times_s, losses = [], []
     with watching(device) as watch:
         for batch in batches:
@@ -105,18 +101,21 @@ def _train(
             losses.append(float(engine.step(batch)))
             engine.synchronize()
             times_s.append(time.perf_counter() - started)
+            spent_s = engine.queues.spent_s()
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.weights())
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
     tokens = plan.tokens_per_step
-    again = sum(layer.activations != "full" for layer in plan.layers)
+    keeps = Counter(layer.keeps for layer in plan.layers)
     figures = watch.figures() | {
         "loss": losses[-1],
         "first_loss": losses[0],
         "predicted_tokens_per_s": tokens / predicted.step_s,
         "predicted_waiting": predicted.waiting_s / predicted.step_s,
         "peak_host_gib": arena.used / GIB,
+        "waiting": spent_s.get("waiting", 0.0) / times_s[-1],
+        "optimizer": spent_s.get("optimizer", 0.0) / times_s[-1],
         "copied_gib_per_step": engine.queues.copied_bytes / count / GIB,
         "rounds": float(plan.rounds),
     }
@@ -127,20 +126,29 @@ def _train(
         | {"sequences_per_step": tokens // plan.sequence_length, "steps": len(times_s) - parameters.warmup},
         step_times_s=tuple(times_s[parameters.warmup :]),
         flops_per_step=per_token(shape, plan.sequence_length) * tokens,
-        hardware_flops_per_step=hardware_per_token(shape, plan.sequence_length, again) * tokens,
+        hardware_flops_per_step=hardware_per_token(
+            shape,
+            plan.sequence_length,
+            linear_again=keeps["input"] + keeps["attention"],
+            attention_again=keeps["input"],
+        )
+        * tokens,
         tokens_per_step=tokens,
         matrix_dtype=parameters.dtype,
         figures=figures,
-        facts=devices.facts(device) | watch.facts() | {"plan": "; ".join(said(predicted))},
+        facts=devices.facts(device) | watch.facts() | {"plan": "; ".join(said(predicted)), "attention": kernel.name},
     )
 
 
 def said(predicted: Prediction) -> list[str]:
     """The plan in a few lines."""
     plan = predicted.plan
-    kinds = Counter(f"{p.weights} weights, {p.states} states, {p.activations} activations" for p in plan.layers)
+    kinds = Counter(
+        f"{p.weights} weights, {p.states} states, {KEPT_AS_SAID[p.keeps]} kept on the {p.kept_on}" for p in plan.layers
+    )
+    of = f" in {plan.pieces} pieces each" if plan.pieces > 1 else ""
     return [
-        f"{plan.rounds} rounds of {plan.chunks} chunks of {plan.sequences} x {plan.sequence_length} tokens",
+        f"{plan.rounds} rounds of {plan.groups} x {plan.sequences} sequences of {plan.sequence_length} tokens{of}",
         *(f"{count} layers: {kind}" for kind, count in kinds.items()),
         f"embedding and head: states on the {plan.ends_states}",
         f"device {predicted.device_bytes / GIB:.2f} GiB, host {predicted.host_bytes / GIB:.2f} GiB",

@@ -1,0 +1,170 @@
+"""One block of a Llama, forward and backward written out: each thing between the two can be kept, moved, or computed
+again, and gradients are added where they are gathered.
+
+The same mathematics as `workloads.llama.model.Block`, which PyTorch differentiates; a test compares them. Weights and
+gradients are dictionaries by that module's names, activations are [tokens, features] of one chunk: `sequences` of
+`length` tokens, or one piece of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from workloads.llama.attention import Kernel, attend, attend_backward
+from workloads.llama.model import gated, rotated
+from workloads.llama.shapes import LlamaShape
+
+Weights = dict[str, Tensor]
+KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
+
+
+# What a chunk leaves at a block for the backward pass, by name; what is missing is computed again:
+#   x       the block's input [tokens, width]
+#   qkv     queries and keys, rotated, and values [sequences, length, heads, head_size]
+#   mixed   what attention makes of them [tokens, heads * head_size], and lse, the logarithm of its sums
+#   middle  x and what attention adds to it [tokens, width]
+#   gate_up the first half of the MLP [tokens, 2 * feed_forward]
+Activations = dict[str, Tensor]
+
+
+class BlockMath:
+    """Forward and backward of any block of `shape`. Elementwise parts are compiled where `compiled` says so."""
+
+    def __init__(self, shape: LlamaShape, kernel: Kernel, *, compiled: bool) -> None:
+        self.shape, self.kernel = shape, kernel
+        eps, width = shape.norm_eps, shape.width
+
+        def norm(x: Tensor, w: Tensor) -> Tensor:
+            return functional.rms_norm(x, (width,), w, eps)
+
+        def norm_backward(x: Tensor, w: Tensor, d: Tensor, beside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The norm again, the gradient of x with that of what runs `beside` it, and the gradient of w."""
+            normed, pull = torch.func.vjp(norm, x, w)  # type: ignore[misc]
+            d_x, d_w = pull(d)
+            return normed, d_x + beside, d_w
+
+        def gated_backward(gate_up: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+            hidden, pull = torch.func.vjp(gated, gate_up)  # type: ignore[misc]
+            return hidden, pull(d)[0]
+
+        def rotate(qkv: Tensor, rope: Tensor) -> Tensor:
+            turning, still = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=2)
+            return torch.cat([rotated(turning.transpose(1, 2), rope).transpose(1, 2), still], dim=2)
+
+        def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor) -> Tensor:
+            back = torch.stack([rope[0], -rope[1]])
+            return torch.cat([rotated(dq, back), rotated(dk, back), dv], dim=1).transpose(1, 2).flatten(0, 1).flatten(1)
+
+        def maybe(function: Callable[..., Any]) -> Callable[..., Any]:
+            return torch.compile(function, dynamic=False) if compiled else function
+
+        self.norm, self.norm_backward = maybe(norm), maybe(norm_backward)
+        self._gated, self._gated_backward = maybe(gated), maybe(gated_backward)
+        self._rotate, self._rotate_backward = maybe(rotate), maybe(rotate_backward)
+
+    # ── forward ──
+
+    def forward(self, w: Weights, x: Tensor, rope: Tensor, earlier: KeysValues | None) -> tuple[Tensor, Activations]:
+        """A chunk's way through the block, and all that the backward pass can use of it. `rope` is of its positions."""
+        a = self._complete(w, {"x": x}, rope, earlier)
+        return torch.addmm(a["middle"], self._gated(a["gate_up"]), w["down.weight"].t()), a
+
+    def _complete(self, w: Weights, a: Activations, rope: Tensor, earlier: KeysValues | None) -> Activations:
+        """Compute what is missing. Nothing after `gate_up` is needed a second time."""
+        if "qkv" not in a:
+            a["qkv"] = self._queries_keys_values(w, a["x"], rope)
+        if "mixed" not in a:
+            out, a["lse"] = attend(self.kernel, *self._heads(a["qkv"]), earlier=self._parts(earlier))
+            a["mixed"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
+        if "middle" not in a:
+            a["middle"] = torch.addmm(a["x"], a["mixed"], w["output.weight"].t())
+        if "gate_up" not in a:
+            a["gate_up"] = torch.mm(self.norm(a["middle"], w["mlp_norm.weight"]), w["gate_up.weight"].t())
+        return a
+
+    def _queries_keys_values(self, w: Weights, x: Tensor, rope: Tensor) -> Tensor:
+        qkv = functional.linear(self.norm(x, w["attention_norm.weight"]), w["qkv.weight"], w.get("qkv.bias"))
+        heads = self.shape.heads + 2 * self.shape.kv_heads
+        return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
+
+    def keys_values(self, qkv: Tensor) -> KeysValues:
+        return qkv[:, :, self.shape.heads :]
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as attention takes them."""
+        q, k, v = qkv.transpose(1, 2).split([self.shape.heads, self.shape.kv_heads, self.shape.kv_heads], dim=1)
+        return q, k, v
+
+    def _parts(self, earlier: KeysValues | None) -> tuple[Tensor, Tensor] | None:
+        if earlier is None:
+            return None
+        k, v = earlier.transpose(1, 2).chunk(2, dim=1)
+        return k, v
+
+    # ── backward ──
+
+    def backward(
+        self,
+        w: Weights,
+        g: Weights,
+        a: Activations,
+        rope: Tensor,
+        d_out: Tensor,
+        earlier: KeysValues | None = None,
+        d_keys_values: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """The gradient of x; those of the weights are added to `g`. Uses up `a`.
+
+        d_keys_values: what later pieces of the sequence have found for this one's keys and values, fp32, and where to
+        add what this one finds for the `earlier` ones'
+        """
+        self._complete(w, a, rope, earlier)
+        d_middle = self._mlp_backward(w, g, a, d_out)
+        g["output.weight"].addmm_(d_middle.t(), a["mixed"])
+        dq, dk, dv = self._attention_backward(a, torch.mm(d_middle, w["output.weight"]), earlier, d_keys_values)
+        d_qkv = self._rotate_backward(dq, dk, dv, rope)
+        del dq, dk, dv
+        d_normed = torch.mm(d_qkv, w["qkv.weight"])
+        normed, d_x, d_norm = self.norm_backward(a["x"], w["attention_norm.weight"], d_normed, d_middle)
+        g["qkv.weight"].addmm_(d_qkv.t(), normed)
+        g["attention_norm.weight"] += d_norm
+        if "qkv.bias" in g:
+            g["qkv.bias"] += d_qkv.sum(0)
+        return d_x
+
+    def _mlp_backward(self, w: Weights, g: Weights, a: Activations, d_out: Tensor) -> Tensor:
+        """The gradient of `middle`."""
+        hidden, d_gate_up = self._gated_backward(a.pop("gate_up"), torch.mm(d_out, w["down.weight"]))
+        g["down.weight"].addmm_(d_out.t(), hidden)
+        del hidden
+        d_normed = torch.mm(d_gate_up, w["gate_up.weight"])
+        normed, d_middle, d_norm = self.norm_backward(a.pop("middle"), w["mlp_norm.weight"], d_normed, d_out)
+        g["gate_up.weight"].addmm_(d_gate_up.t(), normed)
+        g["mlp_norm.weight"] += d_norm
+        return d_middle
+
+    def _attention_backward(
+        self,
+        a: Activations,
+        d_mixed: Tensor,
+        earlier: KeysValues | None,
+        d_keys_values: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of queries, keys and values."""
+        qkv, mixed, lse = a.pop("qkv"), a.pop("mixed"), a.pop("lse")
+        size = (*qkv.shape[:2], self.shape.heads, self.shape.head_size)
+        out, d_out = mixed.view(size).transpose(1, 2), d_mixed.view(size).transpose(1, 2)
+        gradients, d_earlier = attend_backward(self.kernel, d_out, *self._heads(qkv), out, lse, self._parts(earlier))
+        dq, dk, dv = gradients
+        if d_keys_values is not None:
+            later, gathered = d_keys_values
+            dk_later, dv_later = later.transpose(1, 2).chunk(2, dim=1)
+            dk, dv = (dk + dk_later).to(dk.dtype), (dv + dv_later).to(dv.dtype)
+            if d_earlier is not None:
+                gathered += torch.cat(d_earlier, dim=1).transpose(1, 2)
+        return dq, dk, dv
