@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Literal
+
 from workloads.llama.shapes import LlamaShape
 
 
@@ -18,15 +22,15 @@ def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = N
     return (shape.layers if layers is None else layers) * block + (6 * width * shape.vocabulary if head else 0)
 
 
-def hardware_per_token(shape: LlamaShape, sequence_length: int, *, linear_again: int, attention_again: int) -> float:
-    """FLOPs per token that a device really does: the model's, those of layers that compute their linear parts or their
-    attention again in the backward pass, and the scores that a fused attention's backward pass computes again in any
-    case (Dao 2023: one more product of two, causal).
+Again = Literal["qkv", "attention", "output", "gate_up"]
 
-    What is computed again of a block is all but its last matrix product, whose result nothing asks for.
-    """
-    attention = shape.heads * shape.head_size
-    inputs_outputs = (shape.linear(layer) for layer in ("qkv", "output", "gate_up"))
-    linear = 2 * sum(inputs * outputs for inputs, outputs in inputs_outputs)
-    again = linear_again * linear + attention_again * 2 * sequence_length * attention
-    return per_token(shape, sequence_length) + again + shape.layers * sequence_length * attention
+
+def hardware_per_token(shape: LlamaShape, sequence_length: int, again: Mapping[Again, int]) -> float:
+    """FLOPs per token that a device really does: the model's, what so many layers compute `again` in the backward pass,
+    and the scores that a fused attention's backward pass computes again in any case (Dao 2023: one more product of two,
+    causal)."""
+    attention = sequence_length * shape.heads * shape.head_size  # of one of two products, causal
+    more = again.get("attention", 0) * 2 * attention
+    for layer in ("qkv", "output", "gate_up"):
+        more += again.get(layer, 0) * 2 * math.prod(shape.linear(layer))
+    return per_token(shape, sequence_length) + more + shape.layers * attention

@@ -5,16 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from workloads.llama.flops import Again
 from workloads.llama.shapes import LlamaShape
 
 Place = Literal["device", "host"]
-Keeps = Literal["full", "attention", "input"]
+Keeps = Literal["full", "projections", "attention", "input"]
 
 # What of `workloads.offload.block.Activations` each kind keeps; the rest is computed again.
 KEPT: dict[Keeps, tuple[str, ...]] = {
     "full": ("x", "qkv", "mixed", "lse", "middle", "gate_up"),
+    "projections": ("x", "qkv", "mixed", "lse", "middle"),
     "attention": ("x", "mixed", "lse"),
     "input": ("x",),
+}
+
+
+# What of a block is computed again, and by which kinds; its last product never is.
+AGAIN: dict[Again, tuple[Keeps, ...]] = {
+    "qkv": ("attention", "input"),
+    "attention": ("input",),
+    "output": ("attention", "input"),
+    "gate_up": ("projections", "attention", "input"),
 }
 
 
@@ -22,8 +33,8 @@ KEPT: dict[Keeps, tuple[str, ...]] = {
 class LayerPlan:
     """One block. Its weights, gradients and optimizer states lie on the device or stream from the host.
 
-    keeps: which activations wait for the backward pass: all (full), the block's input and what attention made of it, or
-    the input alone; kept_on: where they wait
+    keeps: which activations wait for the backward pass: all (full), all but the wide ones inside the MLP (projections),
+    the block's input and what attention made of it, or the input alone; kept_on: where they wait
     """
 
     weights: Place = "device"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import mul
 
 from workloads.contract import Infeasible
 from workloads.llama.shapes import LlamaShape
@@ -22,7 +23,7 @@ LOGIT_TOKENS = 2048  # what the loss takes at a time
 MOST_CHUNK_TOKENS = 32768
 UPDATE_PIECE = 1 << 24  # what the optimizer takes at a time on a CPU
 SLACK = 1.02  # of what an allocator holds, over what is asked of it
-KINDS: tuple[Keeps, ...] = ("full", "attention", "input")
+KINDS: tuple[Keeps, ...] = ("full", "projections", "attention", "input")  # from the most that is kept
 
 
 @dataclass(frozen=True)
@@ -112,28 +113,66 @@ class Homes:
     def round_tokens(self) -> int:
         return self.chunk_tokens * self.chunks
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.round_tokens * self.rounds
+
+
+Kept = dict[tuple[Keeps, Place], int]  # how many layers keep what, and where
+Times = tuple[float, float, float]  # seconds of a step, seconds of it waiting, bytes copied
+
 
 def choose(model: Model, sequence_length: int, sequences_per_step: int, budget: Budget, rates: Rates) -> Prediction:
     """The fastest plan within the budget. Raises Infeasible, by how much it lacks."""
-    best: tuple[float, float, float] | None = None
+    best: tuple[Times, Homes, Kept] | None = None
     lacking: tuple[float, str] | None = None
     for homes in _homes(model.shape.layers, sequence_length, sequences_per_step, rates.chunk_tokens):
         room = _room(homes, model, budget, rates)
         if isinstance(room, tuple):
             lacking = min(lacking, room) if lacking else room
             continue
-        for kept in _kept(model, homes, room):
-            times = _times(homes, kept, model, rates)
-            if best is None or _is_better(times, best):
-                best, found = times, (homes, kept)
+        best = _best_kept(homes, room, model, rates, best)
     if best is None:
         why = lacking[1] if lacking else "no plan has such a shape"
         raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g}: {why}")
-    return _prediction(*found, model, rates)
+    return _prediction(*best, model, rates)
 
 
-def _is_better(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Faster; of two that are as fast, the one that copies less. Times are seconds of a step, of waiting, and bytes."""
+def _best_kept(
+    homes: Homes, room: Room, model: Model, rates: Rates, best: tuple[Times, Homes, Kept] | None
+) -> tuple[Times, Homes, Kept] | None:
+    """The best of `best` and what can be kept in this room.
+
+    A choice is passed over when its matrix work alone takes longer than the best, and so are all that keep less.
+    """
+    sizes = {keeps: _layer_kept_bytes(homes, model, keeps) for keeps in KINDS}
+    works_s, again_s = _work_s(homes, model, rates), [homes.tokens_per_step * rates.again_s[keeps] for keeps in KINDS]
+
+    def hopeless(*counts: int) -> bool:
+        return best is not None and works_s + sum(map(mul, counts, again_s)) > best[0][0] * (1 + 1e-9)
+
+    layers = model.shape.layers
+    for full in range(layers, -1, -1):
+        if hopeless(full, layers - full, 0, 0):
+            break
+        for projections in range(layers - full, -1, -1):
+            left = layers - full - projections
+            if hopeless(full, projections, left, 0):
+                break
+            for attention in range(left, -1, -1):
+                counts = full, projections, attention, left - attention
+                if hopeless(*counts):
+                    break
+                if (kept := _filled(dict(zip(KINDS, counts, strict=True)), sizes, homes, model, room)) is None:
+                    continue
+                times = _times(homes, kept, model, rates)
+                if best is None or _is_better(times, best[0]):
+                    best = times, homes, kept
+    return best
+
+
+def _is_better(one: Times, other: Times) -> bool:
+    """Faster; of two that are as fast, the one that copies less."""
     if abs(one[0] - other[0]) > 1e-9 * other[0]:
         return one[0] < other[0]
     return one[2] < other[2]
@@ -167,8 +206,6 @@ def _divisors(number: int) -> list[int]:
 
 
 # ── memory ──
-
-Kept = dict[tuple[Keeps, Place], int]  # how many layers keep what, and where
 
 
 @dataclass(frozen=True)
@@ -205,26 +242,18 @@ def _moving_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
     return (AHEAD + 1) * chunk + (2 * sequence if homes.pieces > 1 else 0)
 
 
-def _kept(model: Model, homes: Homes, room: Room) -> Iterator[Kept]:
-    """Everything that the layers can keep in this room: on the device first, the rest on the host."""
-    layers = model.shape.layers
-    sizes = {keeps: _layer_kept_bytes(homes, model, keeps) for keeps in KINDS}
-    coarse = max(1, layers // 16)
-    for full in reversed(range(0, layers + 1, coarse)):
-        for attention in reversed(range(0, layers - full + 1, coarse)):
-            counts = dict(zip(KINDS, (full, attention, layers - full - attention), strict=True))
-            if sum(counts[keeps] * sizes[keeps] for keeps in KINDS) <= room.device:
-                yield {(keeps, "device"): count for keeps, count in counts.items() if count}
-                continue
-            largest = next(keeps for keeps in KINDS if counts[keeps])
-            left, host, kept = room.device - _moving_bytes(homes, model, largest), room.host, Kept()
-            for keeps in KINDS:
-                here = max(0, min(counts[keeps], int(left // sizes[keeps])))
-                kept[keeps, "device"], kept[keeps, "host"] = here, counts[keeps] - here
-                left -= here * sizes[keeps]
-                host -= (counts[keeps] - here) * sizes[keeps]
-            if left >= 0 and host >= 0:
-                yield {kind: count for kind, count in kept.items() if count}
+def _filled(counts: dict[Keeps, int], sizes: dict[Keeps, int], homes: Homes, model: Model, room: Room) -> Kept | None:
+    """Where so many layers of each kind keep it, on the device first, the rest on the host; None if it does not fit."""
+    if sum(counts[keeps] * sizes[keeps] for keeps in KINDS) <= room.device:
+        return {(keeps, "device"): count for keeps, count in counts.items() if count}
+    largest = next(keeps for keeps in KINDS if counts[keeps])
+    left, host, kept = room.device - _moving_bytes(homes, model, largest), room.host, Kept()
+    for keeps, count in counts.items():
+        here = max(0, min(count, int(left // sizes[keeps])))
+        kept[keeps, "device"], kept[keeps, "host"] = here, count - here
+        left -= here * sizes[keeps]
+        host -= (count - here) * sizes[keeps]
+    return {kind: count for kind, count in kept.items() if count} if left >= 0 and host >= 0 else None
 
 
 def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
@@ -258,7 +287,7 @@ def fixed_host_bytes(homes: Homes, model: Model) -> float:
 # ── time ──
 
 
-def _times(homes: Homes, kept: Kept, model: Model, rates: Rates) -> tuple[float, float, float]:
+def _times(homes: Homes, kept: Kept, model: Model, rates: Rates) -> Times:
     """Seconds of a step, how many of them the matrix units wait for copies, and the bytes copied.
 
     Copies and computation overlap; in each layer the longer of them is what it takes. Weights, gradients and states of
@@ -285,13 +314,20 @@ def _times(homes: Homes, kept: Kept, model: Model, rates: Rates) -> tuple[float,
             work_s += count * p.times * own_s
             total_s += count * p.times * max(own_s, up * rates.up_s_per_byte, down * rates.down_s_per_byte)
             copied += count * p.times * (up + down)
-    ends_s = homes.rounds * homes.round_tokens * rates.head_s
-    ends_s += model.ends_parameters * model.width * rates.update_s_per_byte
+    waiting_s = total_s - work_s
     if homes.ends_states == "host":  # fetched, updated and sent back, with nothing else to do
         moved = model.ends_parameters * model.state_bytes
-        waiting_s = moved * (rates.up_s_per_byte + rates.down_s_per_byte)
-        total_s, copied = total_s + waiting_s, copied + 2 * moved
-    return total_s + ends_s, total_s - work_s, copied
+        waiting_s += moved * (rates.up_s_per_byte + rates.down_s_per_byte)
+        copied += 2 * moved
+    again_s = sum(count * rates.again_s[keeps] for (keeps, _), count in kept.items()) * homes.tokens_per_step
+    return _work_s(homes, model, rates) + again_s + waiting_s, waiting_s, copied
+
+
+def _work_s(homes: Homes, model: Model, rates: Rates) -> float:
+    """Seconds of computation in a step that keeps everything."""
+    token_s = model.shape.layers * (rates.forward_s + rates.backward_s) + rates.head_s
+    parameters = model.shape.layers * model.layer_parameters + model.ends_parameters
+    return homes.tokens_per_step * token_s + parameters * model.width * rates.update_s_per_byte
 
 
 @dataclass(frozen=True)
@@ -308,7 +344,7 @@ class _Pass:
 # ── the plan ──
 
 
-def _prediction(homes: Homes, kept: Kept, model: Model, rates: Rates) -> Prediction:
+def _prediction(times: Times, homes: Homes, kept: Kept, model: Model, rates: Rates) -> Prediction:
     layers = model.shape.layers
     kinds = _spread(kept)
     plan = Plan(
@@ -327,7 +363,7 @@ def _prediction(homes: Homes, kept: Kept, model: Model, rates: Rates) -> Predict
         homes.rounds,
         homes.pieces,
     )
-    step_s, waiting_s, copied = _times(homes, kept, model, rates)
+    step_s, waiting_s, copied = times
     device, host = fixed_device_bytes(homes, model, rates), fixed_host_bytes(homes, model)
     for (keeps, place), count in kept.items():
         host += count * _layer_kept_bytes(homes, model, keeps) if place == "host" else 0

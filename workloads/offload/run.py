@@ -20,6 +20,7 @@ from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.llama.text import sequences
 from workloads.offload import OffloadParameters
 from workloads.offload.engine import Engine
+from workloads.offload.layout import AGAIN
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
@@ -27,7 +28,12 @@ from workloads.offload.rates import kernel_of, machine_rates
 from workloads.recipes import why_no_rate
 from workloads.telemetry import watching
 
-KEPT_AS_SAID = {"full": "all activations", "attention": "input and attention", "input": "input"}
+KEPT_AS_SAID = {
+    "full": "all activations",
+    "projections": "all but the MLP's activations",
+    "attention": "input and attention",
+    "input": "input",
+}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -129,8 +135,7 @@ def _train(
         hardware_flops_per_step=hardware_per_token(
             shape,
             plan.sequence_length,
-            linear_again=keeps["input"] + keeps["attention"],
-            attention_again=keeps["input"],
+            {layer: sum(keeps[kind] for kind in kinds) for layer, kinds in AGAIN.items()},
         )
         * tokens,
         tokens_per_step=tokens,
