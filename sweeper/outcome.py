@@ -57,6 +57,7 @@ class Record:
     """One finished trial as it is stored: in the study, which is the truth, and from there in MLflow.
 
     reason: as in its outcome; of a complete trial, why it has no speed to rank
+    files: paths of what the ranks left beside their figures
     """
 
     number: int
@@ -71,6 +72,7 @@ class Record:
     ended_at_s: float
     elapsed_s: float  # of the whole sweep's searching when this trial ended, over all its runs
     attempts: int = 1
+    files: list[str] = field(default_factory=list)
     again: Again | None = None  # not of the search: a finalist measured again
 
     def to_json(self) -> str:

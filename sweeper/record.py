@@ -110,6 +110,8 @@ class Store:
         self._client.log_text(run_id, record.to_json(), "trial.json")
         if record.detail:
             self._client.log_text(run_id, record.detail, "last_lines.txt")
+        for path in filter(os.path.exists, record.files):  # a user may have cleared them away since
+            self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, STATUS.get(record.ending, "KILLED"), end_ms)
 
     def close(

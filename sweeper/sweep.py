@@ -230,7 +230,8 @@ class Sweep:
             reason=reason,
             detail=outcome.detail,
             metrics=derived if ending is Ending.COMPLETE else {},
-            measurements=[asdict(measurement) for measurement in outcome.measurements],
+            measurements=[asdict(replace(measurement, files={})) for measurement in outcome.measurements],
+            files=self._keep_files(trial, outcome),
             where=outcome.where,
             started_at_s=outcome.started_at_s,
             ended_at_s=outcome.ended_at_s,
@@ -238,6 +239,17 @@ class Sweep:
             attempts=attempts,
             again=trial.again,
         )
+
+    def _keep_files(self, trial: Trial, outcome: Outcome) -> list[str]:
+        """Write what the ranks left into the sweep's folder; the paths."""
+        paths = []
+        for rank, measurement in enumerate(outcome.measurements):
+            for name, content in measurement.files.items():
+                path = self._plan.folder / "files" / f"{trial.number:04d}" / (f"rank{rank}_{name}" if rank else name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                paths.append(str(path.absolute()))
+        return paths
 
     def _cancel_in_flight(self) -> None:
         if self._pool:

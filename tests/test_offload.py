@@ -164,6 +164,33 @@ def test_a_tied_head_and_biased_queries_train_too() -> None:
     check([LayerPlan("host", "host", "host", "input", "host")] * 2, "host", 2, shape=shape)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_weights_in_fp32_keep_what_bf16_swallows(place: str) -> None:
+    """Twenty steps at a rate below half of a weight's last bit: how much of the way that fp32 weights go is missed."""
+    before = plain(SHAPE, 1)[0]
+    layers = [LayerPlan(place, place, place)] * SHAPE.layers  # type: ignore[arg-type]
+
+    def trained(dtype: torch.dtype, *, master_weights: bool = False) -> torch.Tensor:
+        with Arena(64 * 2**20, CPU) as arena:
+            engine = Engine(
+                *(SHAPE, Plan(tuple(layers), place, LENGTH, SEQUENCES, CHUNKS, 1), arena, CPU, KERNELS["cpu"]),  # type: ignore[arg-type]
+                dtype=dtype,
+                master_weights=master_weights,
+                optimizer=AdamW(learning_rate=1e-5),
+            )
+            engine.load(before.__getitem__)
+            for n in range(20):
+                engine.step(tokens(1)[n % STEPS])
+            return engine.weights()["blocks.0.gate_up.weight"].float()
+
+    start, exact = before["blocks.0.gate_up.weight"], trained(torch.float32)
+    way = (exact - start).norm()
+    missed = {
+        kept: float((trained(torch.bfloat16, master_weights=kept) - exact).norm() / way) for kept in (False, True)
+    }
+    assert missed[True] < 0.4 and missed[False] > 2 * missed[True]
+
+
 def test_a_layer_that_waits_for_no_other_round_needs_no_room_for_its_gradients() -> None:
     """With one round a step the gradients never leave the device, and nothing of them is kept on the host."""
     streamed = [LayerPlan("host", "host", "host", "input")] * SHAPE.layers

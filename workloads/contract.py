@@ -52,6 +52,7 @@ class Measurement:
     matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU
     figures          further raw figures, each named with its unit
     facts            what the process saw of its device and its software
+    files            what is kept beside the figures, by file name: a trace
     """
 
     executed: Mapping[str, Scalar]
@@ -68,6 +69,7 @@ class Measurement:
     matrix_dtype: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Scalar] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Workload(Protocol):

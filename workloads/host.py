@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from pathlib import Path
+
+from workloads.contract import Scalar
 
 # The kernel's word for instructions of matrix or vector units, x86 and ARM, by the number format they multiply.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
@@ -43,8 +46,22 @@ def available_memory_bytes() -> int:
         found.append(int(line.split()[1]) * 1024)
     with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
         limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(limit - used)
+        statistics = Path("/sys/fs/cgroup/memory.stat").read_text().split()
+        found.append(limit - used + int(statistics[statistics.index("inactive_file") + 1]))  # a cache that gives way
     return min(found)
+
+
+def busyness() -> dict[str, Scalar]:
+    """What else this machine was at: runnable processes over the last minute, and other processes on its GPUs."""
+    found: dict[str, Scalar] = {"node_load": round(os.getloadavg()[0], 1)}
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        processes = {p.pid for handle in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        found["other_gpu_processes"] = len(processes - {os.getpid()})
+    return found
 
 
 def gpu_names() -> tuple[str, ...]:

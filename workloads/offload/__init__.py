@@ -19,6 +19,7 @@ class OffloadParameters:
     master_weights: keep the optimizer's states, and a copy of the weights, in fp32
     checkpoint: a Hugging Face folder to begin from; null: random weights from the seed
     data, tokenizer: tokens to train on, see `workloads.llama.text`; null: made-up ones
+    profile: train one more step and keep a trace of it, with the ranges of `workloads.offload.engine` in it
     save_to: a folder to write such a checkpoint to at the end; null: none
     """
 
@@ -36,6 +37,7 @@ class OffloadParameters:
     tokenizer: str | None = None
     checkpoint: str | None = None
     save_to: str | None = None
+    profile: bool = False
     seed: int = 0
 
 

@@ -25,6 +25,7 @@ from workloads.offload.memory import Arena, Buffer, Queues
 from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import AHEAD, GRADIENT_SLOTS, WEIGHT_SLOTS
 from workloads.offload.slots import ByName, Slots
+from workloads.trace import named
 
 
 @dataclass
@@ -142,14 +143,16 @@ class Engine:
             for m in [m for m in self._weights.streamed if m > n][:1]:
                 self._weights.fetch(m)
             self.queues.acquire(weights.buffer)
-            for c in range(len(x)):
-                x[c] = self._up(n, weights.by_name, c, x[c])
+            with named(f"layer {n} forward"):
+                for c in range(len(x)):
+                    x[c] = self._up(n, weights.by_name, c, x[c])
             self.queues.release(weights.buffer)
         self._return_activations()
         loss, share = torch.zeros((), device=self.device), 1.0 / (len(x) * self.plan.rounds)
-        for c, wanted in enumerate(targets):
-            chunk_loss, x[c] = self._ends.loss(x[c], wanted, share)
-            loss += chunk_loss
+        with named("head and loss"):
+            for c, wanted in enumerate(targets):
+                chunk_loss, x[c] = self._ends.loss(x[c], wanted, share)
+                loss += chunk_loss
         for n in reversed(range(len(self.plan.layers))):
             self._layer_down(n, x, first=first, last=last)
         self._leave(0)
@@ -191,8 +194,9 @@ class Engine:
         self.queues.acquire(weights.buffer, gradients.buffer)
         if first:
             gradients.buffer.tensor.zero_()
-        for c in reversed(range(len(d))):
-            d[c] = self._down(weights.by_name, gradients.by_name, c, d[c])
+        with named(f"layer {n} backward"):
+            for c in reversed(range(len(d))):
+                d[c] = self._down(weights.by_name, gradients.by_name, c, d[c])
         self.queues.release(weights.buffer, gradients.buffer)
         if last:
             self._update(n, states)
@@ -272,7 +276,7 @@ class Engine:
     def _update(self, n: int, states: tuple[Buffer, ...]) -> None:
         buffers = self._weights.of(n).buffer, self._gradients.of(n).buffer, *states
         self.queues.acquire(*buffers)
-        with self.queues.span("optimizer"):
+        with self.queues.span("optimizer"), named(f"layer {n} update"):
             self.optimizer.apply(self.steps_done, *(each.tensor for each in buffers))
         self.queues.release(*buffers)
         if self.plan.layers[n].states == "host":

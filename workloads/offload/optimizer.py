@@ -25,7 +25,8 @@ class AdamW:
 
         master: the weights in fp32, which are then updated, and `w` becomes what `w` can hold of them.
         """
-        vectors = [w, g, m, v, w if master is None else master]
+        # Never one tensor twice: a compiled function that writes to it would copy it first.
+        vectors = [w, g, m, v] if master is None else [w, g, m, v, master]
         piece = UPDATE_PIECE if w.device.type == "cpu" else w.numel()
         # Numbers that change from step to step are tensors, or a compiled function would be compiled again.
         scales = (
@@ -48,13 +49,13 @@ def _update(
     beta2: float,
     epsilon: float,
 ) -> None:
-    w, g, m, v, master = vectors
+    w, g, m, v, *masters = vectors
     g32 = g.float()
     m32 = torch.lerp(g32, m.float(), beta1)
     v32 = torch.lerp(g32 * g32, v.float(), beta2)
-    w32 = master.float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
-    master.copy_(w32)
-    w.copy_(w32)
+    w32 = (masters[0] if masters else w).float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
+    for kept in (w, *masters):
+        kept.copy_(w32)
     m.copy_(m32)
     v.copy_(v32)
 

@@ -7,9 +7,12 @@ to be slower.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from operator import mul
+from dataclasses import astuple, dataclass, replace
+from functools import cache, cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.contract import Infeasible
 from workloads.llama.shapes import LlamaShape
@@ -22,7 +25,7 @@ AHEAD = 2  # so many chunks' activations are on their way back before they are n
 LOGIT_TOKENS = 2048  # what the loss takes at a time
 MOST_CHUNK_TOKENS = 32768
 UPDATE_PIECE = 1 << 24  # what the optimizer takes at a time on a CPU
-SLACK = 1.02  # of what an allocator holds, over what is asked of it
+SLACK = 1.03  # of what an allocator holds, over what is asked of it
 KINDS: tuple[Keeps, ...] = ("full", "projections", "attention", "input")  # from the most that is kept
 
 
@@ -55,14 +58,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan with what it is expected to take: seconds a step, and bytes of each memory."""
+    """A plan with what it is expected to take."""
 
     plan: Plan
-    step_s: float
+    times: Times
     device_bytes: float
     host_bytes: float
-    waiting_s: float  # of the step, for copies that the matrix units cannot hide
-    copied_bytes: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,6 @@ class Homes:
 
 
 Kept = dict[tuple[Keeps, Place], int]  # how many layers keep what, and where
-Times = tuple[float, float, float]  # seconds of a step, seconds of it waiting, bytes copied
 
 
 def choose(model: Model, sequence_length: int, sequences_per_step: int, budget: Budget, rates: Rates) -> Prediction:
@@ -131,51 +131,13 @@ def choose(model: Model, sequence_length: int, sequences_per_step: int, budget: 
         if isinstance(room, tuple):
             lacking = min(lacking, room) if lacking else room
             continue
-        best = _best_kept(homes, room, model, rates, best)
+        found = _best_kept(homes, room, model, rates)
+        if found and (best is None or found[0].is_better_than(best[0])):
+            best = found[0], homes, found[1]
     if best is None:
         why = lacking[1] if lacking else "no plan has such a shape"
         raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g}: {why}")
     return _prediction(*best, model, rates)
-
-
-def _best_kept(
-    homes: Homes, room: Room, model: Model, rates: Rates, best: tuple[Times, Homes, Kept] | None
-) -> tuple[Times, Homes, Kept] | None:
-    """The best of `best` and what can be kept in this room.
-
-    A choice is passed over when its matrix work alone takes longer than the best, and so are all that keep less.
-    """
-    sizes = {keeps: _layer_kept_bytes(homes, model, keeps) for keeps in KINDS}
-    works_s, again_s = _work_s(homes, model, rates), [homes.tokens_per_step * rates.again_s[keeps] for keeps in KINDS]
-
-    def hopeless(*counts: int) -> bool:
-        return best is not None and works_s + sum(map(mul, counts, again_s)) > best[0][0] * (1 + 1e-9)
-
-    layers = model.shape.layers
-    for full in range(layers, -1, -1):
-        if hopeless(full, layers - full, 0, 0):
-            break
-        for projections in range(layers - full, -1, -1):
-            left = layers - full - projections
-            if hopeless(full, projections, left, 0):
-                break
-            for attention in range(left, -1, -1):
-                counts = full, projections, attention, left - attention
-                if hopeless(*counts):
-                    break
-                if (kept := _filled(dict(zip(KINDS, counts, strict=True)), sizes, homes, model, room)) is None:
-                    continue
-                times = _times(homes, kept, model, rates)
-                if best is None or _is_better(times, best[0]):
-                    best = times, homes, kept
-    return best
-
-
-def _is_better(one: Times, other: Times) -> bool:
-    """Faster; of two that are as fast, the one that copies less."""
-    if abs(one[0] - other[0]) > 1e-9 * other[0]:
-        return one[0] < other[0]
-    return one[2] < other[2]
 
 
 def _homes(layers: int, sequence_length: int, sequences_per_step: int, chunk_tokens: int) -> Iterator[Homes]:
@@ -242,20 +204,6 @@ def _moving_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
     return (AHEAD + 1) * chunk + (2 * sequence if homes.pieces > 1 else 0)
 
 
-def _filled(counts: dict[Keeps, int], sizes: dict[Keeps, int], homes: Homes, model: Model, room: Room) -> Kept | None:
-    """Where so many layers of each kind keep it, on the device first, the rest on the host; None if it does not fit."""
-    if sum(counts[keeps] * sizes[keeps] for keeps in KINDS) <= room.device:
-        return {(keeps, "device"): count for keeps, count in counts.items() if count}
-    largest = next(keeps for keeps in KINDS if counts[keeps])
-    left, host, kept = room.device - _moving_bytes(homes, model, largest), room.host, Kept()
-    for keeps, count in counts.items():
-        here = max(0, min(count, int(left // sizes[keeps])))
-        kept[keeps, "device"], kept[keeps, "host"] = here, count - here
-        left -= here * sizes[keeps]
-        host -= (count - here) * sizes[keeps]
-    return {kind: count for kind, count in kept.items() if count} if left >= 0 and host >= 0 else None
-
-
 def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
     """What a plan needs on the device beside the activations that it keeps."""
     shape, width, layer = model.shape, model.width, model.layer_bytes
@@ -268,7 +216,7 @@ def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
     total += layer * (min(WEIGHT_SLOTS, streamed) + min(GRADIENT_SLOTS, streamed)) + model.layer_state_bytes * min(
         2, moving
     )
-    total += (homes.round_tokens + 2 * homes.chunk_tokens) * shape.width * width  # between two blocks
+    total += (homes.round_tokens + 4 * homes.chunk_tokens) * shape.width * width  # between two blocks, and in the ends
     if homes.pieces > 1:  # keys and values of a sequence, and their gradients in fp32
         sequence = keys_values_bytes(shape, width) * homes.sequences * homes.sequence_length
         total += sequence * (1 + 4 / width)
@@ -287,58 +235,108 @@ def fixed_host_bytes(homes: Homes, model: Model) -> float:
 # ── time ──
 
 
-def _times(homes: Homes, kept: Kept, model: Model, rates: Rates) -> Times:
-    """Seconds of a step, how many of them the matrix units wait for copies, and the bytes copied.
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step, how many of them the matrix units wait for copies, and the bytes copied."""
 
-    Copies and computation overlap; in each layer the longer of them is what it takes. Weights, gradients and states of
-    the layers that stream are on their way during those that stay, so each layer bears its share of them.
-    """
-    layers, layer = model.shape.layers, model.layer_bytes
-    weights = (1 - homes.resident / layers) * layer
-    states = (1 - homes.states_resident / layers) * model.layer_state_bytes
-    update_s = layer * rates.update_s_per_byte
-    passes = [_Pass(homes.rounds, up=weights)]
-    if homes.rounds > 1:
-        passes += [_Pass(1, up=weights, down=weights, backward=True)]
-        passes += [_Pass(homes.rounds - 2, up=2 * weights, down=weights, backward=True)]
-    last_up = (2 if homes.rounds > 1 else 1) * weights + states
-    passes += [_Pass(1, up=last_up, down=weights + states, backward=True, update_s=update_s)]
-    work_s = total_s = copied = 0.0
-    for (keeps, place), count in kept.items():
-        activations = _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
-        forward_s = homes.round_tokens * rates.forward_s
-        backward_s = homes.round_tokens * (rates.backward_s + rates.again_s[keeps])
-        for p in passes:
-            up, down = (p.up + activations, p.down) if p.backward else (p.up, p.down + activations)
-            own_s = (backward_s if p.backward else forward_s) + p.update_s
-            work_s += count * p.times * own_s
-            total_s += count * p.times * max(own_s, up * rates.up_s_per_byte, down * rates.down_s_per_byte)
-            copied += count * p.times * (up + down)
-    waiting_s = total_s - work_s
-    if homes.ends_states == "host":  # fetched, updated and sent back, with nothing else to do
-        moved = model.ends_parameters * model.state_bytes
-        waiting_s += moved * (rates.up_s_per_byte + rates.down_s_per_byte)
-        copied += 2 * moved
-    again_s = sum(count * rates.again_s[keeps] for (keeps, _), count in kept.items()) * homes.tokens_per_step
-    return _work_s(homes, model, rates) + again_s + waiting_s, waiting_s, copied
+    step_s: float
+    waiting_s: float
+    copied_bytes: float
 
-
-def _work_s(homes: Homes, model: Model, rates: Rates) -> float:
-    """Seconds of computation in a step that keeps everything."""
-    token_s = model.shape.layers * (rates.forward_s + rates.backward_s) + rates.head_s
-    parameters = model.shape.layers * model.layer_parameters + model.ends_parameters
-    return homes.tokens_per_step * token_s + parameters * model.width * rates.update_s_per_byte
+    def is_better_than(self, other: Times) -> bool:
+        """Faster; of two that are as fast, the one that copies less."""
+        if abs(self.step_s - other.step_s) > 1e-9 * other.step_s:
+            return self.step_s < other.step_s
+        return self.copied_bytes < other.copied_bytes
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """So many times over all layers, with so many bytes of each layer copied up and down beside its activations."""
+    """So many times over all layers; up and down: how many vectors of a layer that streams are copied each way, its
+    weights or its gradients; states: whether the optimizer's states come and go."""
 
     times: int
-    up: float
-    down: float = 0.0
+    up: int
+    down: int = 0
     backward: bool = False
-    update_s: float = 0.0
+    states: bool = False
+
+
+def _layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: Rates) -> Times:
+    """A layer's part of a step, the mean of those that stream and those that stay.
+
+    Copies and computation overlap; in each pass over a layer the longer of them is what it takes, since little is sent
+    further ahead than one layer. States take their time evenly.
+    """
+    layers, layer = model.shape.layers, model.layer_bytes
+    states = (1 - homes.states_resident / layers) * model.layer_state_bytes
+    activations = _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
+    forward_s = homes.round_tokens * rates.forward_s
+    backward_s = homes.round_tokens * (rates.backward_s + rates.again_s[keeps])
+    more = homes.rounds > 1  # then what the rounds before have gathered comes up too
+    passes = [_Pass(homes.rounds, up=1), _Pass(1, up=1 + more, down=1, backward=True, states=True)]
+    if more:
+        passes += [_Pass(1, up=1, down=1, backward=True), _Pass(homes.rounds - 2, up=2, down=1, backward=True)]
+    total_s = waiting_s = copied = 0.0
+    for p, (vector, count) in product(passes, ((layer, layers - homes.resident), (0, homes.resident))):
+        times = p.times * count / layers
+        up = p.up * vector + p.states * states + p.backward * activations
+        down = p.down * vector + p.states * states + (not p.backward) * activations
+        own_s = (backward_s if p.backward else forward_s) + p.states * layer * rates.update_s_per_byte
+        takes_s = max(own_s, up * rates.up_s_per_byte, down * rates.down_s_per_byte)
+        total_s += times * takes_s
+        waiting_s += times * (takes_s - own_s)
+        copied += times * (up + down)
+    return Times(total_s, waiting_s, copied)
+
+
+def _ends_times(homes: Homes, model: Model, rates: Rates) -> Times:
+    tokens = homes.round_tokens * homes.rounds
+    work_s = tokens * rates.head_s + model.ends_parameters * model.width * rates.update_s_per_byte
+    moved = model.ends_parameters * model.state_bytes if homes.ends_states == "host" else 0
+    # fetched, updated and sent back, with nothing else to do
+    waiting_s = moved * (rates.up_s_per_byte + rates.down_s_per_byte)
+    return Times(work_s + waiting_s, waiting_s, 2 * moved)
+
+
+def _best_kept(homes: Homes, room: Room, model: Model, rates: Rates) -> tuple[Times, Kept] | None:
+    """What layers best keep in this room, on the device first and the rest on the host; None if nothing fits.
+
+    All ways to divide the layers among the kinds are rows of a table, so that one look at each is cheap.
+    """
+    counts = _divisions(model.shape.layers)
+    sizes = np.array([_layer_kept_bytes(homes, model, keeps) for keeps in KINDS], dtype=float)
+    moving = np.array([_moving_bytes(homes, model, keeps) for keeps in KINDS], dtype=float)
+    all_fit = counts @ sizes <= room.device
+    left = room.device - np.where(all_fit, 0, moving[np.argmax(counts > 0, axis=1)])
+    here = np.zeros_like(counts)
+    for kind, size in enumerate(sizes):
+        here[:, kind] = np.clip(left // size, 0, counts[:, kind])
+        left = left - here[:, kind] * size
+    there = counts - here
+    fits = (left >= 0) & (there @ sizes <= room.host)
+    if not fits.any():
+        return None
+    here, there = here[fits], there[fits]
+    of_layers = {
+        place: np.array([astuple(_layer_times(homes, keeps, place, model, rates)) for keeps in KINDS])
+        for place in ("device", "host")
+    }
+    times = here @ of_layers["device"] + there @ of_layers["host"] + astuple(_ends_times(homes, model, rates))
+    fast = times[:, 0] <= times[:, 0].min() * (1 + 1e-9)
+    best = np.flatnonzero(fast)[np.argmin(times[fast, 2])]
+    kept = Kept()
+    for keeps, on_device, on_host in zip(KINDS, here[best].tolist(), there[best].tolist(), strict=True):
+        kept |= {(keeps, "device"): on_device, (keeps, "host"): on_host}
+    return Times(*times[best].tolist()), {kind: count for kind, count in kept.items() if count}
+
+
+@cache
+def _divisions(layers: int) -> NDArray[np.int64]:
+    """All ways to divide layers among the kinds [ways, kinds]; of very many layers, in twos and more."""
+    step = max(1, layers // 32)
+    ways = [c for c in product(range(0, layers + 1, step), repeat=len(KINDS) - 1) if sum(c) <= layers]
+    return np.array([(*c, layers - sum(c)) for c in ways])
 
 
 # ── the plan ──
@@ -363,13 +361,12 @@ def _prediction(times: Times, homes: Homes, kept: Kept, model: Model, rates: Rat
         homes.rounds,
         homes.pieces,
     )
-    step_s, waiting_s, copied = times
     device, host = fixed_device_bytes(homes, model, rates), fixed_host_bytes(homes, model)
     for (keeps, place), count in kept.items():
         host += count * _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
         device += count * _layer_kept_bytes(homes, model, keeps) if place == "device" else 0
     device += max((_moving_bytes(homes, model, keeps) for keeps, place in kept if place == "host"), default=0)
-    return Prediction(plan, step_s, device * SLACK, host, waiting_s, copied)
+    return Prediction(plan, times, device * SLACK, host)
 
 
 def _evenly(n: int, chosen: int, of: int) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
-from workloads.host import available_memory_bytes
+from workloads.host import available_memory_bytes, busyness
 from workloads.llama import checkpoint
 from workloads.llama.flops import hardware_per_token, per_token
 from workloads.llama.shapes import MODELS, LlamaShape
@@ -27,6 +27,7 @@ from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
 from workloads.offload.rates import kernel_of, machine_rates
 from workloads.recipes import why_no_rate
 from workloads.telemetry import watching
+from workloads.trace import traced
 
 KEPT_AS_SAID = {
     "full": "all activations",
@@ -100,7 +101,7 @@ def _train(
         engine.load(checkpoint.reader(Path(parameters.checkpoint), shape))
     else:
         engine.load_random(parameters.seed)
-    times_s, losses = [], []
+    times_s, losses, busy = [], [], busyness()
     with watching(device) as watch:
         for batch in batches:
             started = time.perf_counter()
@@ -110,6 +111,7 @@ def _train(
             spent_s = engine.queues.spent_s()
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.weights())
+    files = {"trace.json.gz": traced(lambda: engine.step(batches[-1]))} if parameters.profile else {}
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
     tokens = plan.tokens_per_step
@@ -117,8 +119,8 @@ def _train(
     figures = watch.figures() | {
         "loss": losses[-1],
         "first_loss": losses[0],
-        "predicted_tokens_per_s": tokens / predicted.step_s,
-        "predicted_waiting": predicted.waiting_s / predicted.step_s,
+        "predicted_tokens_per_s": tokens / predicted.times.step_s,
+        "predicted_waiting": predicted.times.waiting_s / predicted.times.step_s,
         "peak_host_gib": arena.used / GIB,
         "waiting": spent_s.get("waiting", 0.0) / times_s[-1],
         "optimizer": spent_s.get("optimizer", 0.0) / times_s[-1],
@@ -141,7 +143,11 @@ def _train(
         tokens_per_step=tokens,
         matrix_dtype=parameters.dtype,
         figures=figures,
-        facts=devices.facts(device) | watch.facts() | {"plan": "; ".join(said(predicted)), "attention": kernel.name},
+        facts=devices.facts(device)
+        | watch.facts()
+        | {"plan": "; ".join(said(predicted)), "attention": kernel.name}
+        | busy,
+        files=files,
     )
 
 
@@ -157,7 +163,7 @@ def said(predicted: Prediction) -> list[str]:
         *(f"{count} layers: {kind}" for kind, count in kinds.items()),
         f"embedding and head: states on the {plan.ends_states}",
         f"device {predicted.device_bytes / GIB:.2f} GiB, host {predicted.host_bytes / GIB:.2f} GiB",
-        f"{predicted.step_s:.3g} s a step, {predicted.waiting_s:.3g} s of it waiting for copies",
+        f"{predicted.times.step_s:.3g} s a step, {predicted.times.waiting_s:.3g} s of it waiting for copies",
     ]
 
 
