@@ -127,11 +127,13 @@ def loss_and_gradients(
     """
     loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
     d_hidden = torch.empty_like(hidden)
+    scale = torch.full((), share / len(targets), device=hidden.device)  # as a number it would be compiled in
     for h, t, d_h in zip(hidden.split(chunk), targets.split(chunk), d_hidden.split(chunk), strict=True):
-        chunk_loss, d_logits = _loss_and_gradient(h @ weight.t(), t, share / len(targets))
+        chunk_loss, d_logits = _loss_and_gradient(h @ weight.t(), t, scale)
         loss += chunk_loss
         torch.mm(d_logits, weight, out=d_h)
         d_weight.addmm_(d_logits.t(), h)
+        del d_logits  # before the next are made
     return loss, d_hidden
 
 
@@ -151,7 +153,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), None, None
 
 
-def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The summed loss of a chunk times `scale`, and its gradient with respect to the logits in their own type."""
     log_sum = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
     probabilities = torch.exp(logits.float() - log_sum)
@@ -163,7 +165,7 @@ def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: float) -> t
 _compiled_loss_and_gradient = torch.compile(_plain_loss_and_gradient, dynamic=False)
 
 
-def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type == "cpu":
         return _plain_loss_and_gradient(logits, targets, scale)
     return _compiled_loss_and_gradient(logits, targets, scale)
