@@ -49,7 +49,8 @@ def _sweep(composed: DictConfig, said: list[str]) -> int:
         checked = config.read(composed)
         from sweeper import plan, sweep  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
 
-        return sweep.Sweep(plan.plan(checked), said).run()
+        planned = plan.plan(checked)
+        return plan.show(planned) if checked.plan else sweep.Sweep(planned, said).run()
     except SaidWrongly as error:
         return _say(str(error), SAID_WRONGLY)
 

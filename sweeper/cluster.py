@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,13 +164,30 @@ class Gang:
     name: str
     workers: list[Any]
     group: PlacementGroup | None
-    hello: list[Any]  # references to the ranks that have not said hello
-    where: list[dict[str, Scalar]] = field(default_factory=list)  # of each rank that has
+    greetings: list[Any]  # references to what each worker says of itself
+    hello: list[Any]  # those of them that have not come
+    where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
     jobs: deque[Running] = field(default_factory=deque)
 
     @property
     def ready(self) -> bool:
         return not self.hello
+
+    @property
+    def ranks_per_node(self) -> int:
+        return max(Counter(place["address"] for place in self.where).values())
+
+    @property
+    def meeting(self) -> str:
+        """Where rank 0 listens for the others: on no outer interface where all are on one node."""
+        address = "127.0.0.1" if self.ranks_per_node == len(self.workers) else self.where[0]["address"]
+        return f"{address}:{self.where[0]['port']}"
+
+    def number(self) -> None:
+        """Ranks by node and GPU, so that neighbours in number are neighbours in place."""
+        places = zip(ray.get(self.greetings), self.workers, strict=True)
+        ordered = sorted(places, key=lambda each: (str(each[0]["address"]), str(each[0]["gpus"])))
+        self.where, self.workers = [where for where, _ in ordered], [worker for _, worker in ordered]
 
     def awaited(self) -> list[Any]:
         """What the next news of this gang will come from."""
@@ -200,7 +217,7 @@ class Pool:
         self._target, self._workload, self._constants = target, workload, constants
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._share = share or count
-        self._made = self._failed_starts = 0
+        self._made = self._failed_starts = self._turns = 0
         self._why_no_start = ""
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
         self.gangs = [self._new_gang() for _ in range(count)]
@@ -246,8 +263,10 @@ class Pool:
             trial = self._backlog.popleft()
             parameters = {**self._constants, **trial.params}
             device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
+            self._turns += 1
+            place = Rank(0, self._size, device, gang.ranks_per_node, gang.meeting, self._turns)
             refs = [
-                worker.run.remote(Job(self._workload, parameters, Rank(rank, self._size, device)))
+                worker.run.remote(Job(self._workload, parameters, replace(place, rank=rank)))
                 for rank, worker in enumerate(gang.workers)
             ]
             gang.jobs.append(Running(trial, refs, since_s=time.monotonic()))
@@ -354,7 +373,8 @@ class Pool:
         for rank in range(self._size):
             place = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
             workers.append(ray.remote(Worker).options(max_restarts=0, **options, **place).remote())
-        return Gang(f"worker {self._made}", workers, group, [worker.hello.remote() for worker in workers])
+        greetings = [worker.hello.remote() for worker in workers]
+        return Gang(f"worker {self._made}", workers, group, greetings, list(greetings))
 
     def _options(self) -> dict[str, Any]:
         """What Ray reserves for one rank, and on which nodes: a label alone does not tell an H100 from an H100 PCIe."""
@@ -369,7 +389,7 @@ class Pool:
         """Take a gang into service once all its ranks are up; one that does not start is replaced."""
         for hello in [hello for hello in gang.hello if hello in arrived]:
             try:
-                gang.where.append(ray.get(hello))
+                ray.get(hello)
             except RayError as error:
                 self._failed_starts += 1
                 self._why_no_start = _brief(error)
@@ -378,6 +398,7 @@ class Pool:
             gang.hello.remove(hello)
         if gang.ready:
             self._failed_starts = 0
+            gang.number()
 
     def _replace(self, gang: Gang) -> None:
         """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""

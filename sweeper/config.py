@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,7 +33,10 @@ class WorkloadChoice:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device. Peaks are dense TFLOP/s by data type, of one device; what is not published is not there."""
+    """A kind of device. Peaks are dense TFLOP/s by data type, of one device; what is not published is not there.
+
+    link_gb_s: of one device to the others of its node (NVLink, Infinity Fabric), each way
+    """
 
     name: str
     kind: Literal["cpu", "gpu"] = "gpu"
@@ -42,6 +46,7 @@ class Hardware:
     dense_peak_tflops: dict[str, float] = field(default_factory=dict)
     memory_gb: float | None = None
     bandwidth_tb_s: float | None = None
+    link_gb_s: float | None = None
     power_w: float | None = None
     source: str | None = None
 
@@ -74,6 +79,7 @@ class TrialLimits:
 @dataclass(frozen=True)
 class ClusterChoice:
     address: str | None = None
+    network_gb_s: float = field(default=50.0, metadata={"min": 0.001})
     workers: int | None = field(default=None, metadata={"min": 1})
 
 
@@ -81,6 +87,15 @@ class ClusterChoice:
 class Tracking:
     experiment: str
     uri: str | None = None
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """A fixed layout, for one vendor's GPUs and one model."""
+
+    vendor: str
+    model: str
+    space: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,10 +111,14 @@ class Config:
     tracking: Tracking
     dir: str
     first: Any = None
+    strategy: list[dict[str, Any]] | None = None
     name: str | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
     seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
     progress: Literal["auto", "always", "never", "json"] = "auto"
+    plan: bool = False
+    nodes: Any = None
+    price_per_hour: float | None = field(default=None, metadata={"min": 0})
 
 
 def read(composed: DictConfig) -> Config:
@@ -201,6 +220,36 @@ def read_first(config: Config, space: spaces.Space, kind: str) -> list[spaces.Pa
     return [point for point in varying if point]
 
 
+def with_strategy(config: Config, kind: str, architecture: str | None) -> Config:
+    """With the layout that a named strategy has for this vendor's GPUs and this model, and nothing else of its kind.
+
+    Raises SaidWrongly where it has none.
+    """
+    if config.strategy is None:
+        return config
+    vendor = "amd" if (architecture or "").startswith("gfx") else "nvidia"  # on a processor: as good as any
+    model = spaces.parse(config.space, kind).constants.get("model")
+    listed = [StrategyRow(**row) for row in config.strategy]
+    row = next((row for row in listed if (row.vendor, row.model) == (vendor, model)), None)
+    if row is None:
+        known = ", ".join(sorted({row.model for row in listed if row.vendor == vendor}))
+        raise SaidWrongly(f"strategy: has nothing for model {model} on {vendor}; it has {known}")
+    alone = {"replicate": 1, "context": 1, "stages": 1, "schedule": "1f1b"}
+    return replace(config, space={**config.space, **alone, **row.space})
+
+
+def read_nodes(config: Config) -> list[int]:
+    """How many nodes a plan is projected to; none where that was not asked."""
+    listed = config.nodes
+    if isinstance(listed, str):
+        listed = spaces.parse_text("nodes", listed)
+        listed = listed.list if isinstance(listed, ChoiceSweep) else listed
+    listed = [] if listed is None else listed if isinstance(listed, list) else [listed]
+    if not all(isinstance(count, int) and count > 0 for count in listed):
+        raise SaidWrongly(f"nodes={config.nodes}: numbers of nodes, such as nodes=1,2,4,8")
+    return listed
+
+
 # ── the command line ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -224,7 +273,7 @@ def _quoted(argument: str) -> str:
 
 def _is_space(argument: str, multirun: bool) -> bool:
     """Whether this is said of the space, or of `first`, in a form that Hydra would take otherwise."""
-    if not re.match(r"(space\.\w+|first)=", argument):
+    if not re.match(r"(space\.\w+|first|nodes)=", argument):
         return False
     try:
         override = OverridesParser.create().parse_override(argument)

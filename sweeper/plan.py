@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sweeper import cluster, config, rates
+from rich.console import Console
+
+from sweeper import cluster, config, foresight, rates
 from sweeper.config import Config
+from sweeper.foresight import Foresight
 from sweeper.hardware import Target, choose
 from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.space import Space
 from workloads import registry
+
+PROMISING = 5  # so many points that a workload thinks the best of are tried first
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Plan:
     name: str
     folder: Path
     reached_tflops: dict[str, float]
+    foresight: Foresight | None
 
     @property
     def directory(self) -> Path:
@@ -47,7 +53,8 @@ class Plan:
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size
-        points = "continuous" if math.isinf(size) else f"{size:,.0f} point{'s' if size > 1 else ''}"
+        legal = "" if self.foresight is None else " worth trying"
+        points = "continuous" if math.isinf(size) else f"{size:,.0f} point{'s' if size > 1 else ''}{legal}"
         limits = [
             f"{budget.trials} trials" if budget.trials else "",
             f"{budget.time_s:g} s" if budget.time_s else "",
@@ -66,8 +73,15 @@ def plan(said: Config) -> Plan:
     target = choose(said.hardware, nodes, said.gpus if isinstance(said.gpus, int) else 1)
     gpus = said.gpus if isinstance(said.gpus, int) else _all(target)
     config.check_gpus(said, gpus)
+    said = config.with_strategy(said, target.hardware.kind, target.architecture)
     gangs = target.gangs(gpus, said.cluster.workers)
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
+    folder_of_all = Path(said.dir).expanduser().resolve()
+    reached = rates.reached_tflops(rates.read(folder_of_all), target.model)
+    machine = foresight.machine_of(target, gpus, said.cluster.network_gb_s, reached)
+    foreseen = foresight.look(said, space, machine)
+    if foreseen:
+        space = replace(space, only=tuple(seen.point for seen in foreseen.legal))
     if said.search.sampler == "grid":
         next(space.points())
     identity = {
@@ -88,12 +102,35 @@ def plan(said: Config) -> Plan:
     )
     name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
     first = config.read_first(said, space, target.hardware.kind)
-    folder = Path(said.dir).expanduser().resolve() / "sweeps" / name
-    reached = rates.reached_tflops(rates.read(folder.parent.parent), target.model)
-    return Plan(said, target, space, left_out, first, gpus, gangs, identity, name, folder, reached)
+    if foreseen:
+        first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
+    folder = folder_of_all / "sweeps" / name
+    return Plan(said, target, space, left_out, first, gpus, gangs, identity, name, folder, reached, foreseen)
 
 
 def _all(target: Target) -> int:
     if target.hardware.kind == "cpu":
         raise SaidWrongly(f"gpus=all: there are no GPUs ({target.model}); say how many processes")
     return target.devices
+
+
+def show(planned: Plan) -> int:
+    """Print what a sweep would try, and end: plan=true."""
+    console = Console()
+    console.print(f"device   {planned.said_devices()}\nsearch   {planned.said_search()}", highlight=False)
+    if planned.foresight is None:
+        if planned.config.nodes:
+            raise SaidWrongly(f"nodes: {planned.config.workload.name} foresees nothing")
+        return 0
+    width, nodes = console.width, config.read_nodes(planned.config)
+    parts = foresight.tell(planned.foresight, width)
+    if nodes:
+        parts += foresight.project(
+            planned.config, planned.space, planned.foresight, nodes, planned.config.price_per_hour, width
+        )
+    for part in parts:
+        console.print(part, highlight=False)
+    planned.folder.mkdir(parents=True, exist_ok=True)
+    (planned.folder / "plan.csv").write_text(foresight.csv(planned.foresight))
+    console.print(f"all points, with the reasons: {planned.folder / 'plan.csv'}", highlight=False, soft_wrap=True)
+    return 0

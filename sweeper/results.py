@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from sweeper import fleet, pictures, rates, table
 from sweeper.board import Board
@@ -66,10 +69,22 @@ class Results:
     def metrics(self) -> dict[str, float]:
         """The best trial's of the search, which chance has helped, and the winner's of the finals."""
         found = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
+        found |= self.foresight()
         if self.final:
             figure, name = self.final[0].figure, f"final_{self.objective}"
             found |= {name: figure.value, f"{name}_ci_low": figure.low, f"{name}_ci_high": figure.high}
         return found
+
+    def foresight(self) -> dict[str, float]:
+        """How far what was predicted of the trials was off, the median, and whether it had them in the right order
+        (Spearman's rank correlation); nothing where nothing was predicted."""
+        pairs = [(r.metrics.get(f"predicted_{self.objective}"), r.metrics[self.objective]) for r in self.best]
+        known = pd.DataFrame([pair for pair in pairs if pair[0]], columns=["predicted", "measured"])
+        if known.empty:
+            return {}
+        found = {"predicted_error": float((known.predicted / known.measured - 1).abs().median())}
+        order = known.rank().corr().to_numpy()[0, 1] if len(known) > 2 else math.nan
+        return found if math.isnan(order) else found | {"predicted_order": float(order)}
 
     def pictures(self, study: Study) -> list[Path]:
         """Drawn into the sweep's folder; none of a small search."""

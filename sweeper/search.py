@@ -8,7 +8,6 @@ dropped without a trace, and an ask to cost one line on disk instead of one for 
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 import warnings
@@ -27,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeper.outcome import Again, Ending, Record
 from sweeper.said import SaidWrongly
-from sweeper.space import Choice, Dimension, Parameters, Range, Space, Value
+from sweeper.space import Choice, Dimension, Parameters, Range, Space, Value, point_key
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # of QMC, since 2022
@@ -35,6 +34,7 @@ warnings.filterwarnings("ignore", category=ExperimentalWarning)  # of QMC, since
 # How the study on disk marks an ending. FAIL is what no sampler learns from; PRUNED is a trial that was ended
 # with knowledge, here that it cannot work.
 STATES = {Ending.COMPLETE: TrialState.COMPLETE, Ending.INFEASIBLE: TrialState.PRUNED}
+PATIENCE_AMONG_FEW = 30  # proposals of a sampler where only some points are legal
 # A constraint as Optuna stores it: above zero means violated.
 INFEASIBLE = ("constraints:feasible", 1.0)
 
@@ -79,6 +79,7 @@ class Study:
         self.records: dict[int, Record] = {}
         self.unfinished: list[Trial] = []  # asked by a driver that was killed, to be asked again first
         self._wanted: list[Parameters] = []
+        self._allowed = None if space.only is None else {point_key(point) for point in space.only}
         self._load()
         self._want_first(first)
         self._enumeration: Iterator[Parameters] | None = None
@@ -128,7 +129,10 @@ class Study:
         # QMC begins its sequence again after a resume, and has to walk past what was tried.
         patience = 10 + (len(self._seen) if self._sampler == "qmc" else 0)
         at_random = make_sampler("random", self._seed, number)
-        for sampler, proposals in ((own, patience), (at_random, 100)) if self._sampler != "grid" else ():
+        rounds = [(own, patience), (at_random, 100)]
+        if self._allowed is not None:  # few of them may be legal, and the next in order is better than any at random
+            rounds = [(own, PATIENCE_AMONG_FEW)]
+        for sampler, proposals in rounds if self._sampler != "grid" else ():
             self._memory.sampler = sampler
             for _ in range(proposals):
                 if asked := self._ask_in_memory():
@@ -144,7 +148,8 @@ class Study:
                 return None
             self._memory.enqueue_trial(point)
         asked = self._memory.ask(self.distributions)
-        if point_key(asked.params) not in self._seen:
+        key = point_key(asked.params)
+        if key not in self._seen and (self._allowed is None or key in self._allowed):
             return asked
         self._memory.tell(asked, state=TrialState.FAIL)
         return None
@@ -233,11 +238,6 @@ def _copy(trial: FrozenTrial, distributions: dict[str, BaseDistribution]) -> Fro
         value=trial.value,
         system_attrs=dict([INFEASIBLE]) if trial.state is TrialState.PRUNED else {},
     )
-
-
-def point_key(params: Any) -> str:
-    """Two points are the same if this is."""
-    return json.dumps(dict(params), sort_keys=True)
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:

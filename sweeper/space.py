@@ -14,6 +14,7 @@ and `{cpu: …, gpu: …}` where a processor needs another than a GPU.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -97,14 +98,20 @@ Dimension = Choice | Range | Interval
 
 @dataclass(frozen=True)
 class Space:
-    """What varies and what does not. A point of it is one value for each parameter."""
+    """What varies and what does not. A point of it is one value for each parameter.
+
+    only: where not all combinations are worth trying, those that are, the most promising first
+    """
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     constants: Parameters = field(default_factory=dict)
+    only: tuple[Parameters, ...] | None = None
 
     @cached_property
     def size(self) -> float:
         """How many points there are; infinite where an interval is among them."""
+        if self.only is not None:
+            return len(self.only)
         return math.prod(math.inf if isinstance(d, Interval) else len(d) for d in self.dimensions.values())
 
     def __contains__(self, point: Mapping[str, Value]) -> bool:
@@ -115,7 +122,13 @@ class Space:
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Every combination of what varies, the last parameter fastest. Raises SaidWrongly for an interval."""
+        """Every combination of what varies, the last parameter fastest, or those that are worth trying in their order.
+
+        Raises SaidWrongly for an interval.
+        """
+        if self.only is not None:
+            yield from map(dict, self.only)
+            return
         axes = []
         for name, dimension in self.dimensions.items():
             if isinstance(dimension, Interval):
@@ -127,6 +140,11 @@ class Space:
     def described(self) -> dict[str, Value]:
         """The space as text, one entry a parameter, for identity and provenance."""
         return {**self.constants, **{name: str(dimension) for name, dimension in self.dimensions.items()}}
+
+
+def point_key(params: Mapping[str, Any]) -> str:
+    """Two points are the same if this is."""
+    return json.dumps(dict(params), sort_keys=True)
 
 
 def parse(given: Mapping[str, Any], kind: str) -> Space:

@@ -86,6 +86,8 @@ class Summary:
             out.print(table.draw(heading, cells, 2 + len(self.results.final[0].trial.params), out.width))
         for line in self._failed_finals():
             out.print(line)
+        if self.results.foresight():
+            out.print(f"foresaw  {self._foresight()}")
         if self.results.gpus:
             out.print(f"GPUs     {fleet.said(self.results.gpus)}")
         for line in self._unranked():
@@ -107,6 +109,13 @@ class Summary:
         else:
             out.print(f"more     {self.command_for_more}")
         print(text.getvalue(), end="", flush=True)
+
+    def _foresight(self) -> str:
+        found = self.results.foresight()
+        words = f"what was predicted is {found['predicted_error']:.1%} off what was measured (median)"
+        if "predicted_order" in found:
+            words += f"; the two orders correlate by {found['predicted_order']:.2f}"
+        return words
 
     def _shown(self, exhausted: bool) -> Sequence[Record]:
         """The best; where every point of a small space was tried, all, those last that are not ranked."""

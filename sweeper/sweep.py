@@ -217,6 +217,8 @@ class Sweep:
                 outcome.measurements, hardware.dense_peak_tflops, self._plan.reached_tflops, hardware.bandwidth_tb_s
             )
             objective = self._config.workload.objective
+            if self._plan.foresight:
+                derived |= self._plan.foresight.figures_of(trial.params)
             unranked = next((m.unranked for m in outcome.measurements if m.unranked), "")
             if unranked:
                 derived.pop(objective, None)

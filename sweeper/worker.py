@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray
+
 from workloads.contract import Infeasible, Measurement, OutOfMemory, Rank, Scalar
 from workloads.trial import run_trial
 
@@ -44,9 +46,14 @@ class Worker:
     """The actor. Its methods run one after the other, in the order in which they were called."""
 
     def hello(self) -> dict[str, Scalar]:
-        """Where this process is, and where what it prints goes."""
+        """Where this process is, where it could be met, and where what it prints goes."""
         log = Path("/proc/self/fd/2")  # Ray has put a file there
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
         return {
+            "address": ray.util.get_node_ip_address(),
+            "port": port,
             "node": socket.gethostname(),
             "pid": os.getpid(),
             "log": str(log.readlink()) if log.is_symlink() else "",

@@ -26,11 +26,51 @@ class OutOfMemory(Infeasible):
 
 @dataclass(frozen=True)
 class Rank:
-    """Which part of a gang this process is. One process by itself is rank 0 of 1."""
+    """Which part of a gang this process is. One process by itself is rank 0 of 1.
+
+    device: as torch names it: "cpu", or "cuda" for CUDA and ROCm alike
+    ranks_per_node: of the gang, on the node that has the most of them
+    meeting: host:port where rank 0 listens for the others; the same for every trial of a gang, so `turn`, which is
+    another for each, keeps them apart
+    """
 
     rank: int = 0
     world_size: int = 1
-    device: str = "cpu"  # as torch names it: "cpu", or "cuda" for CUDA and ROCm alike
+    device: str = "cpu"
+    ranks_per_node: int = 1
+    meeting: str = ""
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known of the devices of a trial before anything runs.
+
+    memory_gib: of one device; None: not known
+    matrix_tflops: of one device, by data type: what products reached on it, else a share of the vendor's dense peak
+    link_gb_s, network_gb_s: of one device, each way, within a node and between nodes
+    """
+
+    kind: str
+    architecture: str
+    world_size: int
+    ranks_per_node: int
+    memory_gib: float | None = None
+    matrix_tflops: Mapping[str, float] = field(default_factory=dict)
+    link_gb_s: float = 25.0
+    network_gb_s: float = 25.0
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a point of a space is expected to do, on paper. why_not: it is not to be tried, and why, with the rule that
+    forbids it, which many points may break; figures: of what it would measure, under the same names, and `memory_gib`
+    of a device; said: the point in words."""
+
+    why_not: str = ""
+    rule: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +122,9 @@ class Workload(Protocol):
     `method` names how the figures are taken, with a version: figures of different methods do not compare.
     `max_world_size` is how many processes one trial may span, None for any number. `sets_ceiling` says whether its
     best rate is what other workloads on the same device are held against.
+
+    It may have `foresee(parameters, machine) -> Foreseen`, on paper and without torch: then only points that nothing
+    speaks against are tried, the most promising first.
     """
 
     Parameters: type[Any]

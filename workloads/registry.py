@@ -16,6 +16,7 @@ from workloads.contract import Workload
 BUILT_IN = {
     "matmul": "workloads.matmul:Matmul",
     "offload": "workloads.offload:Offload",
+    "parallel": "workloads.parallel:Parallel",
     "precision": "workloads.precision:Gemm",
     "precision_casts": "workloads.precision:Casts",
     "precision_linear": "workloads.precision:Linear",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,11 +13,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.llama.shapes import LlamaShape
 
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q[batch, heads, sequence, head_size] over the keys and values at and before each; these may have fewer heads."""
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
 
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + mlp(norm(x)). x is [batch, sequence, width].
 
-    Layers that read the same input are one matrix, as `LlamaShape.linear` has them.
+    Layers that read the same input are one matrix, as `LlamaShape.linear` has them. It may have a part of the heads and
+    of the MLP's width, its inputs and outputs whole: then it computes a part of what is to be added to x.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -29,6 +37,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.gate_up = nn.Linear(*shape.linear("gate_up"), bias=False)
         self.down = nn.Linear(*shape.linear("down"), bias=False)
+        self.attention: Attention = causal_attention
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope))
@@ -36,11 +45,10 @@ class Block(nn.Module):
 
     def _attend(self, qkv: Tensor, rope: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape
-        heads = qkv.view(batch, length, shape.heads + 2 * shape.kv_heads, shape.head_size).transpose(1, 2)
-        q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-        mixed = functional.scaled_dot_product_attention(
-            rotated(q, rope), rotated(k, rope), v, is_causal=True, enable_gqa=True
-        )
+        heads = qkv.view(batch, length, -1, shape.head_size).transpose(1, 2)
+        kv_heads = heads.shape[1] * shape.kv_heads // (shape.heads + 2 * shape.kv_heads)
+        q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        mixed = self.attention(rotated(q, rope), rotated(k, rope), v)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 
@@ -150,7 +158,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss: Tensor):  # type: ignore[no-untyped-def]
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), None, None
+        return d_hidden * d_loss, d_weight * d_loss, None, None  # kept: a zero-bubble pipeline asks twice
 
 
 def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

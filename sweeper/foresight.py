@@ -1,0 +1,170 @@
+"""What a workload foresees of a space on paper: which points to try, in which order, and why not the others."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pandas as pd
+from rich.table import Table
+
+from sweeper.config import Config
+from sweeper.hardware import Target
+from sweeper.said import SaidWrongly
+from sweeper.space import Interval, Parameters, Space, point_key
+from sweeper.table import draw, said
+from workloads import registry
+from workloads.contract import Foreseen, Machine
+
+MOST_POINTS = 300_000
+SHARE_OF_PEAK = 0.7  # of the vendor's dense peak, where no product was measured
+MEMORY_LEFT = 0.97  # of a device's memory, to a process
+LINEAR_BANDS = (0.85, 0.95)  # what clusters are often assumed to reach of linear scaling
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One point, and what is foreseen of it."""
+
+    point: Parameters
+    foreseen: Foreseen
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """All points of a space, those that may be tried and those that may not, the most promising first."""
+
+    objective: str
+    machine: Machine
+    legal: list[Seen]
+    left_out: list[Seen]
+
+    @cached_property
+    def _figures(self) -> dict[str, float]:
+        figures = ((point_key(seen.point), seen.foreseen.figures.get(self.objective)) for seen in self.legal)
+        return {key: figure for key, figure in figures if figure is not None}
+
+    def figures_of(self, point: Parameters) -> dict[str, float]:
+        """What should be measured there, under a metric's name."""
+        figure = self._figures.get(point_key(point))
+        return {} if figure is None else {f"predicted_{self.objective}": figure}
+
+
+def look(config: Config, space: Space, machine: Machine) -> Foresight | None:
+    """None for a workload that foresees nothing. Raises SaidWrongly where no point is worth trying."""
+    workload = registry.load(config.workload.name)
+    foresee = getattr(workload, "foresee", None)
+    if foresee is None:
+        return None
+    if intervals := [name for name, dimension in space.dimensions.items() if isinstance(dimension, Interval)]:
+        raise SaidWrongly(f"space.{intervals[0]}: every point is looked at before; give it a range or a choice")
+    if space.size > MOST_POINTS:
+        raise SaidWrongly(
+            f"space: has {space.size:,.0f} points, at most {MOST_POINTS:,} are looked at; fix some of them"
+        )
+    seen = [Seen(point, foresee(workload.Parameters(**space.constants, **point), machine)) for point in space.points()]
+    sign = -1.0 if config.workload.direction == "maximize" else 1.0
+    objective = config.workload.objective
+    seen.sort(key=lambda each: sign * each.foreseen.figures.get(objective, math.inf * sign * -1))
+    legal = [each for each in seen if not each.foreseen.why_not]
+    left_out = [each for each in seen if each.foreseen.why_not]
+    if not legal:
+        raise SaidWrongly(_why_none(left_out))
+    return Foresight(objective, machine, legal, left_out)
+
+
+def _why_none(left_out: Sequence[Seen]) -> str:
+    """Why nothing can be tried: what the nearest to it lacks, else what most lack."""
+    if len(left_out) == 1:
+        return f"{left_out[0].foreseen.said}: {left_out[0].foreseen.why_not}"
+    if needing := [seen.foreseen for seen in left_out if "memory_gib" in seen.foreseen.figures]:
+        least = min(needing, key=lambda each: each.figures["memory_gib"])
+        return f"no point of the space fits; at best ({least.said}) it {least.why_not}"
+    rules = Counter(seen.foreseen.rule for seen in left_out).most_common()
+    example = next(seen.foreseen.why_not for seen in left_out if seen.foreseen.rule == rules[0][0])
+    broken = ", ".join(f"{count:,} break “{rule}”" for rule, count in rules[:3])
+    return f"no point of the space is legal: {broken}; such as {example}"
+
+
+def machine_of(target: Target, world_size: int, network_gb_s: float, reached_tflops: dict[str, float]) -> Machine:
+    """What is known of the devices that a trial of `world_size` ranks runs on."""
+    hardware, gpu = target.hardware, target.hardware.kind == "gpu"
+    peaks = {dtype: SHARE_OF_PEAK * peak for dtype, peak in hardware.dense_peak_tflops.items()}
+    on_a_node = max(node.gpus if gpu else node.cpus for node in target.nodes)
+    known = {"link_gb_s": hardware.link_gb_s} if hardware.link_gb_s else {}
+    return Machine(
+        kind=hardware.kind,
+        architecture=target.architecture or "",
+        world_size=world_size,
+        ranks_per_node=min(world_size, on_a_node),
+        memory_gib=MEMORY_LEFT * hardware.memory_gb * 1e9 / 2**30 if gpu and hardware.memory_gb else None,
+        matrix_tflops=peaks | reached_tflops,
+        network_gb_s=network_gb_s,
+        **known,
+    )
+
+
+# ── what is said of it ──
+
+
+def tell(foresight: Foresight, width: int, shown: int = 20) -> list[str | Table]:
+    """What may be tried, and how many points may not for which reason."""
+    objective = foresight.objective
+    rows = []
+    for n, seen in enumerate(foresight.legal[:shown]):
+        figures = [said(seen.foreseen.figures.get(name, math.nan)) for name in (objective, "memory_gib")]
+        rows.append([str(n + 1), *figures, seen.foreseen.said])
+    parts: list[str | Table] = [f"{_points(len(foresight.legal))} may be tried, the most promising first:"]
+    parts.append(draw(["#", f"{objective} foreseen", "GiB", "point"], rows, 4, width))
+    if foresight.left_out:
+        broken = Counter(seen.foreseen.rule for seen in foresight.left_out)
+        examples = {seen.foreseen.rule: seen.foreseen.why_not for seen in reversed(foresight.left_out)}
+        rows = [[f"{count:,}", rule, examples[rule]] for rule, count in broken.most_common()]
+        parts.append(f"{_points(len(foresight.left_out))} left out:")
+        parts.append(draw(["points", "rule that is broken", "such as"], rows, 3, width))
+    return parts
+
+
+def csv(foresight: Foresight) -> str:
+    """Every point, with what is foreseen of it or what speaks against it."""
+    every = [*foresight.legal, *foresight.left_out]
+    rows = [
+        {**seen.point, "said": seen.foreseen.said, **seen.foreseen.figures, "why_not": seen.foreseen.why_not}
+        for seen in every
+    ]
+    return pd.DataFrame(rows).to_csv(index=False)
+
+
+def _points(count: int) -> str:
+    return f"{count:,} point{'' if count == 1 else 's'}"
+
+
+def project(
+    config: Config, space: Space, foresight: Foresight, nodes: Sequence[int], price: float | None, width: int
+) -> list[str | Table]:
+    """The most promising point on more and more nodes, with what that assumes. `price` is of a device for an hour."""
+    workload = registry.load(config.workload.name)
+    scaled = getattr(workload, "scaled", None)
+    if scaled is None:
+        raise SaidWrongly(f"nodes: {config.workload.name} does not say how it would grow")
+    best, machine, rows = foresight.legal[0], foresight.machine, []
+    parameters = workload.Parameters(**space.constants, **best.point)
+    alone = best.foreseen.figures[foresight.objective]
+    for count in nodes:
+        grown = replace(machine, world_size=machine.world_size * count)
+        there: Foreseen = workload.foresee(scaled(parameters, count), grown)  # type: ignore[attr-defined]
+        figure, devices = there.figures.get(foresight.objective, math.nan), grown.world_size
+        row = [str(count), str(devices), said(figure), said(figure / devices), f"{figure / alone / count:.1%}"]
+        row += [said(alone * count * band) for band in LINEAR_BANDS] + [said(figure * 86400 / 1e9)]
+        rows.append(row + ([said(devices * price / figure / 3600 * 1e6)] if price else []))
+    heading = ["nodes", "devices", foresight.objective, "per device", "of linear"]
+    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), "10^9 a day"] + (["cost of 10^6"] if price else [])
+    assumed = (
+        f"assumed: {best.foreseen.said} on every {machine.world_size} devices; its copies average gradients over "
+        f"{machine.network_gb_s:g} GB/s a device, {machine.link_gb_s:g} GB/s within a node; the batch grows with the "
+        "copies; nothing fails, nothing lags, and nobody else uses the network"
+    )
+    return ["", draw(heading, rows, 4, width), assumed]

@@ -1,0 +1,194 @@
+"""Laying a model out over ranks, in the one order that works.
+
+1. Which layers this rank has (pipeline): only those are ever built, on no device yet.
+2. Context: blocks are given an attention that knows its group.
+3. Tensor: every block's matrices are divided before anything wraps the block, since the plan names them.
+4. Checkpointing wraps blocks, so that what is divided is also what is computed again.
+5. Compiling sees a whole block, checkpointing included.
+6. FSDP comes last: it takes what it finds, divided or not, and gathers it just before a block runs.
+7. Memory is allocated, each rank for what it keeps, and filled from weights that do not depend on the layout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from workloads.llama.attention import fastest
+from workloads.llama.model import rope_table
+from workloads.llama.shapes import LlamaShape
+from workloads.parallel.context import ContextAttention, positions
+from workloads.parallel.layout import Layout, stage_layers
+from workloads.parallel.stage import Initial, Kept, Stage, each_parameter
+
+# A block's inputs and outputs are divided along the sequence, what is inside of it along heads and width.
+BLOCK_PLAN = {
+    "attention_norm": SequenceParallel(use_local_output=True),
+    "qkv": ColwiseParallel(input_layouts=Shard(1)),
+    "output": RowwiseParallel(output_layouts=Shard(1)),
+    "mlp_norm": SequenceParallel(use_local_output=True),
+    "gate_up": ColwiseParallel(input_layouts=Shard(1)),
+    "down": RowwiseParallel(output_layouts=Shard(1)),
+}
+ENDS_PLAN = {
+    "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+    "norm": SequenceParallel(use_local_output=True),
+    "head": ColwiseParallel(),
+}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Who talks to whom. `mesh` has the dimensions pipeline, replicate, shard (context within it) and tensor."""
+
+    mesh: DeviceMesh
+    context: dist.ProcessGroup | None
+
+    @property
+    def tensor(self) -> DeviceMesh | None:
+        return self.mesh["tensor"] if self.mesh["tensor"].size() > 1 else None
+
+    @property
+    def data(self) -> DeviceMesh | None:
+        """What gradients are averaged over."""
+        if self.mesh["replicate"].size() > 1:
+            return self.mesh["replicate", "shard"]
+        return self.mesh["shard"] if self.mesh["shard"].size() > 1 else None
+
+
+def groups_of(layout: Layout, device_type: str) -> Groups:
+    """Make them; all ranks have to come here together."""
+    sizes = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
+    context = None
+    if layout.context > 1:
+        ranks = mesh.mesh.unflatten(2, (layout.shard, layout.context)).movedim(3, -1).reshape(-1, layout.context)
+        context, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
+    return Groups(mesh, context)
+
+
+def stages_of(
+    shape: LlamaShape,
+    layout: Layout,
+    groups: Groups,
+    sequence_length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    initial: Initial,
+    *,
+    compiled: bool,
+) -> list[Stage]:
+    """This rank's stages, ready to train: stage number n is on pipeline rank n modulo the degree."""
+    rank = groups.mesh["pipeline"].get_local_rank()
+    rope = rope_table(shape, sequence_length, device)
+    if groups.context is not None:
+        rope = rope[:, positions(sequence_length, layout.context, dist.get_rank(groups.context)).to(device)]
+    each = stage_layers(shape.layers, layout.total_stages)
+    stages = []
+    for layers in each[rank :: layout.pipeline]:
+        with torch.device("meta"):
+            stage = Stage(shape, layers, rope).to(dtype)
+        stages.append(_laid_out(stage, shape, layout, groups, sequence_length, device, compiled))
+    for stage in stages:
+        stage.to_empty(device=device)
+        _fill(stage, shape, layout.tensor, initial)
+    return stages
+
+
+def _laid_out(
+    stage: Stage,
+    shape: LlamaShape,
+    layout: Layout,
+    groups: Groups,
+    sequence_length: int,
+    device: torch.device,
+    compiled: bool,
+) -> Stage:
+    rope, stage.rope = stage.rope, torch.empty(0)  # no part of what moves
+    if groups.context is not None:
+        heads = shape.heads // layout.tensor, shape.kv_heads // layout.tensor
+        dtype = next(stage.parameters()).dtype
+        kernel = fastest(*heads, shape.head_size, sequence_length // (2 * layout.context), device, dtype)
+        for block in stage.blocks.values():
+            block.attention = ContextAttention(kernel, groups.context)  # type: ignore[assignment]
+    if groups.tensor is not None:
+        ends = {name: style for name, style in ENDS_PLAN.items() if getattr(stage, name) is not None}
+        parallelize_module(stage, groups.tensor, ends)
+        for block in stage.blocks.values():
+            parallelize_module(block, groups.tensor, BLOCK_PLAN)
+    if layout.checkpointing != "none":
+        for name, block in list(stage.blocks.items()):
+            stage.blocks[name] = Kept(block, layout.checkpointing)  # type: ignore[arg-type]
+    if compiled:
+        for block in stage.blocks.values():
+            block.compile(dynamic=False)
+    if groups.data is not None:
+        for block in stage.blocks.values():
+            fully_shard(block, mesh=groups.data, reshard_after_forward=layout.reshard)
+        fully_shard(stage, mesh=groups.data, reshard_after_forward=False)
+    stage.rope = rope
+    return stage
+
+
+def _fill(stage: Stage, shape: LlamaShape, tensor: int, initial: Initial) -> None:
+    """Give every parameter this rank's part of the whole one."""
+    with torch.no_grad():
+        for name, parameter in each_parameter(stage).items():
+            if isinstance(parameter, DTensor):
+                whole = regrouped(name, initial(name, tuple(parameter.shape)), shape, tensor)
+                whole = whole.to(parameter.device, parameter.dtype)
+                parts = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                parameter.to_local().copy_(parts.to_local())
+            else:
+                parameter.copy_(initial(name, tuple(parameter.shape)))
+
+
+def regrouped(name: str, weight: Tensor, shape: LlamaShape, tensor: int, *, back: bool = False) -> Tensor:
+    """Rows of the matrices that are several in one, so that each of `tensor` equal parts has its share of every one."""
+    sizes = {
+        "qkv": [shape.heads * shape.head_size] + 2 * [shape.kv_heads * shape.head_size],
+        "gate_up": 2 * [shape.feed_forward],
+    }
+    rows = next((sizes[part] for part in sizes if f".{part}." in name), None)
+    if rows is None or tensor == 1:
+        return weight
+    pieces = [index.chunk(tensor) for index in torch.arange(len(weight)).split(rows)]
+    order = torch.cat([piece[part] for part in range(tensor) for piece in pieces])
+    return weight[torch.argsort(order)] if back else weight[order]
+
+
+def gathered_gradients(stages: list[Stage], shape: LlamaShape, tensor: int) -> dict[str, Tensor]:
+    """Whole gradients of this rank's stages, by name, as one process has them. All ranks have to come here together."""
+    found = {}
+    for stage in stages:
+        for name, parameter in each_parameter(stage).items():
+            gradient = parameter.grad
+            assert gradient is not None
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            found[name] = regrouped(name, whole, shape, tensor, back=True)
+    return found
+
+
+def sync_gradients(stages: list[Stage], last: bool) -> None:
+    """Whether the coming backward pass averages gradients over ranks, or gathers them for a later one."""
+    for stage in stages:
+        if isinstance(stage, FSDPModule):
+            stage.set_requires_gradient_sync(last)
+
+
+def numbers(stage: nn.Module) -> int:
+    """How many parameters of the model this rank keeps."""
+    return sum(math.prod(p.to_local().shape if isinstance(p, DTensor) else p.shape) for p in stage.parameters())

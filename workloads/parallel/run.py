@@ -1,0 +1,132 @@
+"""A trial of a layout: set it up, train a few steps, and say what was really laid out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from workloads import device as devices
+from workloads.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.gang import together
+from workloads.llama.flops import hardware_per_token, per_token
+from workloads.llama.model import fastest_attention
+from workloads.llama.shapes import MODELS
+from workloads.llama.text import sequences
+from workloads.parallel import ParallelParameters
+from workloads.parallel.apply import Groups, groups_of, numbers, stages_of
+from workloads.parallel.layout import why_illegal
+from workloads.parallel.stage import Kept, Stage, random_weights
+from workloads.parallel.train import Trainer
+from workloads.recipes import why_no_rate
+from workloads.telemetry import watching
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+GIB = 2**30
+
+
+def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
+    """Train in this layout, together with the other ranks. Raises Infeasible for an illegal one."""
+    device, layout = devices.of(rank), parameters.layout
+    _, why = why_illegal(layout, parameters.setting(rank.world_size, rank.ranks_per_node))
+    if why:
+        raise Infeasible(why)
+    if why := why_no_rate(parameters.dtype, devices.architecture(device)):
+        raise Infeasible(f"dtype={parameters.dtype} is {why}")
+    devices.fresh(device)
+    torch.compiler.reset()
+    try:
+        with together(rank, device), fastest_attention(device):
+            return _train(parameters, rank, device)
+    finally:
+        devices.fresh(device)
+
+
+def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> Measurement:
+    shape, layout = MODELS[parameters.model], parameters.layout
+    groups = groups_of(layout, device.type)
+    stages = stages_of(
+        *(shape, layout, groups, parameters.sequence_length, device, DTYPES[parameters.dtype]),
+        random_weights(parameters.seed, device),
+        compiled=parameters.compile,
+    )
+    trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
+    length = parameters.sequence_length
+    tokens = sequences(
+        None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
+    )
+    losses, times_s, collectives = [], [], dict[str, float]()
+    with watching(device) as watch:
+        for n in range(parameters.warmup + parameters.steps):
+            dist.barrier()
+            started = time.perf_counter()
+            if n == parameters.warmup - 1:
+                with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                    losses.append(float(trainer.step(tokens)))
+                collectives = _collectives(profiler)
+            else:
+                losses.append(float(trainer.step(tokens)))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times_s.append(time.perf_counter() - started)
+    tokens_per_step = layout.global_batch * length
+    layers = shape.layers
+    again = {
+        "none": {},
+        "selective": {"gate_up": layers},
+        "full": {"qkv": layers, "attention": layers, "output": layers, "gate_up": layers},
+    }
+    figures = watch.figures() | collectives | {"loss": losses[-1], "first_loss": losses[0]}
+    if device.type == "cuda":
+        figures["peak_device_gib"] = torch.cuda.max_memory_allocated(device) / GIB
+    share = 1 / rank.world_size  # of the step's work: ranks are given equal parts
+    return Measurement(
+        executed=_executed(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
+        step_times_s=tuple(times_s[parameters.warmup :]),
+        flops_per_step=per_token(shape, length) * tokens_per_step * share,
+        hardware_flops_per_step=hardware_per_token(shape, length, again[layout.checkpointing])  # type: ignore[arg-type]
+        * tokens_per_step
+        * share,
+        tokens_per_step=0 if rank.rank else tokens_per_step,  # all ranks' together
+        matrix_dtype=parameters.dtype,
+        figures=figures,
+        facts=devices.facts(device)
+        | watch.facts()
+        | {"layout": str(layout), "parameters_kept": sum(map(numbers, stages))},
+    )
+
+
+def _collectives(profiler: profile) -> dict[str, float]:
+    """How many collectives this rank takes part in, in a step, by their kind."""
+    counts = Counter[str]()
+    for event in profiler.key_averages():
+        if event.key.startswith("c10d::"):
+            counts[event.key.removeprefix("c10d::").strip("_")] += event.count
+    return {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
+
+
+def _executed(
+    parameters: ParallelParameters, groups: Groups, stages: list[Stage], length: int, steps: int
+) -> dict[str, Scalar]:
+    """The parameters read back from what was laid out."""
+    mesh, context = groups.mesh, dist.get_world_size(groups.context) if groups.context is not None else 1
+    wrapped = {type(block) for stage in stages for block in stage.blocks.values()}
+    blocks = [block for stage in stages for block in stage.blocks.values()]
+    kept = next((block for block in blocks if isinstance(block, Kept)), None)
+    found: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    return found | {
+        "replicate": mesh["replicate"].size(),
+        "shard": mesh["shard"].size() // context,
+        "tensor": mesh["tensor"].size(),
+        "context": context,
+        "pipeline": mesh["pipeline"].size(),
+        "stages": len(stages),
+        "checkpointing": "none" if kept is None else "selective" if kept.selective else "full",
+        "dtype": next(name for name, dtype in DTYPES.items() if dtype == next(stages[0].parameters()).dtype),
+        "sequence_length": length,
+        "steps": steps - parameters.warmup,
+        "compile": parameters.compile if len(wrapped) == 1 else False,
+    }

@@ -1,0 +1,96 @@
+"""A pipeline stage of a Llama, or the whole of it: the model that every layout lays out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from workloads.llama.model import Block
+from workloads.llama.shapes import LlamaShape
+from workloads.parallel.layout import Checkpointing
+
+# What selective checkpointing keeps: what attention made, and every product but the widest, which is computed again.
+KEPT = {
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.linear.default}
+
+
+class Kept(nn.Module):
+    """A block whose activations are computed again in the backward pass, all of them or some."""
+
+    def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
+        super().__init__()
+        self.block, self.selective = block, checkpointing == "selective"
+        self._widest = block.gate_up.out_features
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        if not self.selective:
+            return checkpoint(self.block, x, rope, use_reentrant=False)
+        contexts = partial(create_selective_checkpoint_contexts, self._policy)
+        return checkpoint(self.block, x, rope, use_reentrant=False, context_fn=contexts)
+
+    def _policy(self, _: object, function: object, *args: object, **__: object) -> CheckpointPolicy:
+        sizes = {size for arg in args if isinstance(arg, Tensor) for size in arg.shape}
+        keep = function in KEPT or (function in PRODUCTS and self._widest not in sizes)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Stage(nn.Module):
+    """Layers of a Llama, with the embedding in front of the first and the last norm behind the last.
+
+    forward takes tokens [batch, length] or what the stage before gives [batch, length, width], and gives that or, of
+    the last stage, the normed result, which with `head` and the targets makes the loss.
+    """
+
+    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor) -> None:
+        super().__init__()
+        self.shape, self.rope = shape, rope
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width) if layers.start == 0 else None
+        self.blocks = nn.ModuleDict({str(n): Block(shape) for n in layers})
+        last = layers.stop == shape.layers
+        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps) if last else None
+        self.head = nn.Linear(*shape.linear("head"), bias=False) if last and not shape.tied else None
+
+    @property
+    def head_weight(self) -> Tensor:
+        """Of the last stage."""
+        return (self.head or self.embedding).weight  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x, self.rope)
+        return self.norm(x) if self.norm is not None else x
+
+
+def each_parameter(stage: Stage) -> dict[str, nn.Parameter]:
+    """By the names that they have in `workloads.llama.model.Llama`, whatever wraps the blocks."""
+    return {
+        name.replace("._orig_mod", "").replace(".block.", "."): parameter
+        for name, parameter in stage.named_parameters()
+    }
+
+
+Initial = Callable[[str, tuple[int, ...]], Tensor]
+
+
+def random_weights(seed: int, device: torch.device) -> Initial:
+    """The same weights of a name whatever the layout: normal with a deviation of 0.02, norms of one, biases of zero."""
+    generator = torch.Generator(device)
+
+    def weights(name: str, size: tuple[int, ...]) -> Tensor:
+        if len(size) == 1:
+            return torch.full(size, 0.0 if name.endswith("bias") else 1.0, device=device)
+        own = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
+        return torch.empty(size, device=device).normal_(std=0.02, generator=generator.manual_seed(own ^ seed))
+
+    return weights
