@@ -49,8 +49,9 @@ def test_a_shell_completes_groups_choices_and_keys(installed: dict[str, str], tm
     """
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=installed, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        "workload=llama1b workload=llama8b workload=llama_tiny workload=matmul workload=precision "
-        "workload=precision_casts workload=precision_linear workload=precision_training workload=probe",
+        "workload=llama1b workload=llama8b workload=llama_tiny workload=matmul workload=parallel "
+        "workload=precision workload=precision_casts workload=precision_linear workload=precision_training "
+        "workload=probe",
         "hardware=mi300x hardware=mi325x hardware=mi355x",
         "budget.time_s= budget.trials=",
     ]

@@ -136,7 +136,7 @@ def test_a_plan_shows_what_would_be_tried_what_not_and_how_it_would_grow(place: 
     ("words", "wanted"),
     [
         (["gpus=2", "space.tensor=2", "space.shard=2"], "“the degrees multiply to the number of ranks”"),
-        (["gpus=2", "space.micro_batch=3"], "micro-batch 3"),
+        ([*(f"space.{name}=1" for name in DEGREES), "space.micro_batch=3"], "no multiple of micro-batch 3"),
         (["gpus=2", "strategy=balanced", "model=llama70b"], "it has llama3_8b, qwen2_5_7b"),
         (["gpus=2", "plan=true", "nodes=2,x"], "nodes=2,x: numbers of nodes"),
         (["gpus=2", "space.learning_rate=interval(0.1,0.2)"], "every point is looked at before"),

@@ -290,7 +290,14 @@ def test_progress_for_programs(place: Place) -> None:
 def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:
     done = place.run("--help")
     assert done.code == 0
-    for words in ("matmul, precision", "llama3_8b", "cmaes, gp, grid, qmc, random, tpe", "mi300x", "budget:"):
+    for words in (
+        "matmul, parallel, precision",
+        "llama3_8b",
+        "strategy: balanced",
+        "cmaes, gp, grid, qmc, random, tpe",
+        "mi300x",
+        "budget:",
+    ):
         assert words in done.out
     assert done.out.count("python -m sweeper ") >= 4
 
