@@ -183,6 +183,11 @@ class Gang:
         address = "127.0.0.1" if self.ranks_per_node == len(self.workers) else self.where[0]["address"]
         return f"{address}:{self.where[0]['port']}"
 
+    @property
+    def said_place(self) -> dict[str, Scalar]:
+        """Rank 0's, for the books: what it was met by is nobody's business."""
+        return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
+
     def number(self) -> None:
         """Ranks by node and GPU, so that neighbours in number are neighbours in place."""
         places = zip(ray.get(self.greetings), self.workers, strict=True)
@@ -344,7 +349,7 @@ class Pool:
                 min(reply.started_at_s for reply in job.replies),
                 max(reply.ended_at_s for reply in job.replies),
                 measurements=tuple(reply.measurement for reply in job.replies if reply.measurement),
-                where=gang.where[0],
+                where=gang.said_place,
                 sound=True,
             )
         if time.monotonic() - job.since_s > self._timeout_s:
@@ -354,7 +359,7 @@ class Pool:
     def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
         now = time.time()
         started = now - (time.monotonic() - job.since_s)
-        return Outcome(ending, started, now, reason, detail or _tail(gang.where[0].get("log")), where=gang.where[0])
+        return Outcome(ending, started, now, reason, detail or _tail(gang.where[0].get("log")), where=gang.said_place)
 
     def _next_deadline_s(self) -> float:
         return min((g.jobs[0].since_s + self._timeout_s for g in self.gangs if g.ready and g.jobs), default=math.inf)

@@ -1,7 +1,17 @@
 """Read results.
 
+    python -m sweeper.report [--dir DIR] [--store URI] [--experiment NAME] [--sweep NAME] [--price-per-hour P]
+                             [--format html|markdown|csv|json] [--out FILE]
+    python -m sweeper.report --compare A B
+    python -m sweeper.report --baseline A [--sweep B] [--threshold 0.02]
     python -m sweeper.report leaderboard [--dir DIR] [--type bf16] [--json] [--send URL]
 
+Without a verb: what ran where, the best of each device at each kind of work, and pictures, from the MLflow store in
+DIR or the one at URI. HTML goes to report.html, one file that opens offline; the other formats to standard output.
+
+--compare     two sweeps, where they did the same work: which is faster, with both intervals, or that none is
+--baseline    the same of an earlier sweep and the last one (or --sweep); exit code 1 where it is slower by more than
+              the threshold and outside both intervals
 leaderboard   the highest matrix rates measured here (workload=matmul keeps them in DIR/rates.json) beside those that
               others have published; rates with different statistics do not compare
   --json      what --send would send, and nothing else
@@ -21,27 +31,67 @@ from sweeper.report import leaderboard
 from sweeper.said import SaidWrongly, nearest
 from sweeper.summary import shown_width
 
+FORMATS = ("html", "markdown", "csv", "json")
+
 
 def main() -> None:
-    """The command line. Exit code 2 for what is said wrongly."""
+    """The command line. Exit code 2 for what is said wrongly, 1 for a regression."""
     parser = argparse.ArgumentParser("python -m sweeper.report", usage=__doc__, add_help=False)
     parser.add_argument("verb", nargs="?")
     parser.add_argument("--dir", default=".")
-    parser.add_argument("--type")
+    for name in ("--type", "--send", "--store", "--experiment", "--sweep", "--baseline", "--out"):
+        parser.add_argument(name)
+    parser.add_argument("--compare", nargs=2)
+    parser.add_argument("--format", default="html")
+    parser.add_argument("--threshold", type=float, default=0.02)
+    parser.add_argument("--price-per-hour", type=float)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--send")
     parser.add_argument("-h", "--help", action="store_true")
     said = parser.parse_args()
-    if said.help or said.verb is None:
+    if said.help:
         print(__doc__)
         return
     try:
-        if said.verb != "leaderboard":
+        if said.verb == "leaderboard":
+            show_leaderboard(Path(said.dir), said.type, said.json, said.send)
+            return
+        if said.verb is not None:
             raise SaidWrongly(f"{said.verb}: there is no such report; {nearest(said.verb, ['leaderboard'])}")
-        show_leaderboard(Path(said.dir), said.type, said.json, said.send)
+        sys.exit(show_report(said))
     except SaidWrongly as error:
         print(f"sweeper.report: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def show_report(said: argparse.Namespace) -> int:
+    """Write the report, or compare; the exit code."""
+    if said.format not in FORMATS:
+        raise SaidWrongly(f"--format {said.format}: {nearest(said.format, FORMATS)}")
+    from sweeper.report import compare, store, summary  # MLflow takes seconds to import: not for a wrong word
+
+    uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
+    if said.compare or said.baseline:
+        stored = store.read(uri, said.experiment)
+        one, other = said.compare or (said.baseline, said.sweep or compare.last(stored, said.baseline))
+        lines, worse = compare.sweeps(stored, one, other, said.threshold)
+        print("\n".join(lines))
+        return int(bool(said.baseline) and worse)
+    stored = store.read(uri, said.experiment, said.sweep)
+    tables = summary.tables(stored, said.price_per_hour)
+    if said.format == "html":
+        from sweeper.report import figures, page
+
+        path = Path(said.out or "report.html")
+        path.write_text(page.page("sweeper: results", tables, list(figures.figures(stored))))
+        print(path)
+        return 0
+    text = {"markdown": summary.markdown, "csv": summary.csv, "json": summary.json_of}[said.format](tables)
+    if said.out:
+        Path(said.out).write_text(text + "\n")
+        print(said.out)
+    else:
+        print(text)
+    return 0
 
 
 def show_leaderboard(folder: Path, dtype: str | None, as_json: bool, send_to: str | None) -> None:

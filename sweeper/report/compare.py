@@ -1,0 +1,46 @@
+"""Two sweeps beside each other, fairly or not at all."""
+
+from __future__ import annotations
+
+from sweeper.report.peaks import Peak, compared, differences, peaks
+from sweeper.report.store import Stored
+from sweeper.said import SaidWrongly, nearest
+
+
+def last(stored: Stored, besides: str) -> str:
+    """The sweep that began last, of all others."""
+    others = stored.sweeps[stored.sweeps["run"] != besides].sort_values("start")
+    if not len(others):
+        raise SaidWrongly(f"--baseline {besides}: there is no other sweep to hold against it")
+    return str(others["run"].iloc[-1])
+
+
+def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list[str], bool]:
+    """What may be said of two sweeps, a line for each kind of work; and whether `other` is slower anywhere, by more
+    than the threshold and beyond both intervals. Raises SaidWrongly for a name that is none."""
+    names = set(stored.sweeps["run"])
+    for name in (one, other):
+        if name not in names:
+            raise SaidWrongly(f"{name}: there is no such sweep; {nearest(name, names)}")
+    mine, theirs = (peaks(stored.trials[stored.trials["tag.sweep"] == name]) for name in (one, other))
+    lines, worse = [], False
+    for peak in mine:
+        same = [each for each in theirs if each.work == peak.work and each.speed == peak.speed]
+        if not same:
+            against = min(theirs, key=lambda each: len(differences(peak.work, each.work)), default=None)
+            why = "; ".join(differences(peak.work, against.work)) if against else "it has no complete trial"
+            lines.append(f"{_said(peak)}: {other} has nothing to compare with ({why})")
+        for each in same:
+            a, b = (f"{name} on {_device(p)}" for name, p in ((one, peak), (other, each)))
+            before, now = peak.figure.over(peak.devices), each.figure.over(each.devices)
+            lines.append(f"{_said(peak)}: {compared(before, now, a, b)}")
+            worse |= now.value < (1 - threshold) * before.value and now.below(before)
+    return lines or [f"{one} has no complete trial"], worse
+
+
+def _device(peak: Peak) -> str:
+    return f"{peak.devices} x {peak.device}, each" if peak.devices > 1 else peak.device
+
+
+def _said(peak: Peak) -> str:
+    return " ".join([*peak.work.values(), peak.speed])

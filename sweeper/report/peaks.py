@@ -1,0 +1,134 @@
+"""The best that each device has reached at each kind of work; what does not compare is never in one row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+# What a figure is of. Figures that differ in any of these are of different work, and are neither ranked nor divided.
+WORK = {
+    "workload": "workload",
+    "model": "param.model",
+    "sequence length": "param.sequence_length",
+    "type": "tag.dtype",
+    "statistic": "param.statistic",
+    "cache": "param.cache",
+}
+# By which figure work is judged, the first of these that it has.
+SPEEDS = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "score": "score"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value with its interval, where there is one."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether it has an interval."""
+        return not (math.isnan(self.low) or math.isnan(self.high))
+
+    def over(self, count: int) -> Figure:
+        """Of one of so many."""
+        return Figure(self.value / count, self.low / count, self.high / count)
+
+    def below(self, other: Figure) -> bool:
+        """Whether it is lower beyond what either interval allows; without intervals, lower at all."""
+        return self.high < other.low if self.known and other.known else self.value < other.value
+
+    def __str__(self) -> str:
+        def short(x: float) -> str:
+            return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+        return short(self.value) + (f" ({short(self.low)} to {short(self.high)})" if self.known else "")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best trial of one device at one kind of work. `of` counts the trials that were compared for it."""
+
+    work: dict[str, str]
+    device: str
+    devices: int
+    speed: str
+    figure: Figure
+    trial: pd.Series
+    of: int
+
+    def metric(self, name: str) -> float:
+        return float(self.trial.get(f"metric.{name}", math.nan))
+
+
+def speed_of(trials: pd.DataFrame) -> str | None:
+    """The name of the metric that these trials are judged by."""
+    return next(
+        (name for name in SPEEDS if f"metric.{name}" in trials and trials[f"metric.{name}"].notna().any()), None
+    )
+
+
+def complete(trials: pd.DataFrame) -> pd.DataFrame:
+    """Those with a figure that may be ranked."""
+    return trials[trials["tag.outcome"] == "complete"] if len(trials) else trials
+
+
+def work_of(row: Any) -> dict[str, str]:
+    """What the trial's figure is of, by name; what is not said of it is not there."""
+    found = {name: row.get(column) for name, column in WORK.items()}
+    return {name: str(value) for name, value in found.items() if isinstance(value, str) and value}
+
+
+def figure_of(row: Any, speed: str) -> Figure:
+    values = (row.get(f"metric.{speed}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
+    return Figure(*(float(value) for value in values))
+
+
+def peaks(trials: pd.DataFrame) -> list[Peak]:
+    """One for each device, number of devices and kind of work; the fastest first within each kind."""
+    rows = complete(trials)
+    if not len(rows):
+        return []
+    kinds: dict[tuple[Any, str, int], list[int]] = {}
+    for n, row in enumerate(rows.to_dict("records")):
+        device, count = row.get("tag.device"), row.get("param.sweep.gpus")
+        key = tuple(work_of(row).items())
+        place = str(device) if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
+        kinds.setdefault((key, *place), []).append(n)
+    found = []
+    for (key, device, count), places in kinds.items():
+        group = rows.iloc[places]
+        speed = speed_of(group)
+        if speed is None:
+            continue
+        ranked = group[group[f"metric.{speed}"].notna()]
+        best = ranked.iloc[int(ranked[f"metric.{speed}"].to_numpy().argmax())]
+        found.append(Peak(dict(key), device, count, speed, figure_of(best, speed), best, len(ranked)))
+    return sorted(found, key=lambda peak: (sorted(peak.work.items()), peak.speed, -peak.figure.value))
+
+
+def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    """In what two kinds of work differ, in words."""
+    names = [name for name in WORK if one.get(name) != other.get(name)]
+    return [f"{name} {one.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
+
+
+def compared(one: Figure, other: Figure, name: str, other_name: str) -> str:
+    """What may be said of two figures of the same work: a ratio, with both intervals, or that they do not differ."""
+    if not (one.known and other.known):
+        return f"{name} {one}, {other_name} {other}: without an interval each, no more can be said"
+    if one.low <= other.high and other.low <= one.high:
+        return f"no difference: {name} {one}, {other_name} {other} overlap"
+    faster, slower = (one, other) if one.value > other.value else (other, one)
+    who, whom = (name, other_name) if faster is one else (other_name, name)
+    return f"{who} is {faster.value / slower.value:.2f} times as fast as {whom}: {faster} against {slower}"
+
+
+def varying(trials: pd.DataFrame) -> list[str]:
+    """The parameters that are not the same for all, by their names."""
+    columns = [c for c in map(str, trials.columns) if c.startswith("param.") and not c.startswith("param.sweep.")]
+    return [column.removeprefix("param.") for column in columns if trials[column].nunique(dropna=False) > 1]

@@ -1,0 +1,80 @@
+"""What an MLflow store holds of sweeps, as tables: one row a sweep, one row a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from sweeper.provenance import mask
+from sweeper.said import SaidWrongly, nearest
+
+PAGE = 5000
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Sweeps and trials. Columns are plain names for what every run has, `param.…`, `metric.…` and `tag.…` for the
+    rest; a trial has its sweep's constants among its parameters."""
+
+    sweeps: pd.DataFrame
+    trials: pd.DataFrame
+
+
+def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
+    """Everything, or one experiment's, or one sweep's. Raises SaidWrongly where there is nothing of that kind."""
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise SaidWrongly(f"{uri}: there is no such store; `python -m sweeper` makes one, --store names another")
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        found = {each.name: each.experiment_id for each in client.search_experiments()}
+        if experiment is not None and experiment not in found:
+            raise SaidWrongly(f"--experiment {experiment}: {nearest(experiment, found)}")
+        ids = [found[experiment]] if experiment else list(found.values())
+        parents = list(_runs(client, ids, "tags.`sweeper.kind` = 'sweep'"))
+        names = {run.info.run_name for run in parents}
+        if sweep is not None and sweep not in names:
+            raise SaidWrongly(f"--sweep {sweep}: {nearest(sweep, names) if names else 'the store has no sweep'}")
+        if not parents:
+            raise SaidWrongly(f"{mask(uri)}: the store has no sweep yet")
+        parents = [run for run in parents if sweep in (None, run.info.run_name)]
+        only = f" and tags.`sweep` = '{sweep}'" if sweep else ""
+        children = list(_runs(client, ids, f"tags.`sweeper.kind` = 'trial'{only}"))
+    except MlflowException as error:
+        raise SaidWrongly(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
+    sweeps = pd.DataFrame([_row(run) for run in parents])
+    shared: dict[str, dict[str, Any]] = {}
+    for run in parents:
+        constants = {f"param.{name}": value for name, value in run.data.params.items()}
+        shared[run.data.tags["sweeper.study"]] = {**constants, "workload": run.data.tags.get("workload", "")}
+    rows = [{**shared[study], **_row(run)} for run in children if (study := run.data.tags["sweeper.study"]) in shared]
+    return Stored(sweeps, pd.DataFrame(rows))
+
+
+def _runs(client: MlflowClient, experiments: list[str], where: str) -> Iterator[Any]:
+    token = None
+    while True:
+        page = client.search_runs(experiments, where, max_results=PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _row(run: Any) -> dict[str, Any]:
+    info, data = run.info, run.data
+    return {
+        "run": info.run_name,
+        "run_id": info.run_id,
+        "status": info.status,
+        "start": pd.Timestamp(info.start_time, unit="ms", tz="UTC"),
+        "end": pd.Timestamp(info.end_time, unit="ms", tz="UTC") if info.end_time else pd.NaT,
+        **{f"param.{name}": value for name, value in data.params.items() if value is not None},
+        **{f"metric.{name}": value for name, value in data.metrics.items()},
+        **{f"tag.{name}": value for name, value in data.tags.items() if not name.startswith("mlflow.")},
+    }

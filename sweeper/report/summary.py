@@ -1,0 +1,119 @@
+"""The report's tables, as headings and cells, whatever they are shown in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sweeper.report.peaks import SPEEDS, WORK, Peak, peaks, varying
+from sweeper.report.store import Stored
+from sweeper.table import markdown_of
+
+MEMORY = ("peak_device_gib", "peak_memory_gib")
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    heading: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
+    return [sweeps_table(stored), peak_table(peaks(stored.trials), stored.trials, price_per_hour)]
+
+
+def sweeps_table(stored: Stored) -> Table:
+    """What ran where, and how it ended."""
+    rows = []
+    for sweep in stored.sweeps.sort_values("start").to_dict("records"):
+        trials = stored.trials
+        own = trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
+        outcomes = own["tag.outcome"].value_counts() if len(own) else pd.Series(dtype=int)
+        tainted = int((own["tag.tainted"] == "yes").sum()) if "tag.tainted" in own else 0
+        counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+        versions = " ".join(
+            f"{name} {sweep[f'tag.version.{name}']}"
+            for name in ("torch", "ray")
+            if pd.notna(sweep.get(f"tag.version.{name}"))
+        )
+        rows.append(
+            [
+                sweep["run"],
+                _text(sweep.get("tag.workload")),
+                _text(sweep.get("tag.device")),
+                f"{sweep['start']:%Y-%m-%d %H:%M} UTC",
+                sweep["status"].lower(),
+                counts + (f", {tainted} tainted" if tainted else ""),
+                versions,
+            ]
+        )
+    return Table("What ran where", ["sweep", "workload", "device", "began", "state", "trials", "versions"], rows)
+
+
+def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: float | None) -> Table:
+    """The best of each device at each kind of work. Rows of different work stand apart and are not compared."""
+    kinds = [name for name in WORK if any(name in peak.work for peak in found)]
+    shares = {"mfu": "MFU", "hfu": "HFU", "mamf_utilization": "of reached"}
+    shown = [name for name in shares if any(not math.isnan(peak.metric(name)) for peak in found)]
+    heading = [*kinds, "device", "speed", "95%", "per device"]
+    heading += [f"{shares[name]} %" for name in shown] + ["GiB", "repeats", "of trials"]
+    tokens = any(peak.speed == "tokens_per_s" for peak in found)
+    heading += ["10^9 tokens a day"] * tokens + ["cost of 10^6 tokens"] * (tokens and price_per_hour is not None)
+    heading += ["as executed"]
+    rows = []
+    for peak in found:
+        figure, count = peak.figure, peak.devices
+        interval = f"{_short(figure.low)} to {_short(figure.high)}" if figure.known else ""
+        cells = [peak.work.get(name, "") for name in kinds]
+        cells += [
+            f"{count} x {peak.device}" if count > 1 else peak.device,
+            f"{_short(figure.value)} {SPEEDS[peak.speed]}",
+        ]
+        cells += [interval, _short(figure.value / count) if count > 1 else ""]
+        cells += ["" if math.isnan(peak.metric(name)) else f"{100 * peak.metric(name):.1f}" for name in shown]
+        memory = next(
+            (v for n in ("peak_device_gib", "peak_memory_gib") if not math.isnan(v := peak.metric(n))), math.nan
+        )
+        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _short(peak.metric("steps")), str(peak.of)]
+        if tokens:
+            of_tokens = peak.speed == "tokens_per_s"
+            cells.append(f"{figure.value * 86400 / 1e9:.3g}" if of_tokens else "")
+            if price_per_hour is not None:
+                cells.append(f"{count * price_per_hour / figure.value / 3600 * 1e6:.3g}" if of_tokens else "")
+        of_sweep = trials[trials["tag.sweeper.study"] == peak.trial["tag.sweeper.study"]]
+        own = {name: peak.trial.get(f"param.{name}") for name in varying(of_sweep)}
+        cells.append(" ".join(f"{name}={value}" for name, value in own.items()))
+        rows.append(cells)
+    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
+    note = f"Rows that differ in {', '.join(WORK)} are of different work, and are not ranked together."
+    return Table("Peaks", [heading[n] for n in filled], [[row[n] for n in filled] for row in rows], note)
+
+
+def _short(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    parts = [["## " + each.title, markdown_of(each.heading, each.rows), each.note] for each in tables]
+    return "\n\n".join(text for part in parts for text in part if text)
+
+
+def csv(tables: Sequence[Table]) -> str:
+    """The peaks alone: one table is one file."""
+    peak = tables[-1]
+    return pd.DataFrame(peak.rows, columns=peak.heading).to_csv(index=False).rstrip()
+
+
+def json_of(tables: Sequence[Table]) -> str:
+    plain = {t.title: [dict(zip(t.heading, row, strict=True)) for row in t.rows] for t in tables}
+    return json.dumps(plain, indent=1, ensure_ascii=False)
