@@ -1,0 +1,63 @@
+"""Import other tools' results.
+
+    python -m sweeper.ingest PATH… [--dir DIR] [--store URI] [--experiment imported] [--check]
+
+Understood are benchmarks of tprimat (JSON, both generations) and results of ml_dataflow (CSV of 19 or 21 columns).
+Each file becomes a run with the file attached, and each of its results a run below it, in an experiment of their own.
+Figures are computed again from tokens and times; the tool's own stand beside them as claimed_…, and what does not fit
+together is said. Importing a file again changes nothing. --check reads and says, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sweeper.ingest import formats
+from sweeper.ingest.derive import disagreements, figures
+from sweeper.said import SaidWrongly
+
+
+def main() -> None:
+    """The command line. Exit code 2 for a file that cannot be imported; those before it are."""
+    parser = argparse.ArgumentParser("python -m sweeper.ingest", usage=__doc__, add_help=False)
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--dir", default=".")
+    parser.add_argument("--store")
+    parser.add_argument("--experiment", default="imported")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("-h", "--help", action="store_true")
+    said = parser.parse_args()
+    if said.help or not said.paths:
+        print(__doc__)
+        return
+    uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
+    try:
+        for path in said.paths:
+            print(take(path, None if said.check else uri, said.experiment))
+    except SaidWrongly as error:
+        print(f"sweeper.ingest: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def take(path: Path, uri: str | None, experiment: str) -> str:
+    """Read a whole file before any of it is written; what was found in it, in words."""
+    kind = formats.recognise(path)
+    results = list(kind.read(path))
+    if not results:
+        raise SaidWrongly(f"{path}: has no result")
+    words = [f"{path}: {kind.name}, {len(results)} result{'s' if len(results) > 1 else ''}"]
+    failed = sum(not each.feasible for each in results)
+    words += [f"{failed} of them did not work"] if failed else []
+    odd = [words for each in results for words in (*each.contradictions, *disagreements(each, figures(each)))]
+    words += [f"{len(odd)} contradictions, such as: {odd[0]}"] if odd else []
+    if uri is not None:
+        from sweeper.ingest import write  # MLflow takes seconds to import
+
+        words.append(write.write(uri, experiment, path, kind.name, results))
+    return "; ".join(words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The files that are understood, and what each one says. What a file does not say stays unknown."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sweeper.said import SaidWrongly
+
+MOST_JSON_BYTES = 64 * 2**20
+MOST_LINE = 4096
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One result. `claims` are the tool's own figures by this project's names; `step_times_s` and `tokens_per_step` are
+    what they are computed again from.
+
+    contradictions: what in the file does not fit together, in words
+    """
+
+    name: str
+    params: dict[str, Any]
+    step_times_s: tuple[float, ...] = ()
+    tokens_per_step: int = 0
+    devices: int | None = None
+    device: str = ""
+    feasible: bool = True
+    claims: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    contradictions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Format:
+    """recognises: whether the first bytes of a file look like it; read: its results, one at a time."""
+
+    name: str
+    recognises: Callable[[Path, str], bool]
+    read: Callable[[Path], Iterator[Imported]]
+
+
+def recognise(path: Path) -> Format:
+    """Raises SaidWrongly for a file that is none of these, is empty, or is no text."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(8192)
+    except OSError as error:
+        raise SaidWrongly(f"{path}: {error.strerror}") from error
+    if not head.strip():
+        raise SaidWrongly(f"{path}: is empty")
+    try:
+        text = head.decode(errors="strict" if len(head) < 8192 else "ignore")
+    except UnicodeDecodeError as error:
+        raise SaidWrongly(f"{path}: is no text (byte {error.start})") from error
+    if "\0" in text:
+        raise SaidWrongly(f"{path}: is no text (a zero byte)")
+    for each in FORMATS:
+        if each.recognises(path, text):
+            return each
+    known = "; ".join(each.name for each in FORMATS)
+    raise SaidWrongly(f"{path}: is of no format that is understood ({known})")
+
+
+# ── tprimat ──
+
+
+def _is_tprimat(_: Path, head: str) -> bool:
+    return (
+        head.lstrip().startswith("{") and '"platform"' in head and ('"gpu_info"' in head or '"training_config"' in head)
+    )
+
+
+def _read_tprimat(path: Path) -> Iterator[Imported]:
+    """A benchmark of tprimat, in either generation of its schema: the older has `raw_step_times`."""
+    if path.stat().st_size > MOST_JSON_BYTES:
+        raise SaidWrongly(f"{path}: {path.stat().st_size / 2**20:.0f} MiB, a benchmark of tprimat has less than 64")
+    try:
+        plain = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise SaidWrongly(f"{path}: is cut off, or no JSON ({error})") from error
+    gpu, training, performance = (
+        _mapping(plain, key) for key in ("gpu_info", "training_config", "performance_metrics")
+    )
+    layout = _mapping(plain, "parallelism_config")
+    times = plain.get("step_times", plain.get("raw_step_times"))
+    if not isinstance(times, list) or not times or not all(_time(each) for each in times):
+        raise SaidWrongly(f"{path}: has no list of step times above zero")
+    batch, length = _whole(training, "global_batch_size"), _whole(training, "sequence_length")
+    params = {
+        "sequence_length": length,
+        "global_batch": batch,
+        "micro_batch": _whole(training, "micro_batch_size"),
+        "tensor": _whole(layout, "tensor_model_parallel_size"),
+        "pipeline": _whole(layout, "pipeline_model_parallel_size"),
+        "data": _whole(layout, "data_parallel_size"),
+    }
+    claims = {
+        "tokens_per_s": _time(performance.get("tokens_per_second")),
+        "tokens_per_s_per_gpu": _time(performance.get("tokens_per_second_per_gpu")),
+        "step_time_ms": 1e3 * (_time(performance.get("avg_step_time_seconds")) or 0.0),
+    }
+    yield Imported(
+        name=path.stem,
+        params={name: value for name, value in params.items() if value is not None},
+        step_times_s=tuple(map(float, times)),
+        tokens_per_step=(batch or 0) * (length or 0),
+        devices=_whole(training, "num_gpus"),
+        device=str(gpu.get("device_name", "")),
+        claims={name: value for name, value in claims.items() if value},
+        facts={
+            "torch": gpu.get("pytorch_version", ""),
+            "software": gpu.get("software_stack", ""),
+            "timestamp": plain.get("timestamp", ""),
+        },
+        contradictions=tuple(_tprimat_contradictions(training, layout, performance, len(times))),
+    )
+
+
+def _tprimat_contradictions(
+    training: dict[str, Any], layout: dict[str, Any], performance: dict[str, Any], steps: int
+) -> Iterator[str]:
+    named = {training.get("parallel_strategy"), layout.get("strategy_name")} - {None}
+    if len(named) > 1:
+        yield f"the strategy is called {' and '.join(sorted(map(str, named)))}"
+    if (claimed := _whole(performance, "total_steps")) is not None and claimed != steps:
+        yield f"{claimed} steps are claimed, {steps} times are there"
+    degrees = [_whole(layout, f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "data")]
+    if (gpus := _whole(training, "num_gpus")) and all(degrees) and math.prod(d or 1 for d in degrees) != gpus:
+        yield f"degrees {' x '.join(map(str, degrees))} do not make {gpus} GPUs"
+    batch, length = _whole(training, "global_batch_size"), _whole(training, "sequence_length")
+    average, rate = (
+        _time(performance.get(f"{name}_second{s}")) for name, s in (("avg_step_time", "s"), ("tokens_per", ""))
+    )
+    if batch and length and average and rate:
+        computed = batch * length / average
+        if abs(computed / rate - 1) > 0.02:
+            yield (
+                f"{rate:,.0f} tokens/s are claimed; {batch} x {length} tokens in {average:g} s are {computed:,.0f}, "
+                f"unless a sequence has {rate * average / batch:,.0f} tokens"
+            )
+
+
+# ── ml_dataflow ──
+
+# Its own order of columns, without a heading; the older files lack the two that say what was used.
+COLUMNS = [
+    "host_gib",
+    "device_gib",
+    "sequence_length",
+    "model_b",
+    "used_host_gib",
+    "used_device_gib",
+    "chunk_tokens",
+    "host_activation_chunks",
+    "saved_input_only",
+    "saved_input_attn",
+    "saved_full",
+    "device_activation_chunks",
+    "rounds",
+    "sequences_per_step",
+    "recompute_fraction",
+    "attn_flop_fraction",
+    "step_s",
+    "tokens_per_s",
+    "tflops",
+    "mfu",
+    "hfu",
+]
+OLDER = [name for name in COLUMNS if not name.startswith("used_")]
+
+
+def _is_ml_dataflow(path: Path, head: str) -> bool:
+    cells = head.splitlines()[0].split(",")
+    return (
+        path.suffix == ".csv"
+        and len(cells) in (len(COLUMNS), len(OLDER))
+        and all(_number(cell) is not None for cell in cells)
+    )
+
+
+def _read_ml_dataflow(path: Path) -> Iterator[Imported]:
+    """Llama training within memory budgets, one line a budget and sequence length; a line of zeros did not work."""
+    with path.open(newline="", errors="replace") as file:
+        for number, cells in enumerate(csv.reader(_bounded(file, path)), start=1):
+            names = {len(COLUMNS): COLUMNS, len(OLDER): OLDER}.get(len(cells))
+            values = [_number(cell) for cell in cells]
+            if names is None or any(value is None for value in values):
+                raise SaidWrongly(
+                    f"{path}:{number}: {len(COLUMNS)} or {len(OLDER)} numbers were expected, there are {len(cells)}"
+                )
+            yield _ml_dataflow_row(path, number, dict(zip(names, (v or 0.0 for v in values), strict=True)))
+
+
+def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported:
+    tokens = round(row["sequences_per_step"] * row["sequence_length"])
+    contradictions = []
+    if row["step_s"] > 0 and abs(tokens / row["step_s"] / max(row["tokens_per_s"], 1e-9) - 1) > 0.02:
+        contradictions.append(
+            f"{row['tokens_per_s']:,.0f} tokens/s are claimed; {tokens:,} tokens in {row['step_s']:g} s are "
+            f"{tokens / row['step_s']:,.0f}"
+        )
+    asked = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")
+    return Imported(
+        name=f"{path.stem} line {number}",
+        params={"model_b": row["model_b"], **{name: row[name] for name in asked}},
+        step_times_s=(row["step_s"],) if row["step_s"] > 0 else (),
+        tokens_per_step=tokens,
+        devices=1,
+        feasible=row["step_s"] > 0,
+        claims={name: row[name] for name in ("tokens_per_s", "tflops", "mfu", "hfu")} if row["step_s"] > 0 else {},
+        contradictions=tuple(contradictions),
+    )
+
+
+FORMATS = (
+    Format("benchmark of tprimat (JSON)", _is_tprimat, _read_tprimat),
+    Format("results of ml_dataflow (CSV of 19 or 21 numbers a line)", _is_ml_dataflow, _read_ml_dataflow),
+)
+
+
+# ── plain values ──
+
+
+def _bounded(file: Any, path: Path) -> Iterator[str]:
+    """Its lines, none of which is longer than a line of numbers can be."""
+    while line := file.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise SaidWrongly(f"{path}: has a line of more than {MOST_LINE} characters")
+        if line.strip():
+            yield line
+
+
+def _mapping(plain: dict[str, Any], key: str) -> dict[str, Any]:
+    found = plain.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _whole(plain: dict[str, Any], key: str) -> int | None:
+    value = plain.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _time(value: object) -> float | None:
+    """A number above zero."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if good else None  # type: ignore[arg-type]
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
