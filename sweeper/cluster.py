@@ -14,7 +14,7 @@ import re
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from workloads.contract import Rank, Scalar
 
 DEPTH = 2  # trials that a gang holds: one running, one next
 STARTS_BEFORE_GIVING_UP = 3
+PATIENCE_FOR_THE_REASON_S = 1.0
 
 
 class ClusterTrouble(Exception):
@@ -175,7 +176,8 @@ class Gang:
 
     @property
     def ranks_per_node(self) -> int:
-        return max(Counter(place["address"] for place in self.where).values())
+        """As many as neighbours in number are on one node wherever they begin."""
+        return math.gcd(*Counter(place["address"] for place in self.where).values())
 
     @property
     def meeting(self) -> str:
@@ -191,7 +193,7 @@ class Gang:
     def number(self) -> None:
         """Ranks by node and GPU, so that neighbours in number are neighbours in place."""
         places = zip(ray.get(self.greetings), self.workers, strict=True)
-        ordered = sorted(places, key=lambda each: (str(each[0]["address"]), str(each[0]["gpus"])))
+        ordered = sorted(places, key=lambda each: (str(each[0]["address"]), _gpu(each[0])))
         self.where, self.workers = [where for where, _ in ordered], [worker for _, worker in ordered]
 
     def awaited(self) -> list[Any]:
@@ -328,20 +330,14 @@ class Pool:
         if not gang.jobs:
             return None
         job = gang.jobs[0]
-        for ref in [ref for ref in job.waiting if ref in arrived]:
-            job.waiting.remove(ref)
-            try:
-                reply: Reply = ray.get(ref)
-            except RayTaskError as error:  # the worker's own code: what a trial raises comes as a reply
-                return self._bad(gang, job, Ending.FAILED, _brief(error))
-            except RayError as error:
-                return self._bad(gang, job, *_death(error))
-            if reply.measurement is None:
-                ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
-                bad = self._bad(gang, job, ending, reply.reason, reply.detail)
-                # Of several ranks, the others may wait for the one that refused.
-                return replace(bad, sound=reply.sound and self._size == 1)
-            job.replies.append(reply)
+        bad = self._take_replies(gang, job, [ref for ref in job.waiting if ref in arrived])
+        if bad and bad.ending is not Ending.INFEASIBLE and job.waiting:
+            # What one rank says may be that another is gone: the one that knows why speaks within a second.
+            late = ray.wait(job.waiting, num_returns=len(job.waiting), timeout=PATIENCE_FOR_THE_REASON_S)[0]
+            other = self._take_replies(gang, job, late)
+            bad = other if other and other.ending is Ending.INFEASIBLE else bad
+        if bad:
+            return bad
         if not job.waiting:
             job.replies.sort(key=lambda reply: reply.rank)
             return Outcome(
@@ -355,6 +351,28 @@ class Pool:
         if time.monotonic() - job.since_s > self._timeout_s:
             return self._bad(gang, job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={self._timeout_s:g}")
         return None
+
+    def _take_replies(self, gang: Gang, job: Running, refs: Sequence[Any]) -> Outcome | None:
+        """Note what these ranks reply; how the trial ended where any did badly, by the one that says why."""
+        found = []
+        for ref in refs:
+            job.waiting.remove(ref)
+            try:
+                reply: Reply = ray.get(ref)
+            except RayTaskError as error:  # the worker's own code: what a trial raises comes as a reply
+                found.append(self._bad(gang, job, Ending.FAILED, _brief(error)))
+                continue
+            except RayError as error:
+                found.append(self._bad(gang, job, *_death(error)))
+                continue
+            if reply.measurement is None:
+                ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
+                bad = self._bad(gang, job, ending, reply.reason, reply.detail)
+                # Of several ranks, the others may wait for the one that refused.
+                found.append(replace(bad, sound=reply.sound and self._size == 1))
+            else:
+                job.replies.append(reply)
+        return min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE, default=None)
 
     def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
         now = time.time()
@@ -440,6 +458,11 @@ def _brief(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "because" in line or "terminated" in line]
     return (telling or lines or [type(error).__name__])[0][:200]
+
+
+def _gpu(place: Mapping[str, Scalar]) -> int:
+    first = str(place["gpus"]).split(",")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def _tail(log: Scalar, lines: int = 30) -> str:

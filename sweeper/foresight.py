@@ -68,9 +68,12 @@ def look(config: Config, space: Space, machine: Machine) -> Foresight | None:
     seen = [Seen(point, foresee(workload.Parameters(**space.constants, **point), machine)) for point in space.points()]
     sign = -1.0 if config.workload.direction == "maximize" else 1.0
     objective = config.workload.objective
-    seen.sort(key=lambda each: sign * each.foreseen.figures.get(objective, math.inf * sign * -1))
+    seen.sort(key=lambda each: sign * each.foreseen.figures.get(objective, sign * math.inf))
     legal = [each for each in seen if not each.foreseen.why_not]
     left_out = [each for each in seen if each.foreseen.why_not]
+    if legal and objective not in legal[0].foreseen.figures:
+        known = ", ".join(legal[0].foreseen.figures)
+        raise SaidWrongly(f"workload.objective={objective}: {config.workload.name} foresees {known}")
     if not legal:
         raise SaidWrongly(_why_none(left_out))
     return Foresight(objective, machine, legal, left_out)

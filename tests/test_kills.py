@@ -59,6 +59,7 @@ def workers_of(mark: str) -> list[str]:
     return [line for line in lines if line and "Agent" not in line]
 
 
+@pytest.mark.soak
 def test_the_recording_process_may_be_killed_too(place: Place) -> None:
     process = place.start(*PROBE, "budget.trials=20", "space.sleep_s=0.3", SWEEPER_TEST=place.path.name)
 

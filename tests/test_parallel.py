@@ -46,6 +46,9 @@ LAYOUTS = [
     Layout(pipeline=2, stages=2, schedule="interleaved", micro_batch=2),
     Layout(pipeline=2, stages=2, schedule="zero_bubble", micro_batch=2),
     Layout(pipeline=2, shard=2, checkpointing="full"),
+    Layout(pipeline=2, shard=2, stages=2, schedule="interleaved"),
+    Layout(pipeline=2, shard=2, stages=2, schedule="zero_bubble", reshard=False),
+    Layout(replicate=2, tensor=2),
     Layout(pipeline=2, tensor=2, micro_batch=2),
     Layout(pipeline=2, context=2, micro_batch=2),
 ]
@@ -168,12 +171,12 @@ def test_a_tied_model_trains_over_tensor_parallel_ranks_too() -> None:
 
 def test_a_sweep_finds_a_layout_and_says_how_well_it_foresaw(place: Place) -> None:
     """Over real gangs: process groups come and go between trials of the same two workers."""
-    fixed = ["space.micro_batch=4", "space.checkpointing=none", "space.context=1", "space.pipeline=1,2"]
+    fixed = ["space.micro_batch=4", "space.checkpointing=none", "space.context=1", "space.pipeline=1"]
+    fixed += ["space.replicate=1", "space.steps=3"]
     done = place.run("workload=parallel", "gpus=2", "finals.top=0", "search=grid", "space.reshard=true", *fixed)
     assert done.code == 0, done.err
     runs = place.runs("trial")
-    # Copies, shards and tensor parallel; a pipeline would need two micro-batches of its one.
-    assert {run.data.params["tensor"] for run in runs} == {"1", "2"} and len(runs) == 4
+    assert sorted((run.data.params["shard"], run.data.params["tensor"]) for run in runs) == [("1", "2"), ("2", "1")]
     for run in runs:
         metrics = run.data.metrics
         assert metrics["predicted_tokens_per_s"] > 0 and metrics["tokens_per_s_per_gpu"] > 0

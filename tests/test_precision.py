@@ -142,6 +142,7 @@ def test_the_same_matrix_has_the_error_that_torchao_computes() -> None:
     assert formats.sqnr_db(x, x + 0.1 * x) == pytest.approx(20, abs=1e-3)
 
 
+@pytest.mark.soak
 def test_the_table_of_products_keeps_what_has_no_speed(place: Place) -> None:
     words = ["workload=precision", "space.layer=qkv", "space.product=forward", "progress=never"]
     done = place.run(*words)

@@ -134,6 +134,7 @@ def test_what_is_sent_is_what_was_shown_and_only_on_demand(tmp_path: Path) -> No
     assert str(tmp_path) not in shown.stdout
 
 
+@pytest.mark.soak
 def test_every_format_of_a_search_leaves_its_rate_behind(place: Place) -> None:
     words = ["space.m=64,128", "space.n=64", "space.k=64", "space.statistic=median_warm,fastest_warm", "search=grid"]
     done = place.run(*words, "finals.top=1", "finals.rounds=2")

@@ -128,6 +128,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.mark.soak
 def test_a_server_that_goes_away_for_a_while_costs_no_result(place: Place, server: Server) -> None:
     process = place.start(*PROBE, "budget.trials=40", "space.sleep_s=0.2", f"tracking.uri={server.uri}")
     wait_for(lambda: len(place.runs("trial", server.uri)) >= 3)

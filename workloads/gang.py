@@ -11,11 +11,12 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import debug
 
 from workloads.contract import Rank
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT_S = 600.0  # a rank that is gone ends the trial through the driver, long before
+TIMEOUT_S = 600.0  # of a collective; a rank that fails ends the trial through the driver, long before
 
 
 @contextmanager
@@ -32,8 +33,14 @@ def together(rank: Rank, device: torch.device) -> Iterator[None]:
     )
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # The others may be waiting for this rank, and ending a group of GPUs waits for them. The driver ends the gang.
+        if rank.world_size == 1:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+    if hasattr(debug, "_clear_sharding_prop_cache"):  # or the next trial is handed this one's groups
+        debug._clear_sharding_prop_cache()
 
 
 def _store(rank: Rank) -> dist.Store:

@@ -109,11 +109,12 @@ def _train(
             engine.synchronize()
             times_s.append(time.perf_counter() - started)
             spent_s = engine.queues.spent_s()
+    if not all(math.isfinite(loss) for loss in losses):
+        raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
+    copied_bytes = engine.queues.copied_bytes
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.weights())
     files = {"trace.json.gz": traced(lambda: engine.step(batches[-1]))} if parameters.profile else {}
-    if not all(math.isfinite(loss) for loss in losses):
-        raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
     tokens = plan.tokens_per_step
     keeps = Counter(layer.keeps for layer in plan.layers)
     figures = watch.figures() | {
@@ -124,7 +125,7 @@ def _train(
         "peak_host_gib": arena.used / GIB,
         "waiting": spent_s.get("waiting", 0.0) / times_s[-1],
         "optimizer": spent_s.get("optimizer", 0.0) / times_s[-1],
-        "copied_gib_per_step": engine.queues.copied_bytes / count / GIB,
+        "copied_gib_per_step": copied_bytes / count / GIB,
         "rounds": float(plan.rounds),
     }
     if device.type == "cuda":

@@ -40,7 +40,7 @@ class ParallelParameters:
     tensor_across_nodes: bool = False
     compile: bool = True
     dtype: Literal["bf16", "fp32"] = "bf16"
-    warmup: int = field(default=2, metadata={"min": 1})
+    warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
     seed: int = 0
@@ -52,7 +52,7 @@ class ParallelParameters:
 
     def setting(self, world_size: int, ranks_per_node: int) -> Setting:
         shape = shapes.MODELS[self.model]
-        return Setting(shape, self.sequence_length, world_size, ranks_per_node, self.tensor_across_nodes)
+        return Setting(shape, self.sequence_length, world_size, ranks_per_node, self.tensor_across_nodes, self.compile)
 
 
 WIDTHS = {"bf16": 2, "fp32": 4}

@@ -4,7 +4,7 @@
 2. Context: blocks are given an attention that knows its group.
 3. Tensor: every block's matrices are divided before anything wraps the block, since the plan names them.
 4. Checkpointing wraps blocks, so that what is divided is also what is computed again.
-5. Compiling sees a whole block, checkpointing included.
+5. Compiling sees a whole block, selective checkpointing included; what is computed again whole is compiled inside.
 6. FSDP comes last: it takes what it finds, divided or not, and gathers it just before a block runs.
 7. Memory is allocated, each rank for what it keeps, and filled from weights that do not depend on the layout.
 """
@@ -134,7 +134,8 @@ def _laid_out(
             stage.blocks[name] = Kept(block, layout.checkpointing)  # type: ignore[arg-type]
     if compiled:
         for block in stage.blocks.values():
-            block.compile(dynamic=False)
+            inner = isinstance(block, Kept) and not block.selective
+            (block.block if inner else block).compile(dynamic=False)  # type: ignore[union-attr]
     if groups.data is not None:
         for block in stage.blocks.values():
             fully_shard(block, mesh=groups.data, reshard_after_forward=layout.reshard)
@@ -182,11 +183,15 @@ def gathered_gradients(stages: list[Stage], shape: LlamaShape, tensor: int) -> d
     return found
 
 
-def sync_gradients(stages: list[Stage], last: bool) -> None:
-    """Whether the coming backward pass averages gradients over ranks, or gathers them for a later one."""
+def sync_gradients(stages: list[Stage], *, last: bool, reshard: bool) -> None:
+    """Whether the coming backward pass is the step's last, which averages gradients over copies; where weights stay
+    gathered (`reshard` false) it is also the only one that divides gradients and gives the weights back."""
     for stage in stages:
         if isinstance(stage, FSDPModule):
-            stage.set_requires_gradient_sync(last)
+            stage.set_requires_all_reduce(last)
+            if not reshard:
+                stage.set_requires_gradient_sync(last)
+                stage.set_reshard_after_backward(last)
 
 
 def numbers(stage: nn.Module) -> int:

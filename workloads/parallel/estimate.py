@@ -50,18 +50,23 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
     ends = _ends_parameters(shape, mine) / layout.tensor
     kept = (layers * layer + ends) / (layout.shard * layout.context)
     fsdp = layout.data * layout.context > 1
-    whole = ends + (min(2, layers) if layout.reshard else layers) * layer
+    # In a pipeline PyTorch keeps weights gathered from one micro-batch to the next.
+    whole = ends + (min(2, layers) if layout.reshard and layout.pipeline == 1 else layers) * layer
     whole_gradients = ends + (min(2, layers) if layout.reshard and layout.pipeline == 1 else layers) * layer
     tokens = layout.micro_batch * setting.sequence_length / layout.context
     # A pipeline's first rank has as many micro-batches on their way as there are ranks.
-    waiting = min(layout.microbatches, layout.pipeline - rank) if layout.pipeline > 1 else 1
-    if layout.stages > 1:
+    waiting: float = min(layout.microbatches, layout.pipeline - rank) if layout.pipeline > 1 else 1
+    if layout.schedule == "interleaved":
+        begun = (layout.stages - 1) * layout.pipeline + 2 * (layout.pipeline - 1 - rank) + 1
+        waiting = min(layout.microbatches, begun / layout.stages)
+    elif layout.schedule == "zero_bubble":
         waiting = min(layout.microbatches, layout.pipeline)
     per_layer = tokens * activation_numbers(shape, layout) * width
     working = tokens * activation_numbers(shape, replace(layout, checkpointing="none")) * width
     last = each[-1] in mine
     rows = shape.vocabulary / layout.tensor
-    loss = min(LOSS_TOKENS, tokens) * rows * (4 + 2 * width) + rows * shape.width * 2 * width if last else 0.0
+    logits = min(LOSS_TOKENS, tokens) * rows * (4 + 2 * width) * (2 if layout.tensor > 1 else 1)
+    loss = logits + rows * shape.width * 2 * width if last else 0.0
     return Memory(
         parameters=kept * width / GIB,
         gradients=kept * width / GIB,
@@ -73,14 +78,16 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
 
 
 def activation_numbers(shape: LlamaShape, layout: Layout) -> float:
-    """Of a token and layer, what waits for the backward pass: a sequence-parallel part of the residual stream, and a
-    tensor-parallel part of what is inside attention and MLP."""
-    attention = shape.heads * shape.head_size
-    qkv = shape.linear("qkv")[1]
-    inside = {"none": 2 * qkv + attention + 3 * shape.feed_forward, "selective": qkv + attention, "full": 0}
-    beside = {"none": 2, "selective": 2, "full": 1}
-    kept = layout.checkpointing
-    return (beside[kept] * shape.width + inside[kept]) / layout.tensor
+    """Of a token and layer, what waits for the backward pass: a sequence-parallel part of the residual stream, a
+    tensor-parallel part of what is inside attention and MLP, and whole what is gathered before a product or summed
+    after it, which PyTorch keeps as it is."""
+    if layout.checkpointing == "full":
+        return shape.width / layout.tensor
+    attention, keys_values = shape.heads * shape.head_size, 2 * shape.kv_heads * shape.head_size
+    qkv = attention + keys_values
+    inside = qkv + attention if layout.checkpointing == "selective" else 2 * qkv + attention + 3 * shape.feed_forward
+    gathered = keys_values * layout.context if layout.context > 1 else 0
+    return (2 * shape.width + inside + gathered) / layout.tensor + 2 * shape.width
 
 
 def _layer_parameters(shape: LlamaShape) -> int:
@@ -118,9 +125,9 @@ def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, dtyp
     block = per_token(shape, setting.sequence_length, layers=layers, head=False)
     again = {"none": 0.0, "full": block / 3, "selective": 2 * layers * math.prod(shape.linear("gate_up"))}
     compute = tokens * (flops + again[layout.checkpointing]) / layout.tensor / rate
-    # Four collectives of the residual stream in a layer's forward pass, and six in its backward pass.
+    # Four collectives of the residual stream in a layer's forward pass, and as many in its backward pass.
     stream = tokens * shape.width * width
-    count = layers * (14 if layout.checkpointing == "full" else 10)
+    count = layers * (11 if layout.checkpointing == "full" else 8)
     tensor = count * _ring_s(stream, layout.tensor, _within(layout.tensor, machine))
     keys_values = tokens * 2 * shape.kv_heads * shape.head_size * width * layout.context / layout.tensor
     context = layers * 2 * _ring_s(keys_values, layout.context, _data_gb_s(layout, machine))

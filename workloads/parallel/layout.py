@@ -76,6 +76,7 @@ class Setting:
     world_size: int
     ranks_per_node: int
     tensor_across_nodes: bool = False
+    compiled: bool = False
 
 
 def why_illegal(layout: Layout, setting: Setting) -> tuple[str, str]:
@@ -143,7 +144,21 @@ def _filled(l: Layout, s: Setting) -> str:  # noqa: E741
 
 
 def _resharding(l: Layout, s: Setting) -> str:  # noqa: E741
-    return "with shard 1 nothing is gathered: reshard true" if l.shard == 1 and not l.reshard else ""
+    divided = l.shard * l.context > 1
+    return "" if divided or l.reshard else "with shard 1 and context 1 nothing is gathered: reshard true"
+
+
+def _zero_bubble(l: Layout, s: Setting) -> str:  # noqa: E741
+    """What PyTorch's split of a backward pass, first for inputs and then for weights, does not stand."""
+    if l.schedule != "zero_bubble":
+        return ""
+    if s.compiled:
+        return "zero_bubble splits the backward pass, a compiled block does not: compile false"
+    if l.checkpointing == "selective":
+        return "zero_bubble goes through a block twice, selective checkpointing only once"
+    if l.data * l.context > 1 and l.reshard:
+        return "zero_bubble with weights that are gathered again has wrong gradients: reshard false, with shard above 1"
+    return ""
 
 
 def _tied(l: Layout, s: Setting) -> str:  # noqa: E741
@@ -159,6 +174,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "stages and schedule agree": _stages,
     "micro-batches fill the pipeline": _filled,
     "only what is divided is gathered": _resharding,
+    "zero bubble is possible": _zero_bubble,
     "a tied head is where the embedding is": _tied,
 }
 

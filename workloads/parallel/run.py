@@ -53,6 +53,8 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         random_weights(parameters.seed, device),
         compiled=parameters.compile,
     )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # training counts, not how the weights came there
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
     length = parameters.sequence_length
     tokens = sequences(
@@ -81,7 +83,9 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
     }
     figures = watch.figures() | collectives | {"loss": losses[-1], "first_loss": losses[0]}
     if device.type == "cuda":
-        figures["peak_device_gib"] = torch.cuda.max_memory_allocated(device) / GIB
+        peak = torch.tensor(torch.cuda.max_memory_allocated(device) / GIB, device=device)
+        dist.all_reduce(peak, dist.ReduceOp.MAX)  # of the rank that needs most
+        figures["peak_device_gib"] = float(peak)
     share = 1 / rank.world_size  # of the step's work: ranks are given equal parts
     return Measurement(
         executed=_executed(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
@@ -111,7 +115,7 @@ def _collectives(profiler: profile) -> dict[str, float]:
 def _executed(
     parameters: ParallelParameters, groups: Groups, stages: list[Stage], length: int, steps: int
 ) -> dict[str, Scalar]:
-    """The parameters read back from what was laid out."""
+    """The parameters, those that a laid-out model shows read back from it."""
     mesh, context = groups.mesh, dist.get_world_size(groups.context) if groups.context is not None else 1
     wrapped = {type(block) for stage in stages for block in stage.blocks.values()}
     blocks = [block for stage in stages for block in stage.blocks.values()]

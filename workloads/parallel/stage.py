@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from workloads.llama.model import Block
@@ -20,7 +22,7 @@ KEPT = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.linear.default}
+WEIGHTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # which argument of a product it is
 
 
 class Kept(nn.Module):
@@ -29,18 +31,21 @@ class Kept(nn.Module):
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.block, self.selective = block, checkpointing == "selective"
-        self._widest = block.gate_up.out_features
+        weight = block.gate_up.weight
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        widest = {tuple(sorted(weight.shape)), tuple(sorted(local.shape))}
+
+        # No method: what is compiled takes a plain function for a constant.
+        def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
+            product = function in WEIGHTS and tuple(sorted(args[WEIGHTS[function]].shape)) not in widest
+            return CheckpointPolicy.MUST_SAVE if product or function in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+        self._contexts = partial(create_selective_checkpoint_contexts, policy)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         if not self.selective:
             return checkpoint(self.block, x, rope, use_reentrant=False)
-        contexts = partial(create_selective_checkpoint_contexts, self._policy)
-        return checkpoint(self.block, x, rope, use_reentrant=False, context_fn=contexts)
-
-    def _policy(self, _: object, function: object, *args: object, **__: object) -> CheckpointPolicy:
-        sizes = {size for arg in args if isinstance(arg, Tensor) for size in arg.shape}
-        keep = function in KEPT or (function in PRODUCTS and self._widest not in sizes)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+        return checkpoint(self.block, x, rope, use_reentrant=False, context_fn=self._contexts)
 
 
 class Stage(nn.Module):
@@ -67,6 +72,8 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
+            if type(x) is not Tensor:  # still on its way to all ranks: nothing that a compiled block takes
+                x = x.clone()
         for block in self.blocks.values():
             x = block(x, self.rope)
         return self.norm(x) if self.norm is not None else x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ class Trainer:
     def _alone(self, inputs: Tensor, targets: Tensor) -> Tensor:
         count, loss = self.layout.microbatches, torch.zeros((), device=self._device)
         for n, (x, t) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True)):
-            sync_gradients(self.stages, self.layout.reshard or n == count - 1)
+            sync_gradients(self.stages, last=n == count - 1, reshard=self.layout.reshard)
             part = self._loss(self.stages[0])(self.stages[0](x), t) / count
             part.backward()
             loss += part.detach()
@@ -83,7 +84,9 @@ class Trainer:
         first = self.stages[0].embedding is not None
         last = self.stages[-1].norm is not None
         losses: list[Tensor] = []
-        wanted = {"target": targets, "losses": losses} if last else {}
+        wanted: dict[str, Any] = {"target": targets, "losses": losses} if last else {}
+        if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # which nobody wants
+            wanted["return_outputs"] = False
         self._schedule.step(*([inputs] if first else []), **wanted)
         return torch.stack(losses).mean().detach() if last else None
 
