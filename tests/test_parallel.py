@@ -59,11 +59,12 @@ def tokens() -> Tensor:
     return torch.randint(0, SHAPE.vocabulary, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
 
 
-def train(layout: Layout, rank: Rank) -> tuple[list[float], dict[str, Tensor]]:
+def train(layout: Layout, rank: Rank, compiled: bool) -> tuple[list[float], dict[str, Tensor]]:
     """The losses of a few steps, and the gradients of the first, whole, of this rank's stages."""
     with together(rank, CPU):
         groups = groups_of(layout, "cpu")
-        stages = stages_of(SHAPE, layout, groups, LENGTH, CPU, torch.float32, random_weights(0, CPU), compiled=False)
+        weights = random_weights(0, CPU)
+        stages = stages_of(SHAPE, layout, groups, LENGTH, CPU, torch.float32, weights, compiled=compiled)
         trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
         losses = [float(trainer.gradients(tokens()))]
         gradients = {name: g.clone() for name, g in gathered_gradients(stages, SHAPE, layout.tensor).items()}
@@ -74,10 +75,10 @@ def train(layout: Layout, rank: Rank) -> tuple[list[float], dict[str, Tensor]]:
 def serve(number: int, port: int, calls: Any, answers: Any) -> None:
     torch.set_num_threads(1)
     while (call := calls.get()) is not None:
-        turn, layout = call
+        turn, layout, compiled = call
         rank = Rank(number, layout.world_size, meeting=f"127.0.0.1:{port + layout.world_size}", turn=turn)
         try:
-            answers.put((number, train(layout, rank)))
+            answers.put((number, train(layout, rank, compiled)))
         except Exception:
             answers.put((number, traceback.format_exc()))
 
@@ -98,11 +99,11 @@ class Ranks:
         for process in self._processes:
             process.start()
 
-    def train(self, layout: Layout) -> list[tuple[list[float], dict[str, Tensor]]]:
+    def train(self, layout: Layout, *, compiled: bool = False) -> list[tuple[list[float], dict[str, Tensor]]]:
         self._turn += 1
         for calls in self._calls[: layout.world_size]:
-            calls.put((self._turn, layout))
-        answers = dict(self._answers.get(timeout=60) for _ in range(layout.world_size))
+            calls.put((self._turn, layout, compiled))
+        answers = dict(self._answers.get(timeout=300) for _ in range(layout.world_size))
         assert not any(isinstance(answer, str) for answer in answers.values()), next(iter(answers.values()))
         return [answers[n] for n in range(layout.world_size)]
 
@@ -141,7 +142,29 @@ def plain() -> tuple[list[float], dict[str, Tensor]]:
 def test_every_layout_trains_like_one_process(
     layout: Layout, ranks: Ranks, plain: tuple[list[float], dict[str, Tensor]]
 ) -> None:
-    found = ranks.train(layout)
+    same(ranks.train(layout), plain)
+
+
+COMPILED = [
+    Layout(shard=2, micro_batch=4, checkpointing="selective"),
+    Layout(tensor=2, micro_batch=4),
+    Layout(tensor=2, shard=2, micro_batch=4),
+    Layout(tensor=2, micro_batch=4, checkpointing="full"),
+    Layout(tensor=2, micro_batch=4, checkpointing="selective"),
+    Layout(context=2, micro_batch=4),
+    Layout(pipeline=2, micro_batch=4),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", [replace(layout, global_batch=BATCH) for layout in COMPILED], ids=str)
+def test_compiled_layouts_train_like_one_process_too(
+    layout: Layout, ranks: Ranks, plain: tuple[list[float], dict[str, Tensor]]
+) -> None:
+    same(ranks.train(layout, compiled=True), plain)
+
+
+def same(found: list[tuple[list[float], dict[str, Tensor]]], plain: tuple[list[float], dict[str, Tensor]]) -> None:
     gradients: dict[str, Tensor] = {}
     for losses, mine in found:
         assert losses == pytest.approx(plain[0], abs=1e-5)
