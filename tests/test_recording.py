@@ -163,6 +163,7 @@ def test_a_server_that_stays_away_is_caught_up_with_on_the_next_start(place: Pla
 # ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.soak
 def test_a_locked_store_is_waited_for(place: Place) -> None:
     assert place.run(*PROBE, "budget.trials=1").code == 0
     holder = sqlite3.connect(place.path / "mlflow.db", isolation_level=None)
@@ -176,6 +177,7 @@ def test_a_locked_store_is_waited_for(place: Place) -> None:
     assert len(place.runs("trial")) == 6
 
 
+@pytest.mark.soak
 def test_a_full_disk_is_said_once_and_corrupts_nothing(place: Place) -> None:
     """A file system of 400 KiB for the study alone: the sweep runs until it is full."""
     small = place.path / "small"

@@ -177,7 +177,7 @@ def in_flight(place: Place, at_least: int = 2) -> bool:
     return any(path.read_text().count('"record"') >= at_least for path in folder.glob("*/study.journal"))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_the_first_signal_lets_what_is_in_flight_finish(place: Place, signum: int) -> None:
     process = place.start(*PROBE, "budget.trials=50", "space.sleep_s=0.3")
     wait_for(lambda: in_flight(place))
