@@ -1,45 +1,20 @@
-"""Ray: connecting to a cluster or starting one, and the gangs that run trials on it.
-
-A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the one that runs
-and the next, so that its devices do not wait for the driver. It is kept as long as it succeeds; after any
-failure its workers are killed and a new gang takes its place.
-"""
+"""Ray: what a cluster has, connecting to one or starting one."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import socket
-import time
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.hardware import Node, Target
-from sweeper.outcome import Ending, Outcome
 from sweeper.said import SaidWrongly
-from sweeper.search import Trial
-from sweeper.worker import Job, Reply, Worker
 from workloads import host
-from workloads.contract import Rank, Scalar
-
-DEPTH = 2  # trials that a gang holds: one running, one next
-STARTS_BEFORE_GIVING_UP = 3
-PATIENCE_FOR_THE_REASON_S = 1.0
-
-
-class ClusterTrouble(Exception):
-    """The cluster cannot run anything any more. Nothing finished is lost; the message says what happened."""
-
 
 # ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -59,7 +34,7 @@ def look(address: str | None) -> list[Node]:
             socket.create_connection((found[1], int(found[2])), timeout=5).close()
         _init(address=address)
     except (OSError, ValueError, RuntimeError) as error:
-        why = "start one with `ray start --head`" if address == "auto" else _brief(error)
+        why = "start one with `ray start --head`" if address == "auto" else brief(error)
         raise SaidWrongly(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
     return [_node(entry) for entry in ray.nodes() if entry["Alive"]]
 
@@ -94,9 +69,7 @@ def _node(entry: dict[str, Any]) -> Node:
     try:
         cpu_name, cpu_architecture, gpu_names = ray.get(names.remote(), timeout=60)
     except (RayError, GetTimeoutError) as error:
-        raise SaidWrongly(
-            f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({_brief(error)})"
-        ) from error
+        raise SaidWrongly(f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({brief(error)})") from error
     gpus = int(resources.get("GPU", 0))
     return Node(
         address=entry["NodeManagerAddress"],
@@ -145,310 +118,7 @@ def stop() -> None:
     ray.shutdown()
 
 
-# ── gangs ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class Running:
-    """A trial that a gang holds. Its clock starts when its turn comes."""
-
-    trial: Trial
-    waiting: list[Any]  # references to the ranks that have not replied
-    replies: list[Reply] = field(default_factory=list)
-    since_s: float = 0.0
-
-
-@dataclass
-class Gang:
-    """The workers of one trial after another, rank by rank."""
-
-    name: str
-    workers: list[Any]
-    group: PlacementGroup | None
-    greetings: list[Any]  # references to what each worker says of itself
-    hello: list[Any]  # those of them that have not come
-    where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
-    jobs: deque[Running] = field(default_factory=deque)
-
-    @property
-    def ready(self) -> bool:
-        return not self.hello
-
-    @property
-    def ranks_per_node(self) -> int:
-        """As many as neighbours in number are on one node wherever they begin."""
-        return math.gcd(*Counter(place["address"] for place in self.where).values())
-
-    @property
-    def meeting(self) -> str:
-        """Where rank 0 listens for the others: on no outer interface where all are on one node."""
-        address = "127.0.0.1" if self.ranks_per_node == len(self.workers) else self.where[0]["address"]
-        return f"{address}:{self.where[0]['port']}"
-
-    @property
-    def said_place(self) -> dict[str, Scalar]:
-        """Rank 0's, for the books: what it was met by is nobody's business."""
-        return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
-
-    def number(self) -> None:
-        """Ranks by node and GPU, so that neighbours in number are neighbours in place."""
-        places = zip(ray.get(self.greetings), self.workers, strict=True)
-        ordered = sorted(places, key=lambda each: (str(each[0]["address"]), _gpu(each[0])))
-        self.where, self.workers = [where for where, _ in ordered], [worker for _, worker in ordered]
-
-    def awaited(self) -> list[Any]:
-        """What the next news of this gang will come from."""
-        if not self.ready:
-            return self.hello
-        return self.jobs[0].waiting if self.jobs else []
-
-
-class Pool:
-    """All the gangs of one sweep. `submit` trials while there is `room`, `wait` for what ends.
-
-    `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
-    `constants` are the parameters that every trial has.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        *,
-        workload: str,
-        constants: Mapping[str, Scalar],
-        size: int,
-        count: int,
-        timeout_s: float,
-        share: int | None = None,
-    ) -> None:
-        self._target, self._workload, self._constants = target, workload, constants
-        self._size, self._count, self._timeout_s = size, count, timeout_s
-        self._share = share or count
-        self._made = self._failed_starts = self._turns = 0
-        self._why_no_start = ""
-        self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
-        self.gangs = [self._new_gang() for _ in range(count)]
-
-    # ── trials ──
-
-    def room(self) -> int:
-        """How many more trials can be submitted now: none to gangs that have not started."""
-        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.ready) - len(self._backlog)
-
-    @property
-    def starting(self) -> bool:
-        """Whether no gang is up."""
-        return bool(self.gangs) and not any(gang.ready for gang in self.gangs)
-
-    def in_flight(self) -> list[Trial]:
-        """The trials that were submitted and have not ended."""
-        return [job.trial for gang in self.gangs for job in gang.jobs] + list(self._backlog)
-
-    def said(self) -> list[str]:
-        """What each gang is at, in a line."""
-        now, lines = time.monotonic(), []
-        for gang in self.gangs:
-            if not gang.ready:
-                lines.append(f"{gang.name}: starting, or waiting for {self._target.unit} that are in use")
-                continue
-            place = gang.where[0]
-            gpu = f" GPU {place['gpus']}" if place["gpus"] else ""
-            job = f"trial {gang.jobs[0].trial.number} for {now - gang.jobs[0].since_s:.0f} s" if gang.jobs else "idle"
-            lines.append(f"{gang.name} on {place['node']}{gpu}: {job}")
-        return lines
-
-    def submit(self, trial: Trial) -> None:
-        """Hand a trial to the gang that will come to it first."""
-        self._backlog.append(trial)
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._backlog:
-            gang = min((gang for gang in self.gangs if gang.ready), key=lambda gang: len(gang.jobs), default=None)
-            if gang is None or len(gang.jobs) >= DEPTH:
-                return
-            trial = self._backlog.popleft()
-            parameters = {**self._constants, **trial.params}
-            device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
-            self._turns += 1
-            place = Rank(0, self._size, device, gang.ranks_per_node, gang.meeting, self._turns)
-            refs = [
-                worker.run.remote(Job(self._workload, parameters, replace(place, rank=rank)))
-                for rank, worker in enumerate(gang.workers)
-            ]
-            gang.jobs.append(Running(trial, refs, since_s=time.monotonic()))
-
-    def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
-        """The trials that ended, after waiting up to `timeout_s` for the first of them."""
-        if self._failed_starts >= STARTS_BEFORE_GIVING_UP and self.starting:
-            raise ClusterTrouble(f"no worker starts: {self._why_no_start}")
-        awaited = [ref for gang in self.gangs for ref in gang.awaited()]
-        if not awaited:
-            time.sleep(timeout_s)
-            return []
-        ray.wait(
-            awaited,
-            num_returns=1,
-            timeout=max(0.0, min(timeout_s, self._next_deadline_s() - time.monotonic())),
-        )
-        arrived = set(ray.wait(awaited, num_returns=len(awaited), timeout=0)[0])
-        ended = []
-        for gang in list(self.gangs):
-            if not gang.ready:
-                self._welcome(gang, arrived)
-            elif outcome := self._outcome(gang, arrived):
-                ended.append((gang.jobs.popleft().trial, outcome))
-                if not outcome.sound:
-                    self._replace(gang)
-                elif gang.jobs:
-                    gang.jobs[0].since_s = time.monotonic()
-        self._hand_out()
-        return ended
-
-    def cancel(self) -> list[tuple[Trial, Outcome]]:
-        """End every gang, and say of each trial in flight that it was cancelled."""
-        now = time.time()
-        trials = self.in_flight()
-        self._backlog.clear()
-        self.close()
-        return [(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
-
-    def close(self, patience_s: float = 0.0) -> None:
-        """End every gang, whatever it is at. One that is starting gets `patience_s` to have started: Ray may hold what
-        a worker that was killed before had reserved, and the next one then waits for it in vain."""
-        starting = [hello for gang in self.gangs for hello in gang.hello]
-        if starting and patience_s:
-            ray.wait(starting, num_returns=len(starting), timeout=patience_s)
-        for gang in self.gangs:
-            self._end(gang)
-        self.gangs = []
-
-    # ── how a trial ended ──
-
-    def _outcome(self, gang: Gang, arrived: set[Any]) -> Outcome | None:
-        """How the gang's running trial ended, or None while it runs. One rank's failure ends it for all."""
-        if not gang.jobs:
-            return None
-        job = gang.jobs[0]
-        bad = self._take_replies(gang, job, [ref for ref in job.waiting if ref in arrived])
-        if bad and bad.ending is not Ending.INFEASIBLE and job.waiting:
-            # What one rank says may be that another is gone: the one that knows why speaks within a second.
-            late = ray.wait(job.waiting, num_returns=len(job.waiting), timeout=PATIENCE_FOR_THE_REASON_S)[0]
-            other = self._take_replies(gang, job, late)
-            bad = other if other and other.ending is Ending.INFEASIBLE else bad
-        if bad:
-            return bad
-        if not job.waiting:
-            job.replies.sort(key=lambda reply: reply.rank)
-            return Outcome(
-                Ending.COMPLETE,
-                min(reply.started_at_s for reply in job.replies),
-                max(reply.ended_at_s for reply in job.replies),
-                measurements=tuple(reply.measurement for reply in job.replies if reply.measurement),
-                where=gang.said_place,
-                sound=True,
-            )
-        if time.monotonic() - job.since_s > self._timeout_s:
-            return self._bad(gang, job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={self._timeout_s:g}")
-        return None
-
-    def _take_replies(self, gang: Gang, job: Running, refs: Sequence[Any]) -> Outcome | None:
-        """Note what these ranks reply; how the trial ended where any did badly, by the one that says why."""
-        found = []
-        for ref in refs:
-            job.waiting.remove(ref)
-            try:
-                reply: Reply = ray.get(ref)
-            except RayTaskError as error:  # the worker's own code: what a trial raises comes as a reply
-                found.append(self._bad(gang, job, Ending.FAILED, _brief(error)))
-                continue
-            except RayError as error:
-                found.append(self._bad(gang, job, *_death(error)))
-                continue
-            if reply.measurement is None:
-                ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
-                bad = self._bad(gang, job, ending, reply.reason, reply.detail)
-                # Of several ranks, the others may wait for the one that refused.
-                found.append(replace(bad, sound=reply.sound and self._size == 1))
-            else:
-                job.replies.append(reply)
-        return min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE, default=None)
-
-    def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
-        now = time.time()
-        started = now - (time.monotonic() - job.since_s)
-        return Outcome(ending, started, now, reason, detail or _tail(gang.where[0].get("log")), where=gang.said_place)
-
-    def _next_deadline_s(self) -> float:
-        return min((g.jobs[0].since_s + self._timeout_s for g in self.gangs if g.ready and g.jobs), default=math.inf)
-
-    # ── gangs ──
-
-    def _new_gang(self) -> Gang:
-        self._made += 1
-        options, group = self._options(), None
-        if self._size > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
-            bundle = {resource: amount for resource, amount in bundle.items() if amount}
-            place = options.pop("label_selector")
-            group = placement_group([bundle] * self._size, strategy="PACK", bundle_label_selector=[place] * self._size)
-        workers = []
-        for rank in range(self._size):
-            place = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
-            workers.append(ray.remote(Worker).options(max_restarts=0, **options, **place).remote())
-        greetings = [worker.hello.remote() for worker in workers]
-        return Gang(f"worker {self._made}", workers, group, greetings, list(greetings))
-
-    def _options(self) -> dict[str, Any]:
-        """What Ray reserves for one rank, and on which nodes: a label alone does not tell an H100 from an H100 PCIe."""
-        ids = [node.id for node in self._target.nodes if node.id]
-        place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
-        if self._target.hardware.kind == "gpu":
-            return {"num_cpus": 1, "num_gpus": 1, "label_selector": place}
-        cores = self._target.cores_for_each(self._share * self._size)
-        return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
-
-    def _welcome(self, gang: Gang, arrived: set[Any]) -> None:
-        """Take a gang into service once all its ranks are up; one that does not start is replaced."""
-        for hello in [hello for hello in gang.hello if hello in arrived]:
-            try:
-                ray.get(hello)
-            except RayError as error:
-                self._failed_starts += 1
-                self._why_no_start = _brief(error)
-                self._replace(gang)
-                return
-            gang.hello.remove(hello)
-        if gang.ready:
-            self._failed_starts = 0
-            gang.number()
-
-    def _replace(self, gang: Gang) -> None:
-        """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""
-        self._backlog.extendleft(reversed([job.trial for job in gang.jobs]))
-        gang.jobs.clear()
-        self._end(gang)
-        self.gangs[self.gangs.index(gang)] = self._new_gang()
-
-    def _end(self, gang: Gang) -> None:
-        for worker in gang.workers:
-            ray.kill(worker, no_restart=True)
-        if gang.group is not None:
-            remove_placement_group(gang.group)
-
-
-# ── what Ray's errors mean ──────────────────────────────────────────────────────────────────────────────────
-
-
-def _death(error: RayError) -> tuple[Ending, str]:
-    """A worker that is gone: lost, unless it was ended for its memory, which would happen again."""
-    text = str(error)
-    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
-        return Ending.INFEASIBLE, "out of memory: the node was running low on memory and Ray ended the worker"
-    return Ending.LOST, f"the worker is gone: {_brief(error)}"
-
-
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """What happened, out of the many lines in which Ray says it."""
     text = str(error)
     if "connection error code 2" in text:
@@ -458,17 +128,3 @@ def _brief(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "because" in line or "terminated" in line]
     return (telling or lines or [type(error).__name__])[0][:200]
-
-
-def _gpu(place: Mapping[str, Scalar]) -> int:
-    first = str(place["gpus"]).split(",")[0]
-    return int(first) if first.isdigit() else 0
-
-
-def _tail(log: Scalar, lines: int = 30) -> str:
-    """The last lines of a worker's log, where it is on this machine."""
-    if not isinstance(log, str) or not Path(log).is_file():
-        return ""
-    with Path(log).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 16384))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper import cluster, lock, metrics, progress, provenance, table
+from sweeper import cluster, gangs, lock, metrics, progress, provenance, table
 from sweeper.board import Board
 from sweeper.finals import still_wanted
 from sweeper.outcome import Again, Ending, Outcome, Record
@@ -59,7 +59,7 @@ class Sweep:
         searched = [record for record in self._study.records.values() if not record.again]
         self._board = Board(said.objective, said.direction, planned.config.budget, searched)
         self._progress = progress.make(planned.config.progress)
-        self._pool: cluster.Pool | None = None
+        self._pool: gangs.Pool | None = None
         self._attempts: Counter[int] = Counter()
         self._stops = 0
         self._finals_ended = self._finals_asked = 0
@@ -102,7 +102,7 @@ class Sweep:
                     if self._has_trials():
                         self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
                     self._run_finals()
-            except cluster.ClusterTrouble as error:
+            except gangs.ClusterTrouble as error:
                 self._cancel_in_flight()
                 return str(error)
             except SystemExit:  # Ray's own answer to SIGTERM, while it starts
@@ -111,15 +111,15 @@ class Sweep:
                 cluster.stop()
         return ""
 
-    def _run_trials(self, gangs: int, wants: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
-        """Run what `ask` gives on so many gangs, for as long as `wants` says that there is more."""
+    def _run_trials(self, count: int, wants: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
+        """Run what `ask` gives on `count` gangs, for as long as `wants` says that there is more."""
         limits = self._config.trial
-        self._pool = cluster.Pool(
+        self._pool = gangs.Pool(
             self._plan.target,
             workload=self._config.workload.name,
             constants=self._plan.space.constants,
             size=self._plan.gpus,
-            count=gangs,
+            count=count,
             share=self._plan.gangs,  # a finalist alone computes on as many cores as it did in the search
             timeout_s=limits.timeout_s,
         )
