@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from sweeper.report.peaks import SPEEDS, Peak, complete, peaks, speed_of, varying
+from sweeper.report.peaks import SPEEDS, Peak, complete, speed_of, varying
 from sweeper.report.store import Stored
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
@@ -19,7 +20,7 @@ def figures(stored: Stored) -> Iterator[tuple[str, go.Figure]]:
     trials = stored.trials
     if not len(trials):
         return
-    yield from _best(trials)
+    yield from _best(stored.peaks)
     for name, own in trials.groupby("tag.sweep"):
         yield from _heat(str(name), own)
         yield from _spread(str(name), own)
@@ -27,10 +28,10 @@ def figures(stored: Stored) -> Iterator[tuple[str, go.Figure]]:
     yield from _timeline(trials)
 
 
-def _best(trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _best(found: Sequence[Peak]) -> Iterator[tuple[str, go.Figure]]:
     """Bars for each kind of work, only of those with more than one device to show."""
     by_work: dict[str, list[Peak]] = {}
-    for peak in peaks(trials):
+    for peak in found:
         words = " ".join(str(value) for value in peak.work.values())
         by_work.setdefault(f"{words}|{peak.speed}", []).append(peak)
     for key, group in by_work.items():
@@ -96,23 +97,9 @@ def _spread(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     if speed is None or len(rows) < 5:
         return
     rows = rows[rows[f"metric.{speed}"].notna()].sort_values("start").tail(MOST_POINTS)
-    figure = go.Figure()
-    figure.add_scatter(
-        x=pd.to_numeric(rows["tag.sweeper.trial"]),
-        y=rows[f"metric.{speed}"],
-        mode="markers",
-        marker={"color": COLOURS[0]},
-        text=rows["run"],
-        name="trials",
-    )
-    figure.add_scatter(
-        x=pd.to_numeric(rows["tag.sweeper.trial"]),
-        y=rows[f"metric.{speed}"].cummax(),
-        mode="lines",
-        line={"color": COLOURS[5], "shape": "hv"},
-        name="best so far",
-    )
-    figure.update_xaxes(title="trial").update_yaxes(title=SPEEDS[speed], rangemode="tozero")
+    numbers = pd.to_numeric(rows["tag.sweeper.trial"])
+    figure = _trials(numbers, rows, speed, numbers, rows[f"metric.{speed}"].cummax(), "best so far")
+    figure.update_xaxes(title="trial")
     yield f"{name}: trials", figure
 
 
@@ -126,24 +113,20 @@ def _memory(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     if len(rows) < 3:
         return
     front = rows[rows[f"metric.{speed}"] >= rows[f"metric.{speed}"].cummax()]
-    figure = go.Figure()
-    figure.add_scatter(
-        x=rows[column],
-        y=rows[f"metric.{speed}"],
-        mode="markers",
-        marker={"color": COLOURS[0]},
-        text=rows["run"],
-        name="trials",
-    )
-    figure.add_scatter(
-        x=front[column],
-        y=front[f"metric.{speed}"],
-        mode="lines",
-        line={"color": COLOURS[5], "shape": "hv"},
-        name="best of both",
-    )
-    figure.update_xaxes(title="memory of one device, GiB").update_yaxes(title=SPEEDS[speed], rangemode="tozero")
+    figure = _trials(rows[column], rows, speed, front[column], front[f"metric.{speed}"], "best of both")
+    figure.update_xaxes(title="memory of one device, GiB")
     yield f"{name}: speed against memory", figure
+
+
+def _trials(
+    x: pd.Series[Any], rows: pd.DataFrame, speed: str, best_x: pd.Series[Any], best_y: pd.Series[Any], best: str
+) -> go.Figure:
+    """Each trial's speed over x, and a line of steps for the best."""
+    figure = go.Figure()
+    marker, line = {"color": COLOURS[0]}, {"color": COLOURS[5], "shape": "hv"}
+    figure.add_scatter(x=x, y=rows[f"metric.{speed}"], mode="markers", marker=marker, text=rows["run"], name="trials")
+    figure.add_scatter(x=best_x, y=best_y, mode="lines", line=line, name=best)
+    return figure.update_yaxes(title=SPEEDS[speed], rangemode="tozero")
 
 
 def _timeline(trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from sweeper.provenance import mask
+from sweeper.report.peaks import Peak, peaks
 from sweeper.said import SaidWrongly, nearest
 
 PAGE = 5000
@@ -24,6 +26,11 @@ class Stored:
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
+
+    @cached_property
+    def peaks(self) -> list[Peak]:
+        """The best of each device at each kind of work."""
+        return peaks(self.trials)
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:

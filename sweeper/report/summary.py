@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sweeper.report.peaks import SPEEDS, WORK, Peak, peaks, varying
+from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
 from sweeper.report.store import Stored
 from sweeper.table import markdown_of
 
@@ -25,7 +25,7 @@ class Table:
 
 
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
-    return [sweeps_table(stored), peak_table(peaks(stored.trials), stored.trials, price_per_hour)]
+    return [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
 
 
 def sweeps_table(stored: Stored) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b"]
@@ -49,6 +49,16 @@ class LlamaShape:
         bias = self.linear("qkv")[1] if self.qkv_bias else 0
         embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
         return self.layers * (linear + bias + 2 * self.width) + self.width + embeddings
+
+    @property
+    def ends_parameters(self) -> int:
+        """Of embedding, last norm and head."""
+        return replace(self, layers=0).parameters
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one block."""
+        return replace(self, layers=1).parameters - self.ends_parameters
 
     def linear(self, layer: LayerName) -> tuple[int, int]:
         """Inputs and outputs of a linear layer; those that read the same input are one."""

@@ -7,7 +7,7 @@ to be slower.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache, cached_property
 from itertools import product
 
@@ -24,7 +24,6 @@ GRADIENT_SLOTS = 3  # and one on its way home
 AHEAD = 2  # so many chunks' activations are on their way back before they are needed
 LOGIT_TOKENS = 2048  # what the loss takes at a time
 MOST_CHUNK_TOKENS = 32768
-UPDATE_PIECE = 1 << 24  # what the optimizer takes at a time on a CPU
 SLACK = 1.03  # of what an allocator holds, over what is asked of it
 KINDS: tuple[Keeps, ...] = ("full", "projections", "attention", "input")  # from the most that is kept
 
@@ -75,21 +74,16 @@ class Model:
     state_bytes: int
 
     @cached_property
-    def layer_parameters(self) -> int:
-        return replace(self.shape, layers=1).parameters - self.ends_parameters
+    def ends_parameters(self) -> int:
+        return self.shape.ends_parameters
 
     @cached_property
-    def ends_parameters(self) -> int:
-        """Of embedding, last norm and head."""
-        return replace(self.shape, layers=0).parameters
-
-    @property
     def layer_bytes(self) -> int:
-        return self.layer_parameters * self.width
+        return self.shape.layer_parameters * self.width
 
-    @property
+    @cached_property
     def layer_state_bytes(self) -> int:
-        return self.layer_parameters * self.state_bytes
+        return self.shape.layer_parameters * self.state_bytes
 
 
 @dataclass(frozen=True)
@@ -113,10 +107,6 @@ class Homes:
     @property
     def round_tokens(self) -> int:
         return self.chunk_tokens * self.chunks
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.round_tokens * self.rounds
 
 
 Kept = dict[tuple[Keeps, Place], int]  # how many layers keep what, and where
@@ -213,9 +203,8 @@ def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
     states_of_ends = model.ends_parameters if homes.ends_states == "device" else vocabulary
     total += states_of_ends * model.state_bytes
     total += 2 * layer * homes.resident + model.layer_state_bytes * homes.states_resident
-    total += layer * (min(WEIGHT_SLOTS, streamed) + min(GRADIENT_SLOTS, streamed)) + model.layer_state_bytes * min(
-        2, moving
-    )
+    total += layer * (min(WEIGHT_SLOTS, streamed) + min(GRADIENT_SLOTS, streamed))
+    total += model.layer_state_bytes * min(2, moving)
     total += (homes.round_tokens + 4 * homes.chunk_tokens) * shape.width * width  # between two blocks, and in the ends
     if homes.pieces > 1:  # keys and values of a sequence, and their gradients in fp32
         sequence = keys_values_bytes(shape, width) * homes.sequences * homes.sequence_length

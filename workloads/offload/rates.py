@@ -16,8 +16,8 @@ from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload.block import BlockMath
 from workloads.offload.layout import KEPT, Keeps
 from workloads.offload.memory import Arena
-from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import KINDS, LOGIT_TOKENS, UPDATE_PIECE, Rates
+from workloads.offload.optimizer import UPDATE_PIECE, AdamW
+from workloads.offload.planner import KINDS, LOGIT_TOKENS, Rates
 from workloads.timing import time_in_turns
 
 TOKENS = {"cuda": 8192, "cpu": 64}  # at least so many in a chunk that is timed

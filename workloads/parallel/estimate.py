@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from workloads.contract import Machine
 from workloads.llama.flops import per_token
 from workloads.llama.shapes import LlamaShape
-from workloads.parallel.layout import Layout, Setting, stage_layers
+from workloads.parallel.layout import LOSS_TOKENS, Layout, Setting, stage_layers
 
 GIB = 2**30
-LOSS_TOKENS = 2048  # `workloads.parallel.loss.CHUNK`
 RUNTIME_GIB = 1.5  # a context, NCCL's buffers, workspaces of the libraries
 ASSUMED_TFLOPS = 0.05  # of a processor whose rate nobody has measured: only the order of layouts depends on it
 OPTIMIZER_BYTES = 2  # times the width of a number: AdamW's two states
@@ -45,14 +44,13 @@ def memory(layout: Layout, setting: Setting, width: int) -> Memory:
 def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memory:
     shape, each = setting.shape, stage_layers(setting.shape.layers, layout.total_stages)
     mine = each[rank :: layout.pipeline]
-    layer = _layer_parameters(shape) / layout.tensor
+    layer = shape.layer_parameters / layout.tensor
     layers = sum(len(stage) for stage in mine)
     ends = _ends_parameters(shape, mine) / layout.tensor
     kept = (layers * layer + ends) / (layout.shard * layout.context)
     fsdp = layout.data * layout.context > 1
-    # In a pipeline PyTorch keeps weights gathered from one micro-batch to the next.
+    # Weights and gradients, undivided. In a pipeline PyTorch keeps both so from one micro-batch to the next.
     whole = ends + (min(2, layers) if layout.reshard and layout.pipeline == 1 else layers) * layer
-    whole_gradients = ends + (min(2, layers) if layout.reshard and layout.pipeline == 1 else layers) * layer
     tokens = layout.micro_batch * setting.sequence_length / layout.context
     # A pipeline's first rank has as many micro-batches on their way as there are ranks.
     waiting: float = min(layout.microbatches, layout.pipeline - rank) if layout.pipeline > 1 else 1
@@ -71,7 +69,7 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
         parameters=kept * width / GIB,
         gradients=kept * width / GIB,
         states=kept * OPTIMIZER_BYTES * width / GIB,
-        gathered=(whole + whole_gradients) * width / GIB if fsdp else 0.0,
+        gathered=2 * whole * width / GIB if fsdp else 0.0,
         activations=(waiting * layers * per_layer + working) / GIB,
         loss=loss / GIB,
     )
@@ -88,10 +86,6 @@ def activation_numbers(shape: LlamaShape, layout: Layout) -> float:
     inside = qkv + attention if layout.checkpointing == "selective" else 2 * qkv + attention + 3 * shape.feed_forward
     gathered = keys_values * layout.context if layout.context > 1 else 0
     return (2 * shape.width + inside + gathered) / layout.tensor + 2 * shape.width
-
-
-def _layer_parameters(shape: LlamaShape) -> int:
-    return replace(shape, layers=1).parameters - replace(shape, layers=0).parameters
 
 
 def _ends_parameters(shape: LlamaShape, stages: list[range]) -> int:
@@ -131,7 +125,7 @@ def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, dtyp
     tensor = count * _ring_s(stream, layout.tensor, _within(layout.tensor, machine))
     keys_values = tokens * 2 * shape.kv_heads * shape.head_size * width * layout.context / layout.tensor
     context = layers * 2 * _ring_s(keys_values, layout.context, _data_gb_s(layout, machine))
-    weights = layers * _layer_parameters(shape) / layout.tensor * width
+    weights = layers * shape.layer_parameters / layout.tensor * width
     times = 3 if layout.reshard else 0  # gathered forward and backward, gradients divided
     sharded = times * _ring_s(weights, layout.shard * layout.context, _data_gb_s(layout, machine))
     return compute + tensor + context + max(sharded - HIDDEN * compute, (1 - HIDDEN) * sharded)

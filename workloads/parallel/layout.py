@@ -13,6 +13,7 @@ from typing import Literal
 from workloads.llama.shapes import LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
+LOSS_TOKENS = 2048  # what the loss takes at a time, so that no full logits exist
 DEGREES = ("replicate", "shard", "tensor", "context", "pipeline")
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK = 2048
+from workloads.parallel.layout import LOSS_TOKENS
 
 
 def sharded_loss(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -24,7 +24,9 @@ class _ShardedLoss(torch.autograd.Function):
         ranks, first = dist.get_world_size(group), dist.get_rank(group) * len(weight)
         loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        for h, t, d_h in zip(hidden.split(CHUNK), targets.split(CHUNK), d_hidden.split(CHUNK), strict=True):
+        for h, t, d_h in zip(
+            hidden.split(LOSS_TOKENS), targets.split(LOSS_TOKENS), d_hidden.split(LOSS_TOKENS), strict=True
+        ):
             logits = (h @ weight.t()).float()
             sums = [torch.empty(len(h), device=h.device) for _ in range(ranks)]
             dist.all_gather(sums, torch.logsumexp(logits, dim=-1), group=group)

@@ -117,8 +117,7 @@ def _executed(
 ) -> dict[str, Scalar]:
     """The parameters, those that a laid-out model shows read back from it."""
     mesh, context = groups.mesh, dist.get_world_size(groups.context) if groups.context is not None else 1
-    wrapped = {type(block) for stage in stages for block in stage.blocks.values()}
-    blocks = [block for stage in stages for block in stage.blocks.values()]
+    blocks = (block for stage in stages for block in stage.blocks.values())
     kept = next((block for block in blocks if isinstance(block, Kept)), None)
     found: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     return found | {
@@ -132,5 +131,4 @@ def _executed(
         "dtype": next(name for name, dtype in DTYPES.items() if dtype == next(stages[0].parameters()).dtype),
         "sequence_length": length,
         "steps": steps - parameters.warmup,
-        "compile": parameters.compile if len(wrapped) == 1 else False,
     }

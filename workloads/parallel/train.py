@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from workloads.llama.model import next_token_loss
 from workloads.parallel.apply import Groups, sync_gradients
 from workloads.parallel.context import positions
-from workloads.parallel.layout import Layout
-from workloads.parallel.loss import CHUNK, sharded_loss
+from workloads.parallel.layout import LOSS_TOKENS, Layout
+from workloads.parallel.loss import sharded_loss
 from workloads.parallel.stage import Stage
 
 SCHEDULES: dict[str, Any] = {
@@ -108,7 +108,7 @@ class Trainer:
         def loss(hidden: Tensor, targets: Tensor) -> Tensor:
             weight = stage.head_weight
             if mesh is None:
-                return next_token_loss(hidden.flatten(0, 1), weight, targets.flatten(), CHUNK)
+                return next_token_loss(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_TOKENS)
             assert isinstance(weight, DTensor)
             whole = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False).redistribute(mesh, [Replicate()])
             hidden = whole.to_local(grad_placements=[Partial()])
