@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from sweeper.config import CONF, Hardware
 from sweeper.said import SaidWrongly, build
 
+GPUS_OF_A_NODE = 8  # where nobody has looked
+
 
 @dataclass(frozen=True)
 class Node:
@@ -117,6 +119,13 @@ def choose(wanted: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
         each = "" if target.hardware.kind == "gpu" else ", one for each process"
         raise SaidWrongly(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){each}")
     return target
+
+
+def on_paper(wanted: Hardware, gpus: int) -> Target:
+    """As many GPUs of the catalogue as a trial is for, in nodes of eight: to plan for what is not here."""
+    count = -(-gpus // GPUS_OF_A_NODE)
+    node = Node("on paper", cpus=0, cpu_name="", gpus=min(gpus, GPUS_OF_A_NODE), accelerator=wanted.name)
+    return Target(wanted, wanted.name, (node,) * count)
 
 
 def _cpu(nodes: Sequence[Node]) -> Target:

@@ -14,7 +14,7 @@ from rich.console import Console
 from sweeper import cluster, config, foresight, rates
 from sweeper.config import Config
 from sweeper.foresight import Foresight
-from sweeper.hardware import Target, choose
+from sweeper.hardware import Target, catalogue, choose, is_a, on_paper
 from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.space import Space
@@ -48,6 +48,7 @@ class Plan:
     def said_devices(self) -> str:
         target, gpus = self.target, self.gpus
         have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
+        have += ", on paper" if target.nodes[0].address == "on paper" else ""
         each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
         return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}"
 
@@ -70,7 +71,9 @@ def plan(said: Config) -> Plan:
     if said.tracking.uri:
         check_uri(said.tracking.uri)
     nodes = cluster.look(said.cluster.address)
-    target = choose(said.hardware, nodes, said.gpus if isinstance(said.gpus, int) else 1)
+    wanted, ranks = said.hardware, said.gpus if isinstance(said.gpus, int) else 1
+    absent = wanted.name in catalogue() and not any(is_a(wanted, node) for node in nodes)
+    target = on_paper(wanted, ranks) if said.plan and absent else choose(wanted, nodes, ranks)
     gpus = said.gpus if isinstance(said.gpus, int) else _all(target)
     config.check_gpus(said, gpus)
     said = config.with_strategy(said, target.hardware.kind, target.architecture)

@@ -38,6 +38,11 @@ def test_the_command_finds_its_configuration_from_any_directory(installed: dict[
     assert "more     sweeper workload=probe hardware=cpu budget.trials=4" in done.stdout
 
 
+def test_every_room_is_installed(installed: dict[str, str]) -> None:
+    rooms = [p.parent.relative_to(REPOSITORY) for n in ("sweeper", "workloads") for p in (REPOSITORY / n).rglob("*.py")]
+    assert not {room for room in rooms if not (Path(installed["PYTHONPATH"]) / room).is_dir()}
+
+
 def test_a_shell_completes_groups_choices_and_keys(installed: dict[str, str], tmp_path: Path) -> None:
     script = """
         eval "$(sweeper -sc install=bash)"

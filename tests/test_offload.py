@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from workloads.contract import Infeasible, OutOfMemory, Rank
 from workloads.llama.attention import KERNELS
+from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import run
-from workloads.offload.block import BlockMath
 from workloads.offload.engine import Engine
 from workloads.offload.layout import LayerPlan, Plan
 from workloads.offload.memory import Arena

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +17,7 @@ from tests.conftest import Place
 from workloads.contract import Machine
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
-from workloads.parallel.estimate import memory, step_s
+from workloads.parallel.estimate import RUNTIME_GIB, memory, step_s
 from workloads.parallel.layout import DEGREES, Layout, Setting, stage_layers, why_illegal
 
 H200 = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0)
@@ -97,11 +100,24 @@ def test_dividing_a_model_takes_less_memory_of_each_rank() -> None:
     assert needs(shard=8, micro_batch=1) < needs(shard=8, micro_batch=2)
 
 
+MEASURED = pd.read_csv(Path(__file__).parent / "h200_memory.csv", comment="#").to_dict("records")
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=str)
+def test_the_memory_estimate_is_what_a_gpu_allocated(measured: dict[str, Any]) -> None:
+    parts = {name: value for name, value in measured.items() if name not in ("dtype", "gib")}
+    layout = Layout(global_batch=8, **parts)
+    setting = Setting(
+        MODELS["llama3_8b"], 8192, layout.world_size, layout.world_size, compiled=True, dtype=measured["dtype"]
+    )
+    assert memory(layout, setting, 2).total - RUNTIME_GIB == pytest.approx(measured["gib"], rel=0.05)
+
+
 def test_on_paper_more_work_and_slower_links_take_longer() -> None:
     setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
 
     def seconds(machine: Machine = H200, **layout: object) -> float:
-        return step_s(Layout(global_batch=16, **layout), setting, 2, machine, "bf16")  # type: ignore[arg-type]
+        return step_s(Layout(global_batch=16, **layout), setting, 2, machine)  # type: ignore[arg-type]
 
     assert seconds(shard=8) < seconds(shard=8, checkpointing="selective") < seconds(shard=8, checkpointing="full")
     across = replace(H200, ranks_per_node=4, network_gb_s=25.0)
@@ -137,12 +153,19 @@ def test_a_plan_shows_what_would_be_tried_what_not_and_how_it_would_grow(place: 
     assert len(written) == 1 + 41_472 and not list(place.path.glob("sweeps/*/study.journal"))
 
 
+def test_a_plan_is_made_for_gpus_that_are_not_here(place: Place) -> None:
+    done = place.run("workload=parallel", "model=llama70b", "gpus=16", "hardware=h200", "plan=true", "space.tensor=8")
+    assert done.code == 0, done.err
+    assert "16 x h200, on paper" in done.out and "it fits into memory" in done.out
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["gpus=2", "space.tensor=2", "space.shard=2"], "“the degrees multiply to the number of ranks”"),
         ([*(f"space.{name}=1" for name in DEGREES), "space.micro_batch=3"], "no multiple of micro-batch 3"),
         (["gpus=2", "strategy=balanced", "model=llama70b"], "it has llama3_8b, qwen2_5_7b"),
+        (["gpus=2", "hardware=h200"], "hardware=h200: there is none"),
         (["gpus=2", "plan=true", "nodes=2,x"], "nodes=2,x: numbers of nodes"),
         (["gpus=2", "space.learning_rate=interval(0.1,0.2)"], "every point is looked at before"),
     ],

@@ -29,7 +29,7 @@ def together(rank: Rank, device: torch.device) -> Iterator[None]:
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        device_id=None if device.type == "cpu" else device,
+        # No device_id: meshes would then be split off this group, which in a process's second one ends it (2.11).
     )
     try:
         yield

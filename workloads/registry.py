@@ -12,7 +12,7 @@ from typing import cast
 
 from workloads.contract import Workload
 
-# The built-in ones stand here too, so that a checkout runs without being installed.
+# Here, so that a checkout runs without being installed.
 BUILT_IN = {
     "matmul": "workloads.matmul:Matmul",
     "offload": "workloads.offload:Offload",

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.block import BlockMath
 from workloads.offload.layout import Place
 from workloads.offload.memory import Buffer, Queues
 from workloads.offload.optimizer import AdamW

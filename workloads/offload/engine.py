@@ -17,9 +17,9 @@ from torch import Tensor
 
 from workloads import trace
 from workloads.llama.attention import Kernel
+from workloads.llama.block import Activations, BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.block import Activations, BlockMath
 from workloads.offload.ends import Ends
 from workloads.offload.layout import KEPT, Plan
 from workloads.offload.memory import Arena, Buffer, Queues

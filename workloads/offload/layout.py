@@ -11,7 +11,7 @@ from workloads.llama.shapes import LlamaShape
 Place = Literal["device", "host"]
 Keeps = Literal["full", "projections", "attention", "input"]
 
-# What of `workloads.offload.block.Activations` each kind keeps; the rest is computed again.
+# What of `workloads.llama.block.Activations` each kind keeps; the rest is computed again.
 KEPT: dict[Keeps, tuple[str, ...]] = {
     "full": ("x", "qkv", "mixed", "lse", "middle", "gate_up"),
     "projections": ("x", "qkv", "mixed", "lse", "middle"),

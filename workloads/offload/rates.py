@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from workloads.llama.attention import Kernel, fastest
+from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.offload.block import BlockMath
 from workloads.offload.layout import KEPT, Keeps
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import UPDATE_PIECE, AdamW

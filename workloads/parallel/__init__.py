@@ -22,6 +22,7 @@ class ParallelParameters:
     global_batch: sequences in a step, of all ranks together
     tensor_across_nodes: whether tensor parallelism may span nodes
     compile: each block by itself
+    dtype: fp8 is of the products of blocks (torchao's recipes), on bf16 weights
     """
 
     model: shapes.ModelName = "llama3_8b"
@@ -39,7 +40,7 @@ class ParallelParameters:
     reshard: bool = True
     tensor_across_nodes: bool = False
     compile: bool = True
-    dtype: Literal["bf16", "fp32"] = "bf16"
+    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise"] = "bf16"
     warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
@@ -52,10 +53,13 @@ class ParallelParameters:
 
     def setting(self, world_size: int, ranks_per_node: int) -> Setting:
         shape = shapes.MODELS[self.model]
-        return Setting(shape, self.sequence_length, world_size, ranks_per_node, self.tensor_across_nodes, self.compile)
+        across, compiled = self.tensor_across_nodes, self.compile
+        return Setting(shape, self.sequence_length, world_size, ranks_per_node, across, compiled, self.dtype)
 
-
-WIDTHS = {"bf16": 2, "fp32": 4}
+    @property
+    def width(self) -> int:
+        """Bytes of a number that is kept."""
+        return 4 if self.dtype == "fp32" else 2
 
 
 class Parallel:
@@ -75,9 +79,8 @@ class Parallel:
         rule, why = why_illegal(layout, setting)
         if why:
             return Foreseen(why, rule, said=str(layout))
-        width = WIDTHS[parameters.dtype]
-        needs = estimate.memory(layout, setting, width)
-        seconds = estimate.step_s(layout, setting, width, machine, parameters.dtype)
+        needs = estimate.memory(layout, setting, parameters.width)
+        seconds = estimate.step_s(layout, setting, parameters.width, machine)
         tokens = parameters.global_batch * parameters.sequence_length
         figures = {"memory_gib": needs.total, "tokens_per_s": tokens / seconds}
         if machine.memory_gib is not None and needs.total > machine.memory_gib:

@@ -3,8 +3,10 @@
 1. Which layers this rank has (pipeline): only those are ever built, on no device yet.
 2. Context: blocks are given an attention that knows its group.
 3. Tensor: every block's matrices are divided before anything wraps the block, since the plan names them.
-4. Checkpointing wraps blocks, so that what is divided is also what is computed again.
-5. Compiling sees a whole block, selective checkpointing included; what is computed again whole is compiled inside.
+4. Checkpointing wraps blocks, so that what is divided is also what is computed again. Blocks whose backward pass is
+   written out do it themselves.
+5. Compiling sees a whole block, selective checkpointing included; what is computed again whole is compiled inside. Of
+   those written out, what is between the products is compiled.
 6. FSDP comes last: it takes what it finds, divided or not, and gathers it just before a block runs.
 7. Memory is allocated, each rank for what it keeps, and filled from weights that do not depend on the layout.
 """
@@ -12,7 +14,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,12 +31,15 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from workloads.device import architecture
 from workloads.llama.attention import fastest
-from workloads.llama.model import rope_table
+from workloads.llama.block import BlockMath
+from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.context import ContextAttention, positions
-from workloads.parallel.layout import Layout, stage_layers
-from workloads.parallel.stage import Initial, Kept, Stage, each_parameter
+from workloads.parallel.layout import Layout, is_written, stage_layers
+from workloads.parallel.stage import Initial, Kept, Stage, WrittenBlock, each_parameter
+from workloads.precision.layers import with_recipe
 
 # A block's inputs and outputs are divided along the sequence, what is inside of it along heads and width.
 BLOCK_PLAN = {
@@ -90,18 +97,28 @@ def stages_of(
     initial: Initial,
     *,
     compiled: bool,
+    recipe: str = "",
 ) -> list[Stage]:
-    """This rank's stages, ready to train: stage number n is on pipeline rank n modulo the degree."""
+    """This rank's stages, ready to train: stage number n is on pipeline rank n modulo the degree. `recipe` is what the
+    products of blocks are in where it is not `dtype`. Raises Infeasible where sizes do not fit it."""
     rank = groups.mesh["pipeline"].get_local_rank()
     rope = rope_table(shape, sequence_length, device)
     if groups.context is not None:
         rope = rope[:, positions(sequence_length, layout.context, dist.get_rank(groups.context)).to(device)]
+    block: Callable[[], Block] = partial(Block, shape)
+    written = is_written(layout, recipe)
+    if written:
+        kernel = fastest(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
+        block = partial(WrittenBlock, BlockMath(shape, kernel, compiled=compiled), layout.checkpointing)
     each = stage_layers(shape.layers, layout.total_stages)
     stages = []
     for layers in each[rank :: layout.pipeline]:
         with torch.device("meta"):
-            stage = Stage(shape, layers, rope).to(dtype)
-        stages.append(_laid_out(stage, shape, layout, groups, sequence_length, device, compiled))
+            stage = Stage(shape, layers, rope, block).to(dtype)
+        if recipe:
+            tokens = layout.micro_batch * sequence_length // layout.context
+            with_recipe(stage.blocks, recipe, architecture(device), tokens)
+        stages.append(_laid_out(stage, shape, layout, groups, sequence_length, device, compiled and not written))
     for stage in stages:
         stage.to_empty(device=device)
         _fill(stage, shape, layout.tensor, initial)
@@ -131,10 +148,11 @@ def _laid_out(
             parallelize_module(block, groups.tensor, BLOCK_PLAN)
     if layout.checkpointing != "none":
         for name, block in list(stage.blocks.items()):
-            stage.blocks[name] = Kept(block, layout.checkpointing)  # type: ignore[arg-type]
+            if not isinstance(block, WrittenBlock):
+                stage.blocks[name] = Kept(block, layout.checkpointing)  # type: ignore[arg-type]
     if compiled:
         for block in stage.blocks.values():
-            inner = isinstance(block, Kept) and not block.selective
+            inner = isinstance(block, Kept) and block.checkpointing == "full"
             (block.block if inner else block).compile(dynamic=False)  # type: ignore[union-attr]
     if groups.data is not None:
         for block in stage.blocks.values():

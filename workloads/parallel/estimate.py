@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 from workloads.contract import Machine
 from workloads.llama.flops import per_token
 from workloads.llama.shapes import LlamaShape
-from workloads.parallel.layout import LOSS_TOKENS, Layout, Setting, stage_layers
+from workloads.parallel.layout import LOSS_TOKENS, Layout, Setting, is_written, stage_layers
 
 GIB = 2**30
 RUNTIME_GIB = 1.5  # a context, NCCL's buffers, workspaces of the libraries
 ASSUMED_TFLOPS = 0.05  # of a processor whose rate nobody has measured: only the order of layouts depends on it
 OPTIMIZER_BYTES = 2  # times the width of a number: AdamW's two states
-HIDDEN = 0.8  # of what could run beside computation, the share that really does
+BESIDE_PRODUCTS = 1.19  # attention and what is between products: the step of one H200 against its products alone
+FP8_LAYERS = 1.4  # torchao's layers against bf16's, casts included (benchmarks/results/precision_h200.md)
+# Measured between two H200s (benchmarks/results/parallel_h200.md): tensor parallel collectives run at 0.45 of the link;
+# of FSDP's, which run beside computation, 0.36 of their time is lost, to the copies around them and to power.
+LINK_SHARE = 0.45
+HIDDEN = 0.64
 
 
 @dataclass(frozen=True)
@@ -27,11 +32,11 @@ class Memory:
     states: float
     gathered: float
     activations: float
-    loss: float
+    working: float
 
     @property
     def total(self) -> float:
-        parts = (self.parameters, self.gradients, self.states, self.gathered, self.activations, self.loss)
+        parts = (self.parameters, self.gradients, self.states, self.gathered, self.activations, self.working)
         return sum(parts) + RUNTIME_GIB
 
 
@@ -48,9 +53,11 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
     layers = sum(len(stage) for stage in mine)
     ends = _ends_parameters(shape, mine) / layout.tensor
     kept = (layers * layer + ends) / (layout.shard * layout.context)
-    fsdp = layout.data * layout.context > 1
-    # Weights and gradients, undivided. In a pipeline PyTorch keeps both so from one micro-batch to the next.
-    whole = ends + (min(2, layers) if layout.reshard and layout.pipeline == 1 else layers) * layer
+    # A pipeline keeps weights and gradients undivided from one micro-batch to the next, as is done without resharding.
+    divided, stay = layout.data * layout.context > 1, not layout.reshard or layout.pipeline > 1
+    whole = (ends + (layers * layer if stay else 0)) if divided else 0.0
+    summed = layout.microbatches > 1  # there are gradients when activations are at their peak, which is at the loss
+    gradients = (whole if divided and stay else kept) if summed else 0.0
     tokens = layout.micro_batch * setting.sequence_length / layout.context
     # A pipeline's first rank has as many micro-batches on their way as there are ranks.
     waiting: float = min(layout.microbatches, layout.pipeline - rank) if layout.pipeline > 1 else 1
@@ -59,33 +66,50 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
         waiting = min(layout.microbatches, begun / layout.stages)
     elif layout.schedule == "zero_bubble":
         waiting = min(layout.microbatches, layout.pipeline)
-    per_layer = tokens * activation_numbers(shape, layout) * width
-    working = tokens * activation_numbers(shape, replace(layout, checkpointing="none")) * width
-    last = each[-1] in mine
-    rows = shape.vocabulary / layout.tensor
-    logits = min(LOSS_TOKENS, tokens) * rows * (4 + 2 * width) * (2 if layout.tensor > 1 else 1)
-    loss = logits + rows * shape.width * 2 * width if last else 0.0
+    each_layer = activation_numbers(shape, layout, setting.dtype)
+    head = shape.vocabulary * shape.width / layout.tensor if each[-1] in mine else 0.0
     return Memory(
         parameters=kept * width / GIB,
-        gradients=kept * width / GIB,
+        gradients=gradients * width / GIB,
         states=kept * OPTIMIZER_BYTES * width / GIB,
-        gathered=2 * whole * width / GIB if fsdp else 0.0,
-        activations=(waiting * layers * per_layer + working) / GIB,
-        loss=loss / GIB,
+        gathered=whole * width / GIB,
+        activations=waiting * layers * tokens * each_layer * width / GIB,
+        working=max(
+            (_logits_bytes(layout, setting, width, tokens) + head * width) if head else 0.0,
+            (head + tokens * _backward_numbers(shape, layout, each_layer, setting.dtype)) * width
+            + (3 if divided and not stay else 1) * layer * width,  # two layers' weights, a layer's gradients
+        )
+        / GIB,
     )
 
 
-def activation_numbers(shape: LlamaShape, layout: Layout) -> float:
-    """Of a token and layer, what waits for the backward pass: a sequence-parallel part of the residual stream, a
-    tensor-parallel part of what is inside attention and MLP, and whole what is gathered before a product or summed
-    after it, which PyTorch keeps as it is."""
+def _logits_bytes(layout: Layout, setting: Setting, width: int, tokens: float) -> float:
+    """Of the loss's chunk: logits and their gradient, several more where ranks have parts and nothing is compiled."""
+    each = 16 if layout.tensor > 1 else 2 * width
+    return min(LOSS_TOKENS, tokens) * setting.shape.vocabulary / layout.tensor * each
+
+
+def activation_numbers(shape: LlamaShape, layout: Layout, dtype: str) -> float:
+    """Of a token and layer, what waits for the backward pass. In a written-out block what its `KEPT` names; else a
+    sequence-parallel part of the residual stream, a tensor-parallel part of what is inside attention and MLP, and whole
+    what is gathered before a product or summed after it, which PyTorch keeps as it is."""
     if layout.checkpointing == "full":
         return shape.width / layout.tensor
     attention, keys_values = shape.heads * shape.head_size, 2 * shape.kv_heads * shape.head_size
-    qkv = attention + keys_values
-    inside = qkv + attention if layout.checkpointing == "selective" else 2 * qkv + attention + 3 * shape.feed_forward
-    gathered = keys_values * layout.context if layout.context > 1 else 0
+    qkv, selective = attention + keys_values, layout.checkpointing == "selective"
+    if is_written(layout, dtype):
+        return 2 * shape.width + qkv + attention + (0 if selective else 2 * shape.feed_forward)
+    if dtype.startswith("fp8") and layout.checkpointing == "none":  # measured: the inputs of products stay in fp8
+        return 3 * shape.width + qkv + attention + 2 * shape.feed_forward
+    inside = qkv + attention if selective else 2 * qkv + attention + 3 * shape.feed_forward
+    gathered = keys_values * layout.context if layout.context > 1 else shape.width
     return (2 * shape.width + inside + gathered) / layout.tensor + 2 * shape.width
+
+
+def _backward_numbers(shape: LlamaShape, layout: Layout, kept: float, dtype: str) -> float:
+    """Of a token, what a layer's backward pass has beside what was kept: gradients, and what it computes again."""
+    again = activation_numbers(shape, replace(layout, checkpointing="none"), dtype) - kept
+    return again + (3 * shape.feed_forward + 2 * shape.width) / layout.tensor
 
 
 def _ends_parameters(shape: LlamaShape, stages: list[range]) -> int:
@@ -98,27 +122,29 @@ def _ends_parameters(shape: LlamaShape, stages: list[range]) -> int:
 # ── time ──
 
 
-def step_s(layout: Layout, setting: Setting, width: int, machine: Machine, dtype: str) -> float:
+def step_s(layout: Layout, setting: Setting, width: int, machine: Machine) -> float:
     """Seconds of a step: matrix work at the machine's rate, collectives by bytes and bandwidth, the bubble."""
     each = stage_layers(setting.shape.layers, layout.total_stages)
     ranks = [each[rank :: layout.pipeline] for rank in range(layout.pipeline)]
-    slowest = max(_rank_s(layout, setting, width, machine, dtype, stages) for stages in ranks)
+    slowest = max(_rank_s(layout, setting, width, machine, stages) for stages in ranks)
     bubble = (layout.pipeline - 1) / layout.stages
     if layout.schedule == "zero_bubble":  # the weights' half of the backward pass fills it
         bubble /= 3
     return slowest * (layout.microbatches + bubble) + _once_s(layout, setting, width, machine)
 
 
-def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, dtype: str, stages: list[range]) -> float:
+def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, stages: list[range]) -> float:
     """Seconds that a rank takes for one micro-batch."""
     shape, layers = setting.shape, sum(len(stage) for stage in stages)
     tokens = layout.micro_batch * setting.sequence_length / layout.context
-    rate = machine.matrix_tflops.get(dtype, ASSUMED_TFLOPS) * 1e12
+    fp8 = setting.dtype.startswith("fp8")
+    rate = machine.matrix_tflops.get("bf16" if fp8 else setting.dtype, ASSUMED_TFLOPS) * 1e12 / BESIDE_PRODUCTS
     last = any(stage.stop == shape.layers for stage in stages)
     flops = per_token(shape, setting.sequence_length, layers=layers, head=last)
     block = per_token(shape, setting.sequence_length, layers=layers, head=False)
     again = {"none": 0.0, "full": block / 3, "selective": 2 * layers * math.prod(shape.linear("gate_up"))}
-    compute = tokens * (flops + again[layout.checkpointing]) / layout.tensor / rate
+    faster = 6 * layers * shape.layer_parameters * (1 - 1 / FP8_LAYERS) if fp8 else 0.0
+    compute = tokens * (flops + again[layout.checkpointing] - faster) / layout.tensor / rate
     # Four collectives of the residual stream in a layer's forward pass, and as many in its backward pass.
     stream = tokens * shape.width * width
     count = layers * (11 if layout.checkpointing == "full" else 8)
@@ -151,4 +177,4 @@ def _data_gb_s(layout: Layout, machine: Machine) -> float:
 
 def _within(ranks: int, machine: Machine) -> float:
     """Ranks that are numbered together are in one node as long as they fit."""
-    return machine.link_gb_s if ranks <= machine.ranks_per_node else machine.network_gb_s
+    return LINK_SHARE * machine.link_gb_s if ranks <= machine.ranks_per_node else machine.network_gb_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Literal
 
 from workloads.llama.shapes import LlamaShape
@@ -15,6 +16,7 @@ from workloads.llama.shapes import LlamaShape
 Checkpointing = Literal["none", "selective", "full"]
 LOSS_TOKENS = 2048  # what the loss takes at a time, so that no full logits exist
 DEGREES = ("replicate", "shard", "tensor", "context", "pipeline")
+TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 
 
@@ -63,7 +65,7 @@ class Layout:
         degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
         line = f" ({self.schedule}, {self.total_stages} stages)" if self.pipeline > 1 else ""
         kept = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
-        gathered = "" if self.reshard or self.shard == 1 else ", weights stay gathered"
+        gathered = "" if self.reshard else ", weights stay gathered"
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         return f"{' x '.join(degrees) or 'one rank'}{line}, {batch}{kept}{gathered}"
 
@@ -78,6 +80,7 @@ class Setting:
     ranks_per_node: int
     tensor_across_nodes: bool = False
     compiled: bool = False
+    dtype: str = "bf16"
 
 
 def why_illegal(layout: Layout, setting: Setting) -> tuple[str, str]:
@@ -153,6 +156,8 @@ def _zero_bubble(l: Layout, s: Setting) -> str:  # noqa: E741
     """What PyTorch's split of a backward pass, first for inputs and then for weights, does not stand."""
     if l.schedule != "zero_bubble":
         return ""
+    if TORCH < (2, 13):
+        return f"zero_bubble does not split this loss's backward pass before torch 2.13, this is {TORCH[0]}.{TORCH[1]}"
     if s.compiled:
         return "zero_bubble splits the backward pass, a compiled block does not: compile false"
     if l.checkpointing == "selective":
@@ -166,6 +171,15 @@ def _tied(l: Layout, s: Setting) -> str:  # noqa: E741
     return "the model's head is its embedding: both have to be in one stage" if s.shape.tied and l.pipeline > 1 else ""
 
 
+def _fp8(l: Layout, s: Setting) -> str:  # noqa: E741
+    """What torchao's layers are laid out for here."""
+    if not s.dtype.startswith("fp8"):
+        return ""
+    if l.tensor > 1:
+        return f"the scales of {s.dtype} are of whole weights: tensor 1"
+    return "zero_bubble splits the backward pass, an fp8 layer does not" if l.schedule == "zero_bubble" else ""
+
+
 RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "the degrees multiply to the number of ranks": _world,
     "tensor divides what it divides": _tensor,
@@ -177,7 +191,15 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "only what is divided is gathered": _resharding,
     "zero bubble is possible": _zero_bubble,
     "a tied head is where the embedding is": _tied,
+    "fp8 is possible": _fp8,
 }
+
+
+def is_written(layout: Layout, dtype: str) -> bool:
+    """Whether blocks have a backward pass of our own: where weights and sequences are whole. Zero bubble asks for the
+    two halves of a backward pass, each by itself, and fp8 layers are torchao's."""
+    whole = layout.tensor == layout.context == 1
+    return whole and layout.schedule != "zero_bubble" and not dtype.startswith("fp8")
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank, Scalar
@@ -18,13 +18,14 @@ from workloads.llama.shapes import MODELS
 from workloads.llama.text import sequences
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, groups_of, numbers, stages_of
+from workloads.parallel.communication import counted
 from workloads.parallel.layout import why_illegal
-from workloads.parallel.stage import Kept, Stage, random_weights
+from workloads.parallel.stage import Stage, random_weights
 from workloads.parallel.train import Trainer
+from workloads.precision.layers import float8_recipe
 from workloads.recipes import why_no_rate
 from workloads.telemetry import watching
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GIB = 2**30
 
 
@@ -49,9 +50,11 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
     shape, layout = MODELS[parameters.model], parameters.layout
     groups = groups_of(layout, device.type)
     stages = stages_of(
-        *(shape, layout, groups, parameters.sequence_length, device, DTYPES[parameters.dtype]),
+        *(shape, layout, groups, parameters.sequence_length, device),
+        torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
         random_weights(parameters.seed, device),
         compiled=parameters.compile,
+        recipe=parameters.dtype if parameters.dtype.startswith("fp8") else "",
     )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # training counts, not how the weights came there
@@ -60,19 +63,15 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
     tokens = sequences(
         None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
     )
-    losses, times_s, collectives = [], [], dict[str, float]()
+    losses, times_s, communication = [], [], dict[str, float]()
     with watching(device) as watch:
         for n in range(parameters.warmup + parameters.steps):
             dist.barrier()
             started = time.perf_counter()
-            if n == parameters.warmup - 1:
-                with profile(activities=[ProfilerActivity.CPU]) as profiler:
-                    losses.append(float(trainer.step(tokens)))
-                collectives = _collectives(profiler)
-            else:
+            with counted(device, communication) if n == parameters.warmup - 1 else nullcontext():
                 losses.append(float(trainer.step(tokens)))
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
             times_s.append(time.perf_counter() - started)
     tokens_per_step = layout.global_batch * length
     layers = shape.layers
@@ -81,7 +80,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         "selective": {"gate_up": layers},
         "full": {"qkv": layers, "attention": layers, "output": layers, "gate_up": layers},
     }
-    figures = watch.figures() | collectives | {"loss": losses[-1], "first_loss": losses[0]}
+    figures = watch.figures() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if device.type == "cuda":
         peak = torch.tensor(torch.cuda.max_memory_allocated(device) / GIB, device=device)
         dist.all_reduce(peak, dist.ReduceOp.MAX)  # of the rank that needs most
@@ -95,21 +94,13 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         * tokens_per_step
         * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # all ranks' together
-        matrix_dtype=parameters.dtype,
+        # Attention and the head stay in bf16: of fp8's peak a mixed step has no share that means anything.
+        matrix_dtype="" if parameters.dtype.startswith("fp8") else parameters.dtype,
         figures=figures,
         facts=devices.facts(device)
         | watch.facts()
         | {"layout": str(layout), "parameters_kept": sum(map(numbers, stages))},
     )
-
-
-def _collectives(profiler: profile) -> dict[str, float]:
-    """How many collectives this rank takes part in, in a step, by their kind."""
-    counts = Counter[str]()
-    for event in profiler.key_averages():
-        if event.key.startswith("c10d::"):
-            counts[event.key.removeprefix("c10d::").strip("_")] += event.count
-    return {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
 
 
 def _executed(
@@ -118,7 +109,7 @@ def _executed(
     """The parameters, those that a laid-out model shows read back from it."""
     mesh, context = groups.mesh, dist.get_world_size(groups.context) if groups.context is not None else 1
     blocks = (block for stage in stages for block in stage.blocks.values())
-    kept = next((block for block in blocks if isinstance(block, Kept)), None)
+    keeps = {getattr(block, "checkpointing", "none") for block in blocks}
     found: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     return found | {
         "replicate": mesh["replicate"].size(),
@@ -127,8 +118,15 @@ def _executed(
         "context": context,
         "pipeline": mesh["pipeline"].size(),
         "stages": len(stages),
-        "checkpointing": "none" if kept is None else "selective" if kept.selective else "full",
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype == next(stages[0].parameters()).dtype),
+        "checkpointing": ", ".join(sorted(keeps)),
+        "dtype": _dtype(stages[0]),
         "sequence_length": length,
         "steps": steps - parameters.warmup,
     }
+
+
+def _dtype(stage: Stage) -> str:
+    """What the products of blocks are in."""
+    block = next(iter(stage.blocks.values()))
+    layer: Any = getattr(block, "block", block).qkv
+    return float8_recipe(layer) or {torch.bfloat16: "bf16", torch.float32: "fp32"}[layer.weight.dtype]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from workloads.llama.block import BlockMath
 from workloads.llama.model import Block
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.layout import Checkpointing
@@ -30,7 +31,7 @@ class Kept(nn.Module):
 
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
-        self.block, self.selective = block, checkpointing == "selective"
+        self.block, self.checkpointing = block, checkpointing
         weight = block.gate_up.weight
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         widest = {tuple(sorted(weight.shape)), tuple(sorted(local.shape))}
@@ -43,9 +44,50 @@ class Kept(nn.Module):
         self._contexts = partial(create_selective_checkpoint_contexts, policy)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
-        if not self.selective:
+        if self.checkpointing == "full":
             return checkpoint(self.block, x, rope, use_reentrant=False)
         return checkpoint(self.block, x, rope, use_reentrant=False, context_fn=self._contexts)
+
+
+class WrittenBlock(Block):
+    """A block whose backward pass is written out (`workloads.llama.block`): for whole weights and whole sequences, and
+    faster than what PyTorch makes of a compiled block."""
+
+    # What waits for the backward pass; the rest is computed again.
+    KEPT: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
+        "none": ("qkv", "mixed", "lse", "middle", "gate_up"),
+        "selective": ("qkv", "mixed", "lse", "middle"),
+        "full": (),
+    }
+
+    def __init__(self, maths: BlockMath, checkpointing: Checkpointing) -> None:
+        super().__init__(maths.shape)
+        self.maths, self.checkpointing = maths, checkpointing
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        names, weights = zip(*self.named_parameters(), strict=True)
+        out: Tensor = _Written.apply(self.maths, self.KEPT[self.checkpointing], names, rope, x, *weights)
+        return out
+
+
+class _Written(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, maths: BlockMath, kept: tuple[str, ...], names: tuple[str, ...], rope: Tensor, x: Tensor, *weights: Tensor
+    ) -> Tensor:
+        out, made = maths.forward(dict(zip(names, weights, strict=True)), x.flatten(0, 1), rope, None)
+        ctx.maths, ctx.kept, ctx.names = maths, kept, names
+        ctx.save_for_backward(rope, x, *(made[name] for name in kept), *weights)
+        return out.view_as(x)
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor):  # type: ignore[no-untyped-def]
+        rope, x, *saved = ctx.saved_tensors
+        made = dict(zip(ctx.kept, saved, strict=False)) | {"x": x.flatten(0, 1)}
+        weights = dict(zip(ctx.names, saved[len(ctx.kept) :], strict=True))
+        gradients: dict[str, Tensor] = {}
+        d_x = ctx.maths.backward(weights, gradients, made, rope, d_out.contiguous().flatten(0, 1))
+        return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.names)
 
 
 class Stage(nn.Module):
@@ -55,11 +97,11 @@ class Stage(nn.Module):
     the last stage, the normed result, which with `head` and the targets makes the loss.
     """
 
-    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor) -> None:
+    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, block: Callable[[], Block]) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.embedding = nn.Embedding(shape.vocabulary, shape.width) if layers.start == 0 else None
-        self.blocks = nn.ModuleDict({str(n): Block(shape) for n in layers})
+        self.blocks = nn.ModuleDict({str(n): block() for n in layers})
         last = layers.stop == shape.layers
         self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps) if last else None
         self.head = nn.Linear(*shape.linear("head"), bias=False) if last and not shape.tied else None

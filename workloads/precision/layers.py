@@ -65,6 +65,17 @@ def _float8(module: nn.Module, recipe: str, emulate: bool) -> nn.Module:
     return convert_to_float8_training(module, config=config, module_filter_fn=_wanted)
 
 
+def float8_recipe(layer: nn.Module) -> str:
+    """Which of `FLOAT8` a layer computes in; empty where it is a plain one."""
+    if type(layer) is nn.Linear:
+        return ""
+    from torchao.float8 import Float8LinearConfig
+
+    config: Any = layer.config
+    found = dataclasses.replace(config, emulate=False)
+    return next(name for name, recipe in FLOAT8.items() if Float8LinearConfig.from_recipe_name(recipe) == found)
+
+
 def _swapped(module: nn.Module, make: Any) -> nn.Module:
     from torchao.float8.float8_linear_utils import swap_linear_layers
 

@@ -3,7 +3,7 @@ again, and gradients are added where they are gathered.
 
 The same mathematics as `workloads.llama.model.Block`, which PyTorch differentiates; a test compares them. Weights and
 gradients are dictionaries by that module's names, activations are [tokens, features] of one chunk: `sequences` of
-`length` tokens, or one piece of a sequence.
+`length` tokens, or one piece of a sequence. Gradients are added to those that are there, the others begin with them.
 """
 
 from __future__ import annotations
@@ -118,34 +118,34 @@ class BlockMath:
         earlier: KeysValues | None = None,
         d_keys_values: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The gradient of x; those of the weights are added to `g`. Uses up `a`.
+        """The gradient of x; those of the weights go to `g`. Uses up `a`.
 
         d_keys_values: what later pieces of the sequence have found for this one's keys and values, fp32, and where to
         add what this one finds for the `earlier` ones'
         """
         self._complete(w, a, rope, earlier)
         d_middle = self._mlp_backward(w, g, a, d_out)
-        g["output.weight"].addmm_(d_middle.t(), a["mixed"])
+        _add_product(g, "output.weight", d_middle, a["mixed"])
         dq, dk, dv = self._attention_backward(a, torch.mm(d_middle, w["output.weight"]), earlier, d_keys_values)
         d_qkv = self._rotate_backward(dq, dk, dv, rope)
         del dq, dk, dv
         d_normed = torch.mm(d_qkv, w["qkv.weight"])
         normed, d_x, d_norm = self.norm_backward(a["x"], w["attention_norm.weight"], d_normed, d_middle)
-        g["qkv.weight"].addmm_(d_qkv.t(), normed)
-        g["attention_norm.weight"] += d_norm
-        if "qkv.bias" in g:
-            g["qkv.bias"] += d_qkv.sum(0)
+        _add_product(g, "qkv.weight", d_qkv, normed)
+        _add(g, "attention_norm.weight", d_norm)
+        if "qkv.bias" in w:
+            _add(g, "qkv.bias", d_qkv.sum(0))
         return d_x
 
     def _mlp_backward(self, w: Weights, g: Weights, a: Activations, d_out: Tensor) -> Tensor:
         """The gradient of `middle`."""
         hidden, d_gate_up = self._gated_backward(a.pop("gate_up"), torch.mm(d_out, w["down.weight"]))
-        g["down.weight"].addmm_(d_out.t(), hidden)
+        _add_product(g, "down.weight", d_out, hidden)
         del hidden
         d_normed = torch.mm(d_gate_up, w["gate_up.weight"])
         normed, d_middle, d_norm = self.norm_backward(a.pop("middle"), w["mlp_norm.weight"], d_normed, d_out)
-        g["gate_up.weight"].addmm_(d_gate_up.t(), normed)
-        g["mlp_norm.weight"] += d_norm
+        _add_product(g, "gate_up.weight", d_gate_up, normed)
+        _add(g, "mlp_norm.weight", d_norm)
         return d_middle
 
     def _attention_backward(
@@ -168,3 +168,18 @@ class BlockMath:
             if d_earlier is not None:
                 gathered += torch.cat(d_earlier, dim=1).transpose(1, 2)
         return dq, dk, dv
+
+
+def _add_product(g: Weights, name: str, d_out: Tensor, x: Tensor) -> None:
+    """Of a matrix that made d_out's tensor from x."""
+    if name in g:
+        g[name].addmm_(d_out.t(), x)
+    else:
+        g[name] = torch.mm(d_out.t(), x)
+
+
+def _add(g: Weights, name: str, gradient: Tensor) -> None:
+    if name in g:
+        g[name] += gradient
+    else:
+        g[name] = gradient

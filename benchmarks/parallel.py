@@ -1,0 +1,131 @@
+"""Layouts of Llama 3 8B over the GPUs of this machine, beside what a plain script makes of them, in one run.
+
+    python benchmarks/parallel.py [--model llama3_8b] [--global-batch 16] [--trials 12] [--time-s 300]
+
+Three things at 8192 tokens a sequence and bf16: one GPU by itself (`workload=parallel gpus=1`), FSDP2 as its tutorial
+has it (each block compiled and sharded, micro-batches of two, nothing computed again), and the best that
+`workload=parallel` finds. Figures are medians over the steps after two of warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads.llama.flops import per_token
+from workloads.llama.model import Llama, fastest_attention, rope_table
+from workloads.llama.shapes import MODELS
+from workloads.llama.text import sequences
+from workloads.parallel.layout import Layout
+
+LENGTH, WARMUP, STEPS = 8192, 2, 5
+PEAK_TFLOPS = 989.0
+
+
+def plain_fsdp(model: str, global_batch: int, micro_batch: int = 2) -> None:
+    """One rank of it, under torchrun; rank 0 prints the seconds of its steps."""
+    from torch.distributed.fsdp import fully_shard
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    shape, ranks, rank = MODELS[model], dist.get_world_size(), dist.get_rank()
+    with torch.device("meta"):
+        llama = Llama(shape).to(torch.bfloat16)
+    for block in llama.blocks:
+        block.compile(dynamic=False)
+        fully_shard(block)
+    fully_shard(llama)
+    llama.to_empty(device=device)
+    llama.initialize(torch.Generator(device).manual_seed(rank))
+    optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-4, fused=True)
+    rope = rope_table(shape, LENGTH, device)
+    tokens = sequences(None, None, count=global_batch, length=LENGTH + 1, vocabulary=shape.vocabulary, seed=0)
+    mine = tokens.chunk(ranks)[rank].to(device)
+    times_s = []
+    with fastest_attention(device):
+        for _ in range(WARMUP + STEPS):
+            dist.barrier()
+            started = time.perf_counter()
+            for part in mine.split(micro_batch):
+                (llama(part[:, :-1].contiguous(), part[:, 1:], rope) * len(part) / len(mine)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+            times_s.append(time.perf_counter() - started)
+    if rank == 0:
+        gib = torch.cuda.max_memory_allocated() / 2**30
+        print(json.dumps({"step_times_s": times_s[WARMUP:], "peak_device_gib": gib}))
+    dist.destroy_process_group()
+
+
+def run_plain(ranks: int, model: str, global_batch: int) -> tuple[float, float]:
+    """Tokens/s of all ranks, and GiB."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
+    command += ["--plain", "--model", model, "--global-batch", str(global_batch)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"plain FSDP2 failed:\n{done.stderr[-3000:]}")
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return global_batch * LENGTH / statistics.median(found["step_times_s"]), found["peak_device_gib"]
+
+
+def sweep(gpus: int, model: str, global_batch: int, folder: Path, *said: str) -> pd.DataFrame:
+    """The trials of a sweep, the best first."""
+    command = [sys.executable, "-m", "sweeper", "workload=parallel", f"space.model={model}", f"gpus={gpus}"]
+    command += [f"space.global_batch={global_batch}", f"dir={folder}", "progress=never", *said]
+    done = subprocess.run(command, stdout=sys.stderr)
+    if done.returncode:
+        sys.exit(f"the sweep ended with exit code {done.returncode}")
+    (found,) = folder.glob("sweeps/*/trials.csv")
+    trials = pd.read_csv(found)
+    return trials[trials["outcome"] == "complete"].sort_values("tokens_per_s", ascending=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama3_8b")
+    parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--time-s", type=int, default=300)
+    parser.add_argument("--dir", help="where the sweeps are kept (default: a new folder)")
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    said, more = parser.parse_known_args()
+    if said.plain:
+        return plain_fsdp(said.model, said.global_batch)
+    gpus, per_s_flops = torch.cuda.device_count(), per_token(MODELS[said.model], LENGTH)
+    print(f"# {said.model} on {gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
+    print(f"# {LENGTH} tokens a sequence, {said.global_batch} sequences a step")
+    print(f"\n{'what':60} tokens/s per GPU    MFU    GiB")
+
+    def row(what: str, per_gpu: float, gib: float) -> None:
+        print(f"{what:60} {per_gpu:16,.0f} {per_gpu * per_s_flops / PEAK_TFLOPS / 1e12:6.1%} {gib:6.1f}", flush=True)
+
+    folder, alone = Path(said.dir or tempfile.mkdtemp()), said.global_batch // gpus
+    fixed = [f"space.{name}=1" for name in ("replicate", "shard", "tensor", "context", "pipeline", "stages")]
+    fixed += ["space.schedule=1f1b", "space.checkpointing=none", "space.micro_batch=1", "space.reshard=true"]
+    one = sweep(1, said.model, alone, folder / "one", "finals.top=0", "budget.trials=1", *fixed).iloc[0]
+    row(f"one GPU by itself, {alone} sequences a step", one["tokens_per_s"], one["peak_device_gib"])
+    per_s, gib = run_plain(gpus, said.model, said.global_batch)
+    row(f"plain FSDP2 compiled, micro-batch 2, {said.global_batch} sequences", per_s / gpus, gib)
+    budget = [f"budget.trials={said.trials}", f"budget.time_s={said.time_s}"]
+    for _, trial in sweep(gpus, said.model, said.global_batch, folder / "all", *budget, *more).iterrows():
+        params = {key.removeprefix("param."): trial[key] for key in trial.index if key.startswith("param.")}
+        layout = Layout(**params, global_batch=said.global_batch)
+        row(str(layout), trial["tokens_per_s"] / gpus, trial["peak_device_gib"])
+
+
+if __name__ == "__main__":
+    main()
