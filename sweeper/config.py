@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sweeper import space as spaces
 from sweeper.said import SaidWrongly, build, check_bounds, convert, nearest
 from workloads import registry
+from workloads.contract import Workload
 
 HERE = Path(__file__).resolve().parent
 # In a checkout conf/ stands beside sweeper/; an installed package carries it inside.
@@ -111,6 +112,7 @@ class Config:
     tracking: Tracking
     dir: str
     first: Any = None
+    command: dict[str, Any] | None = None
     strategy: list[dict[str, Any]] | None = None
     name: str | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
@@ -139,9 +141,27 @@ def read(composed: DictConfig) -> Config:
     return config
 
 
+def workload_of(config: Config) -> Workload:
+    """The workload, with the settings that its section of the configuration has, if it has one."""
+    found: Any = registry.load(config.workload.name)
+    if not hasattr(found, "Settings"):
+        if config.command is not None:
+            raise SaidWrongly(f"command: {config.workload.name} runs no command; workload=command does")
+        return cast(Workload, found)
+    given = dict(config.command or {})
+    given["directory"] = str(Path(given.get("directory", ".")).expanduser().resolve())
+    return cast(Workload, found.with_settings(build(found.Settings, given, "command.")))
+
+
+def settings_of(config: Config) -> dict[str, Any] | None:
+    """The same settings as plain values."""
+    settings = getattr(workload_of(config), "settings", None)
+    return None if settings is None else asdict(settings)
+
+
 def check_gpus(config: Config, gpus: int) -> None:
     """Raises SaidWrongly for more GPUs than a trial of this workload spans."""
-    most = registry.load(config.workload.name).max_world_size
+    most = workload_of(config).max_world_size
     if most is not None and gpus > most:
         raise SaidWrongly(f"gpus={config.gpus}: a trial of {config.workload.name} spans {most} at most")
 
@@ -152,7 +172,7 @@ def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spa
     With it, what was left out of a choice because a device of this architecture cannot do it, and why.
     """
     space = spaces.parse(config.space, kind)
-    workload = registry.load(config.workload.name)
+    workload = workload_of(config)
     hints = get_type_hints(workload.Parameters)
     known = {f.name: f for f in fields(workload.Parameters)}
     for name in (*space.constants, *space.dimensions):
@@ -209,7 +229,7 @@ def read_first(config: Config, space: spaces.Space, kind: str) -> list[spaces.Pa
         listed = spaces.parse_text("first", listed)
     if not isinstance(listed, list) or not all(isinstance(point, dict) for point in listed):
         raise SaidWrongly("first: a list of points, each a mapping of parameters: first=[{m: 4096, n: 4096, k: 4096}]")
-    hints = get_type_hints(registry.load(config.workload.name).Parameters)
+    hints = get_type_hints(workload_of(config).Parameters)
     for point in listed:
         for name, value in point.items():
             if name not in hints:
@@ -228,14 +248,15 @@ def with_strategy(config: Config, kind: str, architecture: str | None) -> Config
     if config.strategy is None:
         return config
     vendor = "amd" if (architecture or "").startswith("gfx") else "nvidia"  # on a processor: as good as any
-    model = spaces.parse(config.space, kind).constants.get("model")
+    model = spaces.parse(config.space, kind).constants.get("model") or (config.command or {}).get("model")
     listed = [StrategyRow(**row) for row in config.strategy]
     row = next((row for row in listed if (row.vendor, row.model) == (vendor, model)), None)
     if row is None:
         known = ", ".join(sorted({row.model for row in listed if row.vendor == vendor}))
         raise SaidWrongly(f"strategy: has nothing for model {model} on {vendor}; it has {known}")
-    alone = {"replicate": 1, "context": 1, "stages": 1, "schedule": "1f1b"}
-    return replace(config, space={**config.space, **alone, **row.space})
+    fixed = {"replicate": 1, "context": 1, "stages": 1, "schedule": "1f1b", **row.space}
+    has = {f.name for f in fields(workload_of(config).Parameters)}
+    return replace(config, space={**config.space, **{name: v for name, v in fixed.items() if name in has}})
 
 
 def read_nodes(config: Config) -> list[int]:
@@ -262,8 +283,8 @@ def quote_spaces(arguments: Sequence[str]) -> list[str]:
     """
     multirun = any(argument in ("-m", "--multirun") for argument in arguments)
     quoted = [_quoted(argument) if _is_space(argument, multirun) else argument for argument in arguments]
-    # A parameter that the workload's YAML leaves at its default may be said as well; the schema knows them all.
-    return [f"++{argument}" if argument.startswith("space.") else argument for argument in quoted]
+    # What the workload's YAML leaves at its default may be said as well; the schema knows it all.
+    return [f"++{argument}" if argument.startswith(("space.", "command.")) else argument for argument in quoted]
 
 
 def _quoted(argument: str) -> str:

@@ -11,12 +11,11 @@ from functools import cached_property
 import pandas as pd
 from rich.table import Table
 
-from sweeper.config import Config
+from sweeper.config import Config, workload_of
 from sweeper.hardware import Target
 from sweeper.said import SaidWrongly
 from sweeper.space import Interval, Parameters, Space, point_key
 from sweeper.table import draw, said
-from workloads import registry
 from workloads.contract import Foreseen, Machine
 
 MOST_POINTS = 300_000
@@ -55,7 +54,7 @@ class Foresight:
 
 def look(config: Config, space: Space, machine: Machine) -> Foresight | None:
     """None for a workload that foresees nothing. Raises SaidWrongly where no point is worth trying."""
-    workload = registry.load(config.workload.name)
+    workload = workload_of(config)
     foresee = getattr(workload, "foresee", None)
     if foresee is None:
         return None
@@ -116,12 +115,14 @@ def machine_of(target: Target, world_size: int, network_gb_s: float, reached_tfl
 def tell(foresight: Foresight, width: int, shown: int = 20) -> list[str | Table]:
     """What may be tried, and how many points may not for which reason."""
     objective = foresight.objective
+    units = {objective: f"{objective} foreseen", "memory_gib": "GiB"}
+    known = [name for name in units if any(name in seen.foreseen.figures for seen in foresight.legal)]
     rows = []
     for n, seen in enumerate(foresight.legal[:shown]):
-        figures = [said(seen.foreseen.figures.get(name, math.nan)) for name in (objective, "memory_gib")]
+        figures = [said(seen.foreseen.figures.get(name, math.nan)) for name in known]
         rows.append([str(n + 1), *figures, seen.foreseen.said])
     parts: list[str | Table] = [f"{_points(len(foresight.legal))} may be tried, the most promising first:"]
-    parts.append(draw(["#", f"{objective} foreseen", "GiB", "point"], rows, 4, width))
+    parts.append(draw(["#", *(units[name] for name in known), "point"], rows, len(known) + 2, width))
     if foresight.left_out:
         broken = Counter(seen.foreseen.rule for seen in foresight.left_out)
         examples = {seen.foreseen.rule: seen.foreseen.why_not for seen in reversed(foresight.left_out)}
@@ -149,7 +150,7 @@ def project(
     config: Config, space: Space, foresight: Foresight, nodes: Sequence[int], price: float | None, width: int
 ) -> list[str | Table]:
     """The most promising point on more and more nodes, with what that assumes. `price` is of a device for an hour."""
-    workload = registry.load(config.workload.name)
+    workload = workload_of(config)
     scaled = getattr(workload, "scaled", None)
     if scaled is None:
         raise SaidWrongly(f"nodes: {config.workload.name} does not say how it would grow")

@@ -79,6 +79,23 @@ class Gang:
         """Rank 0's, for the books: what it was met by is nobody's business."""
         return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
 
+    def ranks(self, device: str, turn: int) -> list[Rank]:
+        """What each rank is told of its place."""
+        addresses = [str(place["address"]) for place in self.where]
+        nodes, found = list(dict.fromkeys(addresses)), list[Rank]()
+        for number, address in enumerate(addresses):
+            there = [str(place["gpus"]) for place in self.where if place["address"] == address]
+            found.append(
+                Rank(
+                    *(number, len(addresses), device, self.ranks_per_node, self.meeting, turn),
+                    local_rank=number - addresses.index(address),
+                    node_rank=nodes.index(address),
+                    nodes=len(nodes),
+                    node_devices=",".join(filter(None, there)),
+                )
+            )
+        return found
+
     def number(self) -> None:
         """Ranks by node and GPU, so that neighbours in number are neighbours in place."""
         places = zip(ray.get(self.greetings), self.workers, strict=True)
@@ -96,7 +113,7 @@ class Pool:
     """All the gangs of one sweep. `submit` trials while there is `room`, `wait` for what ends.
 
     `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
-    `constants` are the parameters that every trial has.
+    `constants` are the parameters that every trial has, `settings` those of the workload.
     """
 
     def __init__(
@@ -105,12 +122,13 @@ class Pool:
         *,
         workload: str,
         constants: Mapping[str, Scalar],
+        settings: Mapping[str, Any] | None,
         size: int,
         count: int,
         timeout_s: float,
         share: int | None = None,
     ) -> None:
-        self._target, self._workload, self._constants = target, workload, constants
+        self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
@@ -160,10 +178,9 @@ class Pool:
             parameters = {**self._constants, **trial.params}
             device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
             self._turns += 1
-            place = Rank(0, self._size, device, gang.ranks_per_node, gang.meeting, self._turns)
             refs = [
-                worker.run.remote(Job(self._workload, parameters, replace(place, rank=rank)))
-                for rank, worker in enumerate(gang.workers)
+                worker.run.remote(Job(self._workload, parameters, rank, self._settings))
+                for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
             ]
             gang.jobs.append(Running(trial, refs, since_s=time.monotonic()))
 

@@ -64,6 +64,8 @@ def derive(
     Step times of ranks are matched step by step where their counts agree, else each rank's median is taken.
     """
     world_size = len(measurements)
+    if measurements[0].of_gang:
+        measurements = [next((m for m in measurements if m.step_times_s), measurements[0])]
     times_s = step_times_s(measurements)
     metrics = {name: float(value) for m in measurements[:1] for name, value in m.figures.items()}
     if not len(times_s):

@@ -18,7 +18,6 @@ from sweeper.hardware import Target, catalogue, choose, is_a, on_paper
 from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.space import Space
-from workloads import registry
 
 PROMISING = 5  # so many points that a workload thinks the best of are tried first
 
@@ -89,7 +88,7 @@ def plan(said: Config) -> Plan:
         next(space.points())
     identity = {
         "workload": said.workload.name,
-        "method": registry.load(said.workload.name).method,
+        "method": config.workload_of(said).method,
         "objective": f"{said.workload.direction} {said.workload.objective}",
         "space": space.described(),
         "device": target.model,
@@ -97,6 +96,8 @@ def plan(said: Config) -> Plan:
         "sampler": said.search.sampler,
         "seed": said.seed,
     }
+    if (settings := config.settings_of(said)) is not None:
+        identity["command"] = settings
     if target.hardware.kind == "cpu":  # trials beside one another share its cores and disturb each other's timings
         identity["workers"] = gangs
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]

@@ -12,11 +12,11 @@ import pandas as pd
 
 from sweeper import fleet, pictures, rates, table
 from sweeper.board import Board
+from sweeper.config import workload_of
 from sweeper.finals import Standing, standings
 from sweeper.outcome import Ending, Record
 from sweeper.plan import Plan
 from sweeper.search import Study
-from workloads import registry
 
 BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)
 
@@ -95,7 +95,7 @@ class Results:
     def keep_rates(self) -> None:
         """For what trains on such a device later, where the search was one for the highest rate."""
         wanted = (self.objective, self.direction) == ("tflops", "maximize")
-        if wanted and self.best and registry.load(self.plan.config.workload.name).sets_ceiling:
+        if wanted and self.best and workload_of(self.plan.config).sets_ceiling:
             rates.keep(self.plan.directory, rates.of_sweep(self.plan.target.model, self.best, self.final))
 
     def plain(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def build(cls: type[T], given: Mapping[str, Any], where: str = "") -> T:
     for key, value in given.items():
         full = f"{where}{key}"
         if key not in known:
-            raise SaidWrongly(f"{full}: there is no such key; {nearest(key, known)}")
+            raise SaidWrongly(f"{full}: there is no such key; {nearest(key, known, where)}")
         values[key] = convert(hints[key], value, full)
         check_bounds(values[key], known[key].metadata, full)
     for name, field in known.items():
@@ -90,7 +90,7 @@ def describe(kind: Any) -> str:
         return " or ".join("null" if option is type(None) else describe(option) for option in get_args(kind))
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
-    words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+    words = {Any: "a value", int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
     return words.get(kind, "a mapping" if is_dataclass(kind) else f"a {getattr(kind, '__name__', kind)}")
 
 

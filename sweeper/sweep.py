@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from sweeper import cluster, gangs, lock, metrics, progress, provenance, table
 from sweeper.board import Board
+from sweeper.config import settings_of
 from sweeper.finals import still_wanted
 from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
@@ -118,6 +119,7 @@ class Sweep:
             self._plan.target,
             workload=self._config.workload.name,
             constants=self._plan.space.constants,
+            settings=settings_of(self._config),
             size=self._plan.gpus,
             count=count,
             share=self._plan.gangs,  # a finalist alone computes on as many cores as it did in the search

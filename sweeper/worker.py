@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -26,6 +27,7 @@ class Job:
     workload: str
     parameters: Mapping[str, Scalar]
     rank: Rank
+    settings: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Worker:
         """Run one trial. Whatever it raises comes back as a reply: the driver decides what it means."""
         started_at_s = time.time()
         try:
-            measurement = run_trial(job.workload, job.parameters, job.rank)
+            measurement = run_trial(job.workload, job.parameters, job.rank, job.settings)
         except Infeasible as error:
             sound = not isinstance(error, OutOfMemory)
             return Reply(job.rank.rank, started_at_s, time.time(), infeasible=True, sound=sound, reason=str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sweeper.ingest.__main__ import take
 from sweeper.ingest.derive import disagreements, figures, steady
 from sweeper.ingest.formats import COLUMNS, OLDER, recognise
 from sweeper.said import SaidWrongly
+from tests.test_logs import MEGATRON, TITAN
 
 PEERS = Path(__file__).resolve().parent.parent.parent / "shared" / "reference"
 
@@ -184,3 +186,58 @@ def test_the_peers_own_files_are_read_and_their_contradictions_found() -> None:
     rows = {path.name: take(path, None, "imported") for path in sorted(PEERS.glob("raw_offload_csv/*.csv"))}
     assert "168 results" in rows["h100_8b_short_results.csv"]
     assert "490 results; 88 of them did not work" in rows["rtx5090_8B_results.csv"]
+
+
+# ── logs ──
+
+
+def megatron(steps: int = 20, **changes: Any) -> str:
+    """A log of Megatron-LM: 256 sequences of 8192 tokens in 2 s on 8 GPUs, after two slow steps."""
+    said = {"ms": 2000.0, "batch": 256, "length": 8192, "gpus": 8} | changes
+    head = f"  seq_length ............... {said['length']}\n  world_size ............... {said['gpus']}\n"
+    lines = [
+        MEGATRON.format(n=n, samples=256 * n, ms=9 * said["ms"] if n < 3 else said["ms"], tflops=400.0, loss=9.0 / n)
+        for n in range(1, steps + 1)
+    ]
+    return head + "\n".join(lines).replace("size:   256", f"size:   {said['batch']}") + "\n"
+
+
+def test_a_logs_figures_are_made_of_its_steps_after_warm_up(tmp_path: Path) -> None:
+    path = written(tmp_path, megatron(), "run.log")
+    (found,) = recognise(path).read(path)
+    assert found.facts["program"] == "Megatron-LM" and found.params["sequence_length"] == 8192
+    own = figures(found)
+    assert own["warmup_steps"] == 2
+    assert own["tokens_per_s_per_gpu"] == pytest.approx(256 * 8192 / 2 / 8)
+    assert found.claims == {"tflops_per_gpu": 400.0} and not found.contradictions
+
+
+def test_what_a_log_does_not_say_stays_unknown(tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(megatron().splitlines()[2:]), "run.log")  # its last line is cut off
+    (found,) = recognise(path).read(path)
+    assert found.tokens_per_step == 0 and found.devices is None and len(found.step_times_s) == 19
+    assert "tokens_per_s" not in figures(found) and figures(found)["step_time_ms"] == 2000
+
+
+def test_claims_of_a_log_are_held_against_its_own_figures(tmp_path: Path) -> None:
+    lines = [TITAN.format(rank=0, minute=4, second=2.0 * n, n=n, loss=3, tps=8192, tflops=449.0) for n in range(9)]
+    told = "Running with configs: {\n" + '  "training": {\n    "seq_len": 8192,\n    "global_batch_size": 16\n  },\n}'
+    head = f"INFO - GPU capacity: NVIDIA H200 with 139.8GiB memory\n{told}\n[rank-0/8] x | iteration 1\n"
+    text = head + "\n".join(lines).replace("45.40%", "22.70%") + "\n"
+    path = written(tmp_path, text, "titan.log")
+    (found,) = recognise(path).read(path)
+    assert found.device == "NVIDIA H200"
+    assert "an MFU of 22.7% is stated; of the dense bf16 peak its 449 TFLOP/s are 45.4%" in found.contradictions
+
+
+def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.log"
+    with path.open("w") as file:
+        file.write(megatron(4))
+        for _ in range(300):
+            file.write("x" * 2**20)  # one line of 300 MiB
+    tracemalloc.start()
+    (found,) = recognise(path).read(path)
+    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    tracemalloc.stop()
+    assert len(found.step_times_s) == 4

@@ -30,6 +30,8 @@ class Rank:
 
     device: as torch names it: "cpu", or "cuda" for CUDA and ROCm alike
     ranks_per_node: of the gang, on the node that has the most of them
+    node_rank, nodes, local_rank: which of the gang's nodes this is, and which of the ranks on it
+    node_devices: all that the gang has on this node, as CUDA_VISIBLE_DEVICES names them; empty on a CPU
     meeting: host:port where rank 0 listens for the others; the same for every trial of a gang, so `turn`, which is
     another for each, keeps them apart
     """
@@ -40,6 +42,10 @@ class Rank:
     ranks_per_node: int = 1
     meeting: str = ""
     turn: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    nodes: int = 1
+    node_devices: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Measurement:
     step_times_s     seconds of each timed step, warm-up left out
     sustained_step_times_s  seconds a step in each window of a run back to back, where one was asked for
     independent      whether each rank measured its own device, none waiting for another
+    of_gang          whether it is of the whole gang, not of this rank: of several with steps the first counts
     unranked         why there is no speed to rank, such as emulated arithmetic; empty where there is one
     baseline_step_times_s  seconds of each step of what it is compared with, in turns with it
     bytes_per_step   bytes that one step has to move through the device's memory
@@ -99,6 +106,7 @@ class Measurement:
     step_times_s: tuple[float, ...]
     sustained_step_times_s: tuple[float, ...] = ()
     independent: bool = False
+    of_gang: bool = False
     unranked: str = ""
     baseline_step_times_s: tuple[float, ...] = ()
     bytes_per_step: float = 0.0
@@ -122,6 +130,9 @@ class Workload(Protocol):
     `method` names how the figures are taken, with a version: figures of different methods do not compare.
     `max_world_size` is how many processes one trial may span, None for any number. `sets_ceiling` says whether its
     best rate is what other workloads on the same device are held against.
+
+    It may have `Settings`, a dataclass of what its section of the configuration says (under the workload's name), and
+    `with_settings(settings)`, the workload that does so.
 
     It may have `foresee(parameters, machine) -> Foreseen`, on paper and without torch: then only points that nothing
     speaks against are tried, the most promising first.

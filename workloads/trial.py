@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from workloads.contract import Measurement, OutOfMemory, Rank, Scalar
 from workloads.registry import load, names
@@ -19,12 +19,16 @@ from workloads.registry import load, names
 _CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
-def run_trial(workload: str, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """One trial on this rank.
+def run_trial(
+    workload: str, parameters: Mapping[str, Scalar], rank: Rank, settings: Mapping[str, Any] | None = None
+) -> Measurement:
+    """One trial on this rank, of a workload that may have settings.
 
     Raises Infeasible (OutOfMemory is one), NotAsAsked, or whatever the workload raised.
     """
-    loaded = load(workload)
+    loaded: Any = load(workload)
+    if settings is not None:
+        loaded = loaded.with_settings(loaded.Settings(**settings))
     try:
         measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:

@@ -2,10 +2,11 @@
 
     python -m sweeper.ingest PATH… [--dir DIR] [--store URI] [--experiment imported] [--check]
 
-Understood are benchmarks of tprimat (JSON, both generations) and results of ml_dataflow (CSV of 19 or 21 columns).
-Each file becomes a run with the file attached, and each of its results a run below it, in an experiment of their own.
-Figures are computed again from tokens and times; the tool's own stand beside them as claimed_…, and what does not fit
-together is said. Importing a file again changes nothing. --check reads and says, and writes nothing.
+Understood are benchmarks of tprimat (JSON, both generations), results of ml_dataflow (CSV of 19 or 21 columns), and
+logs of Megatron-LM, Primus, Megatron-Bridge, NeMo and torchtitan. Each file becomes a run with the file attached, and
+each of its results a run below it, in an experiment of their own. Figures are computed again from tokens and times; the
+tool's own stand beside them as claimed_…, and what does not fit together is said. Importing a file again changes
+nothing. --check reads and says, and writes nothing.
 """
 
 from __future__ import annotations

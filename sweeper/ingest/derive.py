@@ -6,7 +6,7 @@ import statistics
 
 from sweeper import metrics
 from sweeper.hardware import named
-from sweeper.ingest.formats import Imported
+from sweeper.ingest.imported import Imported
 from workloads.contract import Measurement
 
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"

@@ -6,34 +6,16 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeper.ingest.imported import Imported
+from sweeper.ingest.logs import is_log, read_log
 from sweeper.said import SaidWrongly
 
 MOST_JSON_BYTES = 64 * 2**20
 MOST_LINE = 4096
-
-
-@dataclass(frozen=True)
-class Imported:
-    """One result. `claims` are the tool's own figures by this project's names; `step_times_s` and `tokens_per_step` are
-    what they are computed again from.
-
-    contradictions: what in the file does not fit together, in words
-    """
-
-    name: str
-    params: dict[str, Any]
-    step_times_s: tuple[float, ...] = ()
-    tokens_per_step: int = 0
-    devices: int | None = None
-    device: str = ""
-    feasible: bool = True
-    claims: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    contradictions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -221,6 +203,11 @@ def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported
 FORMATS = (
     Format("benchmark of tprimat (JSON)", _is_tprimat, _read_tprimat),
     Format("results of ml_dataflow (CSV of 19 or 21 numbers a line)", _is_ml_dataflow, _read_ml_dataflow),
+    Format(
+        "log of Megatron-LM, Primus, Megatron-Bridge, NeMo or torchtitan",
+        lambda path, _: is_log(path),
+        read_log,
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from sweeper.ingest.derive import WARMUP_RULE, disagreements, figures
-from sweeper.ingest.formats import Imported
+from sweeper.ingest.imported import Imported
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
 
@@ -71,10 +71,6 @@ def _write(client: MlflowClient, experiment: str, parent: str, result: Imported)
         tags=[RunTag(name, value[:5000]) for name, value in tags.items() if value],
     )
     client.set_terminated(run, "FINISHED")
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _digest(path: Path) -> str:

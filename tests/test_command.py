@@ -1,0 +1,239 @@
+"""Anybody's own trainer: real programs, read while they run, and ended with all that they started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import Place
+from tests.test_logs import MEGATRON
+from workloads.command.process import ProgramFailed, descendants
+from workloads.command.template import filled, rendered
+from workloads.contract import Machine, Measurement, OutOfMemory, Rank
+from workloads.registry import load
+from workloads.trial import NotAsAsked, run_trial
+
+STEPS = f"""
+import sys, time
+for n in range(1, 200):
+    print({MEGATRON!r}.format(n=n, samples=4 * n, ms=50.0 if n > 2 else 900.0, tflops=1.0, loss=5 / n), flush=True)
+    time.sleep(0.002)
+"""
+
+
+def run(program: str, rank: Rank | None = None, parameters: dict[str, Any] | None = None, **said: Any) -> Measurement:
+    """A trial of `python -c program`, with three steps of warm-up and five that count."""
+    settings = {
+        "run": ["{python}", "-c", program.replace("{", "{{").replace("}", "}}")],
+        "warmup": 3,
+        "steps": 5,
+        **said,
+    }
+    return run_trial("command", parameters or {}, rank or Rank(), settings)
+
+
+def bare(program: str) -> str:
+    """As a template that has no places."""
+    return program.replace("{", "{{").replace("}", "}}")
+
+
+# ── templates ──
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30)
+
+
+@given(WORDS)
+def test_no_value_breaks_out_of_its_word(value: str) -> None:
+    shell = filled("printf %s {x} {x}", {"x": value}, shell=True)
+    said = subprocess.run(["/bin/sh", "-c", shell], capture_output=True).stdout
+    assert said == 2 * value.encode()
+
+
+@given(
+    st.dictionaries(st.text("abc_.", min_size=1, max_size=4), WORDS | st.integers(-9, 9) | st.booleans(), min_size=1)
+)
+def test_a_file_says_exactly_the_values(values: dict[str, Any]) -> None:
+    template = {"outer": {name: f"{{x{n}}}" for n, name in enumerate(values)}}
+    given_values = {f"x{n}": value for n, value in enumerate(values.values())}
+    for name, read in (("a.json", json.loads), ("a.toml", tomllib.loads), ("a.yaml", yaml.safe_load)):
+        assert read(rendered(name, template, given_values)) == {"outer": values}
+
+
+# ── programs ──
+
+
+def test_enough_steps_end_a_program_and_warm_up_is_left_out() -> None:
+    started = time.monotonic()
+    found = run(STEPS, sequence_length="128")
+    assert found.step_times_s == pytest.approx([0.05] * 5) and found.tokens_per_step == 256 * 128
+    assert found.figures["loss"] == pytest.approx(5 / 8) and found.figures["claimed_tflops_per_gpu"] == 1
+    assert b"iteration" in found.files["log.txt"] and time.monotonic() - started < 10
+
+
+def test_a_program_and_all_it_started_end_with_the_trial(tmp_path: Path) -> None:
+    """A child in a session of its own that does not heed SIGTERM."""
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    program = (
+        f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
+    )
+    program += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid))\n{STEPS}"
+    run(program, sequence_length="1")
+    child = int((tmp_path / "pid").read_text())
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert descendants(os.getpid()) >= {os.getpid()}
+
+
+def test_parameters_places_and_variables_reach_the_program() -> None:
+    program = """
+import json, os, sys, tomllib
+told = tomllib.load(open(sys.argv[1] + "/a.toml", "rb"))
+assert (sys.argv[2], os.environ["MODE"], told["a"]["lr"]) == ("x y", "fast", 0.5), (sys.argv, told)
+assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"]) == ("1", "2", "4242")
+"""
+    words = [
+        "{python}",
+        "-c",
+        program.replace("{", "{{").replace("}", "}}") + STEPS.replace("{", "{{").replace("}", "}}"),
+    ]
+    found = run_trial(
+        "command",
+        {"name": "x y", "lr": 0.5, "fast": True, "mode": "fast"},
+        Rank(1, 2, meeting="127.0.0.1:4242"),
+        {
+            "run": [*words, "{output}", "{name}"],
+            "start": "gpu",
+            "files": {"a.toml": {"a": {"lr": "{lr}", "fast": "{fast}"}}},
+            "environment": {"MODE": "{mode}"},
+        },
+    )
+    assert found.executed == {"name": "x y", "lr": 0.5, "fast": True, "mode": "fast"}
+
+
+def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
+    second = run("raise SystemExit(3)", Rank(1, 2, local_rank=1))
+    assert second.step_times_s == () and second.of_gang
+    program = f"import os; assert 'RANK' not in os.environ\n{STEPS}"
+    assert run(program, Rank(0, 2), sequence_length="1").step_times_s
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "words", "said"),
+    [
+        ("print('CUDA out of memory. Tried'); import time; time.sleep(99)", OutOfMemory, "out of memory", {}),
+        ("print('begun', flush=True); import time; time.sleep(99)", ProgramFailed, "nothing for 1 s", {"silence_s": 1}),
+        ("print('a last word'); raise SystemExit(7)", ProgramFailed, "exit code 7: a last word", {}),
+        ("import os; os.kill(os.getpid(), 9)", ProgramFailed, "SIGKILL", {}),
+        ("print('all well')", RuntimeError, "no line of its", {}),
+        ("print('step 1')", RuntimeError, "matches log.step_time_s", {"log": {"step_time_s": "took ([0-9.]+)"}}),
+        (STEPS.replace("200", "3"), RuntimeError, "after 2 steps, all of them warm-up", {}),
+    ],
+    ids=["out of memory", "silent", "exit", "killed", "no steps", "no match", "warm-up only"],
+)
+def test_each_way_to_fail_says_why(program: str, error: type[Exception], words: str, said: dict[str, Any]) -> None:
+    started = time.monotonic()
+    with pytest.raises(error, match=words):
+        run(program, **said)
+    assert time.monotonic() - started < 10
+
+
+def test_a_program_that_does_otherwise_than_asked_is_found_out() -> None:
+    program = "print('  tensor_model_parallel_size ........... 4')\n" + STEPS
+    with pytest.raises(NotAsAsked, match="tensor=4, asked was 2"):
+        run(program, parameters={"tensor": 2}, environment={"T": "{tensor}"})
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(RuntimeError, match="/no/such/trainer: No such file"):
+        run_trial("command", {}, Rank(), {"run": ["/no/such/trainer"]})
+
+
+# ── presets ──
+
+
+def test_only_legal_layouts_of_a_known_trainer_are_tried() -> None:
+    loaded: Any = load("command")
+    layout = {"tensor": "{tensor}", "pipeline": "{pipeline}"}
+    said = {"run": ["x"], "layout": layout, "global_batch": "64", "sequence_length": "8192", "model": "llama3_8b"}
+    command = loaded.with_settings(loaded.Settings(**said))
+    machine = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0)
+
+    def foreseen(tensor: int, pipeline: int) -> str:
+        return str(command.foresee(command.Parameters(tensor=tensor, pipeline=pipeline), machine).why_not)
+
+    assert foreseen(2, 1) == foreseen(4, 2) == ""
+    assert "= 6 ranks, there are 8" in foreseen(3, 2) and "16 ranks" in foreseen(16, 1)
+    assert "pipeline 3 of 32 layers" in command.foresee(
+        command.Parameters(tensor=1, pipeline=3), Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
+    ).why_not or "global batch" in foreseen(1, 3)
+
+
+def test_torchtitan_takes_what_its_preset_says(place: Place, tmp_path: Path) -> None:
+    """By its own parser: training needs a GPU. Skipped where torchtitan or triton is not installed."""
+    pytest.importorskip("triton")
+    pytest.importorskip("torchtitan", exc_type=ImportError)
+    preset = yaml.safe_load((Path(__file__).parent.parent / "conf/workload/torchtitan.yaml").read_text())
+    values = {"sequence_length": 8192, "global_batch": 16, "tensor": 2, "pipeline": 1, "context": 1, "micro_batch": 2}
+    values |= {"checkpointing": "full", "compile": True, "assets": "a", "dataset_path": "b", "output": "o"}
+    text = rendered("config.toml", preset["command"]["files"]["config.toml"], values)
+    (tmp_path / "config.toml").write_text(text)
+    read = "import sys; from torchtitan.config import ConfigManager as M; c = M().parse_args(sys.argv[1:]); "
+    read += (
+        "print(c.parallelism.tensor_parallel_degree, c.training.seq_len, c.activation_checkpoint.mode, c.model.flavor)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", read, f"--job.config_file={tmp_path}/config.toml"], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1:] == ["2 8192 full 8B"], done.stderr[-2000:]
+
+
+# ── as a user sees it ──
+
+
+def test_a_sweep_over_a_stand_in_that_prints_megatrons_log(place: Place) -> None:
+    """Megatron-LM is not here: a program in its place prints its log, told its degrees on the command line."""
+    (place.path / "pretrain_gpt.py").write_text(
+        "import sys\nsaid = dict(a[2:].split('=') for a in sys.argv[1:] if '=' in a)\n"
+        "print('  tensor_model_parallel_size ................', said['tensor-model-parallel-size'])\n" + STEPS
+    )
+    words = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.context=1"]
+    words += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pipeline=1"]
+    words += ["command.model=llama_tiny", "space.tensor=choice(1,2)", f"command.directory={place.path}"]
+    done = place.run(*words)
+    assert done.code == 0, done.out + done.err
+    runs = place.runs("trial")
+    assert sorted(run.data.params["tensor"] for run in runs) == ["1", "2"]
+    for run_ in runs:
+        assert run_.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
+        assert run_.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], "command.run: has to be given"),
+        (["command.run=[x,'{lr}']"], "space.lr: has to be given"),
+        (["command.run=[x]", "space.lr=3"], "space.lr: there is no such parameter"),
+        (["command.run=[x]", "command.log={loss: 'a (b) (c)'}"], "has 2 groups, one is what is read"),
+        (["command.run=[x]", "command.log={loss: 'a (b)'}"], "has none of step_time_s"),
+        (["command.run=[x]", "command.stepps=3"], "did you mean command.steps?"),
+        (["workload=probe", "command.run=[x]"], "probe runs no command"),
+    ],
+    ids=str,
+)
+def test_what_is_said_wrongly_is_answered_before_anything_starts(place: Place, words: list[str], wanted: str) -> None:
+    words = words if any("workload=" in word for word in words) else ["workload=command", *words]
+    done = place.run(*words)
+    assert done.code == 2 and wanted in done.err, done.err
+    assert len(done.err.splitlines()) <= 2

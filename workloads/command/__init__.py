@@ -1,0 +1,130 @@
+"""`workload=command`: anybody's own trainer. A command line with a trial's parameters in it, run as a gang over the
+devices, its log read while it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
+from typing import Any, Literal
+
+from workloads.command.template import PLACES, filled, places
+from workloads.contract import Foreseen, Machine, Measurement, Rank
+from workloads.llama.shapes import MODELS
+from workloads.parallel import estimate
+from workloads.parallel.layout import Layout, Setting, why_illegal
+
+TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # what a log may say a step took, and how much of a second
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """What is run and how it is read; every text a template with {names} of parameters and of `template.PLACES`.
+
+    run: the words of the command line; one text: for a shell, each value quoted
+    options: further words, by a parameter's name and then its value
+    start: one process for each gpu, or one for each node (as torchrun is started)
+    environment, files: variables, and files written to {output} before: a mapping in the format of the file's name
+    directory: where it is started
+    log: regular expressions for what its lines say, by metric, each with one group; none: formats that are known
+    global_batch, sequence_length: of a step, where the log does not say; with model (one of ours) and dtype there is
+    MFU
+    warmup, steps: steps left out, and steps that are enough: then the program is ended
+    silence_s: after so long without a word it is ended
+    layout: degrees by the names of `workloads.parallel.layout.Layout`: only legal ones are tried
+    """
+
+    run: Any
+    options: dict[str, Any] = field(default_factory=dict)
+    start: Literal["gpu", "node"] = "node"
+    environment: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    directory: str = "."
+    log: dict[str, Any] = field(default_factory=dict)
+    global_batch: str = ""
+    sequence_length: str = ""
+    model: str = ""
+    dtype: str = ""
+    warmup: int = field(default=3, metadata={"min": 0})
+    steps: int = field(default=10, metadata={"min": 1})
+    silence_s: float = field(default=300.0, metadata={"min": 1})
+    layout: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.run or not (isinstance(self.run, str) or all(isinstance(word, str) for word in self.run)):
+            raise ValueError("run has to be a list of words, or one text for a shell")
+        for name, expression in self.log.items():
+            try:
+                groups = re.compile(str(expression)).groups
+            except re.error as error:
+                raise ValueError(f"log.{name}: {expression!r} is no regular expression ({error})") from error
+            if groups != 1:
+                raise ValueError(f"log.{name}: {expression!r} has {groups} groups, one is what is read")
+        if self.log and not {*TIMES, "tokens_per_s"} & set(self.log):
+            raise ValueError(f"log: has none of {', '.join(TIMES)}, tokens_per_s, so there is no rate")
+
+    @property
+    def places(self) -> list[str]:
+        """The parameters that it takes."""
+        texts = [self.run, self.environment, self.files, self.global_batch, self.sequence_length, self.model]
+        texts += [self.dtype, self.layout, self.options]
+        return sorted((places(texts) | set(self.options)) - set(PLACES))
+
+
+class Command:
+    """One run of the program."""
+
+    Settings = CommandSettings
+    Parameters: type[Any] = CommandSettings
+    method = "command/1"
+    max_world_size = None
+    sets_ceiling = False
+
+    def __init__(self, settings: CommandSettings | None = None) -> None:
+        self.settings = settings
+
+    def with_settings(self, settings: CommandSettings) -> Command:
+        """Of this command: its parameters are the names in its templates."""
+        made = (LaidOut if settings.layout else Command)(settings)
+        made.Parameters = make_dataclass("CommandParameters", [(name, Any) for name in settings.places], frozen=True)
+        return made
+
+    def run(self, parameters: Any, rank: Rank) -> Measurement:
+        from workloads.command.run import measure
+
+        assert self.settings is not None
+        return measure(self.settings, vars(parameters), rank)
+
+
+class LaidOut(Command):
+    """A command whose degrees are known: only legal layouts are tried."""
+
+    def foresee(self, parameters: Any, machine: Machine) -> Foreseen:
+        """By the rules of layouts. Memory is the program's own affair; the speed is our own trainer's."""
+        assert self.settings is not None
+        layout, setting = self._laid_out(vars(parameters), machine)
+        rule, why = why_illegal(layout, setting)
+        if not why and setting.shape.layers % layout.pipeline:
+            rule, why = "pipeline divides the layers", f"pipeline {layout.pipeline} of {setting.shape.layers} layers"
+        if why:
+            return Foreseen(why, rule, said=str(layout))
+        seconds = estimate.step_s(layout, setting, 2, machine)
+        tokens = layout.global_batch * setting.sequence_length
+        return Foreseen(figures={"tokens_per_s": tokens / seconds}, said=str(layout))
+
+    def _laid_out(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
+        """The layout, all ranks that no degree names sharded, or copies where shard is named."""
+        settings = self.settings
+        assert settings is not None
+        said = {name: _value(template, values) for name, template in settings.layout.items()}
+        layout = Layout(**{"global_batch": int(filled(settings.global_batch, values)), **said})
+        rest = max(1, machine.world_size // layout.world_size)
+        layout = replace(layout, replicate=rest) if "shard" in said else replace(layout, shard=rest)
+        length = int(filled(settings.sequence_length, values))
+        shape = MODELS[filled(settings.model, values)]
+        return layout, Setting(shape, length, machine.world_size, machine.ranks_per_node, compiled=False)
+
+
+def _value(template: Any, values: Mapping[str, Any]) -> Any:
+    whole = re.fullmatch(r"\{(\w+)\}", str(template))
+    return values[whole[1]] if whole else template

@@ -1,0 +1,146 @@
+"""A program and all that it starts, read as it prints, and ended with all its children."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from workloads.contract import OutOfMemory
+
+LAST_LINES = 30
+GRACE_S = 5.0  # between being asked to end and being ended
+MOST_LOG_BYTES = 2**20  # of its log is kept
+
+# What programs print when they have failed, though they may not end for long.
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
+FAILED = re.compile(
+    r"Watchdog caught collective operation timeout|NCCL (?:error|WARN.*unhandled)|unhandled (?:cuda|system) error"
+)
+
+
+class ProgramFailed(Exception):
+    """It ended badly, or had to be ended."""
+
+
+class Program:
+    """Runs `arguments` (a text: by a shell) until it ends, or until `enough` says so of a line that it printed.
+
+    Raises OutOfMemory, ProgramFailed (with the last lines), FileNotFoundError.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str] | str,
+        environment: Mapping[str, str],
+        directory: Path,
+        *,
+        silence_s: float,
+        enough: Callable[[str], bool],
+    ) -> None:
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self.log = bytearray()
+        self._silence_s, self._enough, self._rest = silence_s, enough, b""
+        self._process = subprocess.Popen(
+            arguments,
+            shell=isinstance(arguments, str),
+            env={**os.environ, **environment},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def run(self) -> bool:
+        """Read until the end; whether it was ended because that was enough."""
+        try:
+            if self._read():
+                return True
+            code = self._process.wait()
+        finally:
+            self.end()
+        if code:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise self._failed(f"the program ended with {how}: {self.last[-1] if self.last else 'it printed nothing'}")
+        return False
+
+    def _read(self) -> bool:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                if not selector.select(self._silence_s):
+                    raise self._failed(f"printed nothing for {self._silence_s:g} s, and was ended")
+                chunk = os.read(self._process.stdout.fileno(), 65536)
+                if not chunk:
+                    return self._take_line(self._rest) if self._rest else False
+                self.log += chunk
+                del self.log[:-MOST_LOG_BYTES]
+                *lines, self._rest = re.split(rb"[\r\n]", self._rest + chunk)
+                if any(self._take_line(line) for line in lines):
+                    return True
+
+    def _take_line(self, line: bytes) -> bool:
+        text = line.decode(errors="replace")
+        if text.strip():
+            self.last.append(text[:1000])
+        if OUT_OF_MEMORY.search(text):
+            raise OutOfMemory(text.strip()[:300])
+        if FAILED.search(text):
+            raise self._failed(text.strip()[:300])
+        return self._enough(text)
+
+    def _failed(self, why: str) -> ProgramFailed:
+        error = ProgramFailed(why)
+        error.add_note("\n".join(self.last))
+        return error
+
+    def end(self) -> None:
+        """End it and all that it started: asked first, then made to."""
+        tree = descendants(self._process.pid)
+        for signum, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            tree |= descendants(self._process.pid)
+            for pid in tree:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+            by = time.monotonic() + patience_s
+            while time.monotonic() < by:
+                self._process.poll()
+                if not any(map(_alive, tree)):
+                    return
+                time.sleep(0.05)
+
+
+def descendants(pid: int) -> set[int]:
+    """The process, its session's and its children's children: a program may give its own a session each."""
+    of: dict[int, list[int]] = {}
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            of.setdefault(int(fields[1]), []).append(int(entry.name))
+            if int(fields[3]) == pid:
+                found.add(int(entry.name))
+    waiting = [pid, *found]
+    while waiting:
+        each = waiting.pop()
+        found.add(each)
+        waiting += [child for child in of.get(each, []) if child not in found]
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
