@@ -55,6 +55,7 @@ class Hardware:
 @dataclass(frozen=True)
 class Search:
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+    pruner: Literal["none", "median"] = "none"
 
 
 @dataclass(frozen=True)

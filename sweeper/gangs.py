@@ -25,7 +25,7 @@ from sweeper.cluster import brief
 from sweeper.hardware import Target
 from sweeper.outcome import Ending, Outcome
 from sweeper.search import Trial
-from sweeper.worker import Job, Reply, Worker
+from sweeper.worker import Ear, Job, Reply, Worker
 from workloads.contract import Rank, Scalar
 
 DEPTH = 2  # trials that a gang holds: one running, one next
@@ -45,6 +45,7 @@ class Running:
     waiting: list[Any]  # references to the ranks that have not replied
     replies: list[Reply] = field(default_factory=list)
     since_s: float = 0.0
+    turn: int = 0
 
 
 @dataclass
@@ -113,7 +114,8 @@ class Pool:
     """All the gangs of one sweep. `submit` trials while there is `room`, `wait` for what ends.
 
     `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
-    `constants` are the parameters that every trial has, `settings` those of the workload.
+    `constants` are the parameters that every trial has, `settings` those of the workload; `listens`: to the steps of
+    trials while they run.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Pool:
         workload: str,
         constants: Mapping[str, Scalar],
         settings: Mapping[str, Any] | None,
+        listens: bool,
         size: int,
         count: int,
         timeout_s: float,
@@ -133,6 +136,9 @@ class Pool:
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
         self._why_no_start = ""
+        self._ear = ray.remote(Ear).options(num_cpus=0).remote() if listens else None
+        self._of_turn: dict[int, Trial] = {}
+        self._news: Any = None  # a reference to what the ear has heard
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
         self.gangs = [self._new_gang() for _ in range(count)]
 
@@ -178,11 +184,12 @@ class Pool:
             parameters = {**self._constants, **trial.params}
             device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
             self._turns += 1
+            self._of_turn[self._turns] = trial
             refs = [
-                worker.run.remote(Job(self._workload, parameters, rank, self._settings))
+                worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
                 for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
             ]
-            gang.jobs.append(Running(trial, refs, since_s=time.monotonic()))
+            gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
         """The trials that ended, after waiting up to `timeout_s` for the first of them."""
@@ -211,6 +218,22 @@ class Pool:
         self._hand_out()
         return ended
 
+    def heard(self) -> list[tuple[Trial, int, float, dict[str, float]]]:
+        """Steps of trials that were over since this was last asked: which one, when, and its figures."""
+        if self._ear is None:
+            return []
+        news, self._news = self._news, self._news or self._ear.take.remote()
+        if news is None or not ray.wait([news], timeout=0)[0]:
+            return []
+        self._news = None
+        return [(self._of_turn[turn], step, at_s, figures) for turn, step, at_s, figures in ray.get(news)]
+
+    def end_early(self, trial: Trial) -> None:
+        """Ask a running trial to end after its next step."""
+        for gang in self.gangs:
+            if self._ear is not None and gang.jobs and gang.jobs[0].trial == trial:
+                self._ear.end.remote(gang.jobs[0].turn)
+
     def cancel(self) -> list[tuple[Trial, Outcome]]:
         """End every gang, and say of each trial in flight that it was cancelled."""
         now = time.time()
@@ -228,6 +251,9 @@ class Pool:
         for gang in self.gangs:
             self._end(gang)
         self.gangs = []
+        if self._ear is not None:
+            ray.kill(self._ear, no_restart=True)
+            self._ear = None
 
     # ── how a trial ended ──
 
@@ -272,7 +298,7 @@ class Pool:
                 found.append(self._bad(gang, job, *_death(error)))
                 continue
             if reply.measurement is None:
-                ending = Ending.INFEASIBLE if reply.infeasible else Ending.FAILED
+                ending = Ending.INFEASIBLE if reply.infeasible else Ending.PRUNED if reply.hopeless else Ending.FAILED
                 bad = self._bad(gang, job, ending, reply.reason, reply.detail)
                 # Of several ranks, the others may wait for the one that refused.
                 found.append(replace(bad, sound=reply.sound and self._size == 1))

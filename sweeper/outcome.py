@@ -16,6 +16,7 @@ class Ending(StrEnum):
 
     COMPLETE = "complete"
     INFEASIBLE = "infeasible"  # it cannot work on this device: told to the sampler, not tried again
+    PRUNED = "pruned"  # ended early: others were better at the same step
     FAILED = "failed"  # an error in the code or the configuration
     LOST = "lost"  # the worker, the GPU or the node went, more often than trial.retries
     TIMED_OUT = "timed_out"  # took longer than trial.timeout_s

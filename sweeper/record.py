@@ -33,9 +33,15 @@ from mlflow.exceptions import MlflowException
 
 from sweeper.outcome import Ending, Record
 from sweeper.provenance import mask
+from sweeper.table import run_name, short
 
 # MLflow knows three ways to end. Which of our six it was is the tag `outcome`.
-STATUS = {Ending.COMPLETE: "FINISHED", Ending.INFEASIBLE: "FAILED", Ending.FAILED: "FAILED"}
+STATUS = {
+    Ending.COMPLETE: "FINISHED",
+    Ending.PRUNED: "FINISHED",
+    Ending.INFEASIBLE: "FAILED",
+    Ending.FAILED: "FAILED",
+}
 RETRY_S = 1.0
 
 
@@ -74,20 +80,8 @@ class Store:
 
     def write(self, record: Record) -> None:
         """Write one trial. Harmless if some or all of it is there already."""
-        start_ms, end_ms = int(record.started_at_s * 1e3), int(record.ended_at_s * 1e3)
-        run = self._children.get(record.number) or self._client.create_run(
-            self.experiment_id,
-            start_time=start_ms,
-            run_name=_name(record),
-            tags={
-                "mlflow.parentRunId": self.parent_id,
-                "sweeper.study": self._study,
-                "sweeper.kind": "trial",
-                "sweeper.trial": str(record.number),
-            },
-        )
-        self._children[record.number] = run
-        run_id = run.info.run_id
+        end_ms = int(record.ended_at_s * 1e3)
+        run_id = self._child(record.number, _name(record), record.started_at_s)
         tags = {
             "outcome": record.ending.value,
             **({"again_of": record.again.of, "round": record.again.round} if record.again else {}),
@@ -104,7 +98,7 @@ class Store:
         self._client.log_batch(
             run_id,
             metrics=[Metric(_legal(name), value, end_ms, 0) for name, value in metrics.items()],
-            params=[Param(_legal(name), _short(value)) for name, value in record.params.items()],
+            params=[Param(_legal(name), short(value)) for name, value in record.params.items()],
             tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items() if value not in ("", None)],
         )
         self._client.log_text(run_id, record.to_json(), "trial.json")
@@ -113,6 +107,28 @@ class Store:
         for path in filter(os.path.exists, record.files):  # a user may have cleared them away since
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, STATUS.get(record.ending, "KILLED"), end_ms)
+
+    def write_step(self, number: int, name: str, step: int, at_s: float, figures: Mapping[str, float]) -> None:
+        """A step of a trial that runs, as a point of the metrics `steps/…`."""
+        run_id = self._child(number, name, at_s)
+        metrics = [Metric(_legal(f"steps/{key}"), value, int(at_s * 1e3), step) for key, value in figures.items()]
+        self._client.log_batch(run_id, metrics=metrics)
+
+    def _child(self, number: int, name: str, started_at_s: float) -> str:
+        """The trial's run, made where there is none."""
+        if number not in self._children:
+            self._children[number] = self._client.create_run(
+                self.experiment_id,
+                start_time=int(started_at_s * 1e3),
+                run_name=name,
+                tags={
+                    "mlflow.parentRunId": self.parent_id,
+                    "sweeper.study": self._study,
+                    "sweeper.kind": "trial",
+                    "sweeper.trial": str(number),
+                },
+            )
+        return str(self._children[number].info.run_id)
 
     def close(
         self,
@@ -157,7 +173,7 @@ class Store:
             run_id = str(self._client.create_run(self.experiment_id, run_name=sweep, tags=kind).info.run_id)
         self._client.log_batch(
             run_id,
-            params=[Param(_legal(name), _short(value)) for name, value in parent["params"].items()],
+            params=[Param(_legal(name), short(value)) for name, value in parent["params"].items()],
             tags=[RunTag(name, str(value)) for name, value in parent["tags"].items()],
         )
         for path, text in parent["artifacts"].items():
@@ -188,19 +204,14 @@ def _facts(record: Record) -> dict[str, Any]:
 
 
 def _name(record: Record) -> str:
-    """`0012 m=4096 n=512`, and of a finalist's round which trial it measures again."""
-    again = [f"round {record.again.round} of {record.again.of:04d}"] if record.again else []
-    point = (f"{name}={_short(value)}" for name, value in record.params.items())
-    return " ".join([f"{record.number:04d}", *again, *point])[:250]
+    """As of any trial, and of a finalist's round which trial it measures again."""
+    again = f" round {record.again.round} of {record.again.of:04d}" if record.again else ""
+    return run_name(record.number, record.params, again)
 
 
 def _legal(name: str) -> str:
     """The name with what MLflow allows in it."""
     return re.sub(r"[^\w\-. :/]", "_", name)
-
-
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
 
 
 # ── the process ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,6 +265,9 @@ class Process:
         if self._unsure:
             self._store.look_again()
             self._unsure = False
+        if "step" in message:
+            self._store.write_step(**message["step"])
+            return {}
         if "record" in message:
             record = Record.from_json(message["record"])
             self._store.write(record)

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sweeper.provenance import mask
 from sweeper.said import SaidWrongly
 
 RESTARTS = 3
+MOST_STEPS_WAITING = 10_000  # of running trials, while the store is being opened
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -42,6 +44,7 @@ class Recorder:
         )
         self._unwritten: dict[int, Record] = {}
         self._sent: set[int] = set()
+        self._steps: deque[dict[str, Any]] = deque(maxlen=MOST_STEPS_WAITING)
         self._close_sent = False
         self._restarts = 0
         self._mutex = threading.RLock()
@@ -55,6 +58,12 @@ class Recorder:
         """Record this trial, unless it is recorded."""
         with self._mutex:
             self._unwritten[record.number] = record
+            self._send_waiting()
+
+    def step(self, number: int, name: str, step: int, at_s: float, figures: dict[str, float]) -> None:
+        """Record a step of a trial that runs. Should the process die it may be lost: the trial's record is not."""
+        with self._mutex:
+            self._steps.append({"number": number, "name": name, "step": step, "at_s": at_s, "figures": figures})
             self._send_waiting()
 
     @property
@@ -130,6 +139,8 @@ class Recorder:
     def _send_waiting(self) -> None:
         if self.opened is None:
             return
+        while self._steps:
+            self._send({"step": self._steps.popleft()})
         for number, record in self._unwritten.items():
             if number not in self._sent:
                 self._sent.add(number)

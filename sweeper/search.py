@@ -33,7 +33,12 @@ warnings.filterwarnings("ignore", category=ExperimentalWarning)  # of QMC, since
 
 # How the study on disk marks an ending. FAIL is what no sampler learns from; PRUNED is a trial that was ended
 # with knowledge, here that it cannot work.
-STATES = {Ending.COMPLETE: TrialState.COMPLETE, Ending.INFEASIBLE: TrialState.PRUNED}
+STATES = {
+    Ending.COMPLETE: TrialState.COMPLETE,
+    Ending.INFEASIBLE: TrialState.PRUNED,
+    Ending.PRUNED: TrialState.PRUNED,
+}
+STARTUP_TRIALS, STARTUP_STEPS = 5, 5  # before which no trial, and no step of one, is held against others
 PATIENCE_AMONG_FEW = 30  # proposals of a sampler where only some points are legal
 # A constraint as Optuna stores it: above zero means violated.
 INFEASIBLE = ("constraints:feasible", 1.0)
@@ -66,12 +71,13 @@ class Study:
         objective: str,
         direction: str,
         first: Sequence[Parameters] = (),
+        pruner: str = "none",
     ) -> None:
         self._space, self._sampler, self._seed, self._objective = space, sampler, seed, objective
         self.distributions = {name: distribution(d) for name, d in space.dimensions.items()}
         self._disk = open_journal(path, direction)
         self.id = _check_identity(self._disk, identity)
-        self._memory = optuna.create_study(direction=direction)
+        self._memory = optuna.create_study(direction=direction, pruner=make_pruner(pruner))
         self._in_memory: dict[int, int] = {}  # number on disk: number in memory, of those not told
         self._asked = 0  # how many trials there are on disk
         self._searched = 0  # how many of them are of the search
@@ -156,6 +162,14 @@ class Study:
 
     # ── telling ──
 
+    def is_hopeless(self, number: int, step: int, value: float) -> bool:
+        """Whether a running trial that has this value at this step is to be ended, by what others had there."""
+        if number not in self._in_memory:  # it has ended
+            return False
+        trial = optuna.trial.Trial(self._memory, self._memory_id(self._in_memory[number]))
+        trial.report(value, step)
+        return trial.should_prune()
+
     def tell(self, record: Record) -> None:
         """Store how a trial ended."""
         # The record first, then the state: a driver killed between the two finds the record.
@@ -173,12 +187,14 @@ class Study:
             return
         in_memory = self._in_memory.pop(record.number)
         if record.ending is Ending.INFEASIBLE:
-            trial_id = self._memory._storage.get_trial_id_from_study_id_trial_number(self._memory._study_id, in_memory)
-            self._memory._storage.set_trial_system_attr(trial_id, *INFEASIBLE)
+            self._memory._storage.set_trial_system_attr(self._memory_id(in_memory), *INFEASIBLE)
         self._memory.tell(in_memory, value, state=state)
 
     def _disk_id(self, number: int) -> int:
         return self._disk._storage.get_trial_id_from_study_id_trial_number(self._disk._study_id, number)
+
+    def _memory_id(self, number: int) -> int:
+        return self._memory._storage.get_trial_id_from_study_id_trial_number(self._memory._study_id, number)
 
     # ── resuming ──
 
@@ -197,7 +213,8 @@ class Study:
             if record and trial.state.is_finished():
                 self.records[trial.number] = record
                 if record.ending in STATES and not record.again:
-                    self._memory.add_trial(_copy(trial, self.distributions))
+                    infeasible = record.ending is Ending.INFEASIBLE
+                    self._memory.add_trial(_copy(trial, self.distributions, infeasible=infeasible))
                 continue
             self._in_memory[trial.number] = len(self._memory.get_trials(deepcopy=False))
             self._memory.add_trial(_copy(trial, self.distributions))
@@ -230,13 +247,13 @@ class Study:
         self._wanted = [point for key, point in cancelled.items() if key not in others]
 
 
-def _copy(trial: FrozenTrial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+def _copy(trial: FrozenTrial, distributions: dict[str, BaseDistribution], *, infeasible: bool = False) -> FrozenTrial:
     return create_trial(
         state=trial.state,
         params=trial.params,
         distributions=distributions,
         value=trial.value,
-        system_attrs=dict([INFEASIBLE]) if trial.state is TrialState.PRUNED else {},
+        system_attrs=dict([INFEASIBLE]) if infeasible else {},
     )
 
 
@@ -249,6 +266,13 @@ def distribution(dimension: Dimension) -> BaseDistribution:
             return IntDistribution(dimension.low, int(dimension.high), log=dimension.log, step=dimension.step)
         return FloatDistribution(dimension.low, dimension.high, step=dimension.step)
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+def make_pruner(name: str) -> optuna.pruners.BasePruner:
+    """median: a trial ends whose best step so far is worse than the median of the others' up to the same step."""
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=STARTUP_STEPS)
+    return optuna.pruners.NopPruner()
 
 
 def make_sampler(name: str, seed: int, number: int) -> BaseSampler:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from sweeper import cluster, gangs, lock, metrics, progress, provenance, table
 from sweeper.board import Board
-from sweeper.config import settings_of
+from sweeper.config import settings_of, workload_of
 from sweeper.finals import still_wanted
 from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
@@ -52,6 +52,7 @@ class Sweep:
             objective=said.objective,
             direction=said.direction,
             first=planned.first,
+            pruner=planned.config.search.pruner,
         )
         self._provenance = provenance.gather(planned.target, arguments)
         self._recorder = Recorder(self._opening(), planned.folder, planned.directory, self._lock.fileno())
@@ -120,6 +121,7 @@ class Sweep:
             workload=self._config.workload.name,
             constants=self._plan.space.constants,
             settings=settings_of(self._config),
+            listens=getattr(workload_of(self._config), "tells_steps", False),
             size=self._plan.gpus,
             count=count,
             share=self._plan.gangs,  # a finalist alone computes on as many cores as it did in the search
@@ -139,6 +141,8 @@ class Sweep:
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
+            for trial, step, at_s, figures in self._pool.heard():
+                self._hear(trial, step, at_s, figures)
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
             self._recorder.watch()
@@ -188,7 +192,15 @@ class Sweep:
             os.write(2, f"{show_cursor}\nleft at once; to resume:\n  {self._command}\n".encode())
             os._exit(INTERRUPTED)
 
-    # ── one trial's end ──
+    # ── one trial's steps, and its end ──
+
+    def _hear(self, trial: Trial, step: int, at_s: float, figures: dict[str, float]) -> None:
+        """A step of a running trial is over."""
+        assert self._pool is not None
+        self._recorder.step(trial.number, table.run_name(trial.number, trial.params), step, at_s, figures)
+        value = figures.get(self._config.workload.objective)
+        if value is not None and self._study.is_hopeless(trial.number, step, value):
+            self._pool.end_early(trial)
 
     def _take(self, trial: Trial, outcome: Outcome) -> None:
         """A trial has ended, or was lost and is tried again."""

@@ -60,6 +60,15 @@ def terminal(records: Sequence[Record], objective: str, width: int) -> Table:
     return draw(*rows(records, objective), at_least, width)
 
 
+def short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
+
+
+def run_name(number: int, params: Mapping[str, object], again: str = "") -> str:
+    """`0012 m=4096 n=512`."""
+    return " ".join([f"{number:04d}{again}", *(f"{name}={short(value)}" for name, value in params.items())])[:250]
+
+
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], at_least: int, width: int) -> Table:
     """A table that keeps its first `at_least` columns and as many more as there is room for."""
     longest_words = [max(map(len, name.split())) for name in heading]

@@ -10,13 +10,13 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from workloads.contract import Infeasible, Measurement, OutOfMemory, Rank, Scalar
+from workloads.contract import Hopeless, Infeasible, Measurement, OutOfMemory, Rank, Scalar
 from workloads.trial import run_trial
 
 
@@ -28,6 +28,7 @@ class Job:
     parameters: Mapping[str, Scalar]
     rank: Rank
     settings: Mapping[str, Any] | None = None
+    ear: Any = None  # the actor that is told of steps while a trial runs, if anybody listens
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Reply:
     ended_at_s: float
     measurement: Measurement | None = None
     infeasible: bool = False
+    hopeless: bool = False
     sound: bool = False  # whether the process is as it was: it refused, and tried nothing
     reason: str = ""
     detail: str = ""
@@ -64,14 +66,45 @@ class Worker:
 
     def run(self, job: Job) -> Reply:
         """Run one trial. Whatever it raises comes back as a reply: the driver decides what it means."""
-        started_at_s = time.time()
+        started_at_s, rank = time.time(), job.rank
+        if job.ear is not None:
+            rank = replace(
+                rank, tell=lambda step, figures: ray.get(job.ear.heard.remote(rank.turn, step, dict(figures)))
+            )
         try:
-            measurement = run_trial(job.workload, job.parameters, job.rank, job.settings)
+            measurement = run_trial(job.workload, job.parameters, rank, job.settings)
         except Infeasible as error:
             sound = not isinstance(error, OutOfMemory)
             return Reply(job.rank.rank, started_at_s, time.time(), infeasible=True, sound=sound, reason=str(error))
+        except Hopeless:
+            return Reply(rank.rank, started_at_s, time.time(), hopeless=True, sound=True, reason="worse than others")
         except Exception as error:
             last = traceback.format_exc().strip().splitlines()[-30:]
             reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
             return Reply(job.rank.rank, started_at_s, time.time(), reason=reason, detail="\n".join(last))
         return Reply(job.rank.rank, started_at_s, time.time(), measurement)
+
+
+class Ear:
+    """The actor that hears of steps while trials run, and answers whether to go on. Trials are known by their turn."""
+
+    def __init__(self) -> None:
+        self._heard: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
+        self._hopeless: set[int] = set()
+        self._last: dict[int, int] = {}
+
+    def heard(self, turn: int, step: int, figures: dict[str, float]) -> bool:
+        """A step is over; of several ranks that say so the first counts. Whether the trial is to end."""
+        if step > self._last.get(turn, 0):
+            self._last[turn] = step
+            self._heard[turn, step] = (time.time(), figures)
+        return turn in self._hopeless
+
+    def take(self) -> list[tuple[int, int, float, dict[str, float]]]:
+        """Turn, step, when, and figures of what was heard since this was last asked."""
+        found = [(turn, step, at_s, figures) for (turn, step), (at_s, figures) in self._heard.items()]
+        self._heard.clear()
+        return found
+
+    def end(self, turn: int) -> None:
+        self._hopeless.add(turn)

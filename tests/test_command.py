@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
+import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import Place
+from tests.conftest import Place, wait_for
 from tests.test_logs import MEGATRON
-from workloads.command.process import ProgramFailed, descendants
+from workloads.command.guard import marked
+from workloads.command.process import ProgramFailed
 from workloads.command.template import filled, rendered
 from workloads.contract import Machine, Measurement, OutOfMemory, Rank
 from workloads.registry import load
@@ -89,10 +91,26 @@ def test_a_program_and_all_it_started_end_with_the_trial(tmp_path: Path) -> None
     )
     program += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid))\n{STEPS}"
     run(program, sequence_length="1")
-    child = int((tmp_path / "pid").read_text())
-    stat = Path(f"/proc/{child}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
-    assert descendants(os.getpid()) >= {os.getpid()}
+    assert int((tmp_path / "pid").read_text()) not in marked("SWEEPER_PROGRAM=")
+
+
+def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import time\nprint('begun', flush=True)\nimport os; open('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from workloads.trial import run_trial as run; "
+         "from workloads.contract import Rank; "
+         "run('command', {}, Rank(), {'run': ['{python}', '-c', sys.argv[1]], 'directory': sys.argv[2]})",
+         script, str(tmp_path)],
+        cwd=Path(__file__).parent.parent,
+    )  # fmt: skip
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    program = int((tmp_path / "pid").read_text())
+    assert program in marked("SWEEPER_PROGRAM=")
+    worker.kill()
+    worker.wait()
+    wait_for(lambda: program not in marked("SWEEPER_PROGRAM="))
 
 
 def test_parameters_places_and_variables_reach_the_program() -> None:
@@ -217,6 +235,39 @@ def test_a_sweep_over_a_stand_in_that_prints_megatrons_log(place: Place) -> None
     for run_ in runs:
         assert run_.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
         assert run_.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
+
+
+def test_steps_are_seen_while_a_trial_runs_and_a_hopeless_one_is_ended(place: Place) -> None:
+    """Five programs of nearly the same speed; those after them are ten times slower, and do not come to their end."""
+    program = "import sys, time\nfor n in range(40):\n    time.sleep(0.03)\n    print('took', sys.argv[1])\n"
+    (place.path / "train.py").write_text(program)
+    folder = place.path / "mine" / "workload"
+    folder.mkdir(parents=True)
+    settings = {"run": ["{python}", str(place.path / "train.py"), "{ms}"], "log": {"step_time_ms": r"took (\d+)"}}
+    settings |= {"steps": 35, "global_batch": "1", "sequence_length": "1"}
+    plain = {"workload": {"name": "command", "objective": "tokens_per_s", "direction": "maximize"}, "command": settings}
+    plain |= {"space": {"ms": "choice(10, 11, 12, 13, 14, 100, 101)"}, "finals": {"top": 0}}
+    (folder / "mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(plain))
+    words = ["--config-dir", str(folder.parent), "workload=mine", "search=grid", "search.pruner=median"]
+    process = place.start(*words)
+    wait_for(lambda: steps_of_what_runs(place.path / "mlflow.db"))
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert "5 complete, 2 pruned" in out
+    assert {run_.data.params["ms"] for run_ in place.runs("trial") if run_.data.tags["outcome"] == "pruned"} == {
+        "100",
+        "101",
+    }
+
+
+def steps_of_what_runs(store: Path) -> list[Any]:
+    """Read past MLflow, which would make its tables beside the process that makes them."""
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as database:
+        return database.execute(
+            "select value from latest_metrics join runs using (run_uuid) "
+            "where key = 'steps/tokens_per_s' and status = 'RUNNING'"
+        ).fetchall()
+    return []
 
 
 @pytest.mark.parametrize(

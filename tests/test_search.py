@@ -133,8 +133,8 @@ def test_only_knowledge_reaches_the_sampler(tmp_path: Path) -> None:
         study.tell(ended(asked(study), ending))
     for view in (study, open_study(tmp_path, sampler="tpe")):
         learnt = [trial for trial in view._memory.trials if trial.state is not TrialState.FAIL]
-        assert [trial.state for trial in learnt] == [TrialState.COMPLETE, TrialState.PRUNED]
-        assert [trial.constraints for trial in learnt] == [{}, {"feasible": 1.0}]
+        assert [trial.state for trial in learnt] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+        assert [trial.constraints for trial in learnt] == [{}, {"feasible": 1.0}, {}]
 
 
 def test_points_to_try_first_come_first_and_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ A workload is a class with a `Parameters` dataclass and a `run`. It can be run b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,10 @@ class Infeasible(Exception):
 
     It is knowledge, not a failure: the sampler is told, and the same parameters are not tried again.
     """
+
+
+class Hopeless(Exception):
+    """A trial that was asked to end, since others were better at the same step."""
 
 
 class OutOfMemory(Infeasible):
@@ -32,6 +36,8 @@ class Rank:
     ranks_per_node: of the gang, on the node that has the most of them
     node_rank, nodes, local_rank: which of the gang's nodes this is, and which of the ranks on it
     node_devices: all that the gang has on this node, as CUDA_VISIBLE_DEVICES names them; empty on a CPU
+    tell: to be called with a step's number and figures as soon as it is over, by a workload that `tells_steps`; true:
+    others were better by then, and the trial may raise Hopeless
     meeting: host:port where rank 0 listens for the others; the same for every trial of a gang, so `turn`, which is
     another for each, keeps them apart
     """
@@ -46,6 +52,7 @@ class Rank:
     node_rank: int = 0
     nodes: int = 1
     node_devices: str = ""
+    tell: Callable[[int, Mapping[str, float]], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,8 @@ class Workload(Protocol):
     `Parameters` is a frozen dataclass of every parameter. Its types say what each may be (`Literal` for
     choices), `field(metadata={"min": …})` bounds a number, and a field without a default must be given.
     It is read in the driver, so the module that defines it imports no torch; `run` may.
+
+    `tells_steps`, where it has it and it is true: it says each step of a trial while it runs.
 
     `method` names how the figures are taken, with a version: figures of different methods do not compare.
     `max_world_size` is how many processes one trial may span, None for any number. `sets_ceiling` says whether its

@@ -79,6 +79,7 @@ class Command:
     method = "command/1"
     max_world_size = None
     sets_ceiling = False
+    tells_steps = True
 
     def __init__(self, settings: CommandSettings | None = None) -> None:
         self.settings = settings

@@ -7,16 +7,17 @@ import re
 import selectors
 import signal
 import subprocess
-import time
+import sys
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from workloads.command import guard
+from workloads.command.guard import end_marked
 from workloads.contract import OutOfMemory
 
 LAST_LINES = 30
-GRACE_S = 5.0  # between being asked to end and being ended
 MOST_LOG_BYTES = 2**20  # of its log is kept
 
 # What programs print when they have failed, though they may not end for long.
@@ -48,15 +49,21 @@ class Program:
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self.log = bytearray()
         self._silence_s, self._enough, self._rest = silence_s, enough, b""
+        self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
+        name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
             arguments,
             shell=isinstance(arguments, str),
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, name: value},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+        )
+        # Should this process be killed, the program would go on and keep its GPUs.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", guard.__file__, self._mark], stdin=subprocess.PIPE, start_new_session=True
         )
 
     def run(self) -> bool:
@@ -104,43 +111,8 @@ class Program:
         return error
 
     def end(self) -> None:
-        """End it and all that it started: asked first, then made to."""
-        tree = descendants(self._process.pid)
-        for signum, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-            tree |= descendants(self._process.pid)
-            for pid in tree:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signum)
-            by = time.monotonic() + patience_s
-            while time.monotonic() < by:
-                self._process.poll()
-                if not any(map(_alive, tree)):
-                    return
-                time.sleep(0.05)
-
-
-def descendants(pid: int) -> set[int]:
-    """The process, its session's and its children's children: a program may give its own a session each."""
-    of: dict[int, list[int]] = {}
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError, ValueError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            of.setdefault(int(fields[1]), []).append(int(entry.name))
-            if int(fields[3]) == pid:
-                found.add(int(entry.name))
-    waiting = [pid, *found]
-    while waiting:
-        each = waiting.pop()
-        found.add(each)
-        waiting += [child for child in of.get(each, []) if child not in found]
-    return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        """End it and all that it started."""
+        end_marked(self._mark, reap=self._process.poll)
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()

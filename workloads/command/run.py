@@ -17,7 +17,7 @@ from typing import Any
 from workloads.command import TIMES, CommandSettings
 from workloads.command.process import Program
 from workloads.command.template import filled, rendered, said
-from workloads.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.contract import Hopeless, Infeasible, Measurement, Rank, Scalar
 from workloads.host import cpu_name
 from workloads.llama.flops import per_token
 from workloads.llama.shapes import MODELS
@@ -71,6 +71,8 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
     def enough(line: str) -> bool:
         if step := reader.feed(line):
             steps.append(step)
+            if rank.tell and rank.tell(len(steps), _with_rate(settings, parameters, reader, step)):
+                raise Hopeless
         return len(steps) >= settings.warmup + settings.steps
 
     environment = {name: filled(str(text), values) for name, text in settings.environment.items()}
@@ -130,10 +132,7 @@ def _figures(
         raise RuntimeError(f"it ended after {len(steps)} steps, all of them warm-up (command.warmup={settings.warmup})")
     named = {name for step in steady for name in step.figures}
     medians = {n: statistics.median(s.figures[n] for s in steady if n in s.figures) for n in named}
-    told = reader.told
-    batch = _whole(filled(settings.global_batch, parameters), told.get("global_batch"), medians.get("global_batch"))
-    length = _whole(filled(settings.sequence_length, parameters), told.get("sequence_length"))
-    tokens = batch * length
+    told, (tokens, length) = reader.told, _tokens(settings, parameters, reader, medians)
     times = tuple(step.figures["step_time_s"] for step in steady if "step_time_s" in step.figures)
     if not times and "tokens_per_s" in medians and tokens:
         times = tuple(tokens / step.figures["tokens_per_s"] for step in steady)
@@ -154,6 +153,27 @@ def _figures(
         facts=_facts(rank) | {"program": reader.kind, "device": reader.device},
         files={"log.txt": log} if log else {},
     )
+
+
+def _tokens(
+    settings: CommandSettings,
+    parameters: Mapping[str, Scalar],
+    reader: LogReader | OwnLog,
+    figures: Mapping[str, float],
+) -> tuple[int, int]:
+    """Of a step and of a sequence; 0 where neither the settings nor the log say."""
+    told = reader.told
+    batch = _whole(filled(settings.global_batch, parameters), told.get("global_batch"), figures.get("global_batch"))
+    length = _whole(filled(settings.sequence_length, parameters), told.get("sequence_length"))
+    return batch * length, length
+
+
+def _with_rate(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], reader: LogReader | OwnLog, step: Step
+) -> dict[str, float]:
+    tokens, _ = _tokens(settings, parameters, reader, step.figures)
+    time_s = step.figures.get("step_time_s", 0.0)
+    return dict(step.figures) | ({"tokens_per_s": tokens / time_s} if tokens and time_s else {})
 
 
 def _whole(*said: Any) -> int:
