@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -61,13 +62,13 @@ def _this_machine() -> Node:
     )
 
 
-def _node(entry: dict[str, Any]) -> Node:
+def _node(entry: dict[str, Any], patience_s: float = 60) -> Node:
     resources = entry["Resources"]
     label = next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None)
     there = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     names = ray.remote(_names).options(num_cpus=0, scheduling_strategy=there)
     try:
-        cpu_name, cpu_architecture, gpu_names = ray.get(names.remote(), timeout=60)
+        cpu_name, cpu_architecture, gpu_names = ray.get(names.remote(), timeout=patience_s)
     except (RayError, GetTimeoutError) as error:
         raise SaidWrongly(f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({brief(error)})") from error
     gpus = int(resources.get("GPU", 0))
@@ -81,6 +82,16 @@ def _node(entry: dict[str, Any]) -> Node:
         id=entry["NodeID"],
         cpu_architecture=cpu_architecture,
     )
+
+
+def joined(known: set[str]) -> list[Node]:
+    """The nodes of the connected cluster that are up and not among those; what does not answer is left for later."""
+    found = []
+    for entry in ray.nodes():
+        if entry["Alive"] and entry["NodeID"] not in known:
+            with contextlib.suppress(SaidWrongly):
+                found.append(_node(entry, patience_s=10))
+    return found
 
 
 def _names() -> tuple[str, str, tuple[str, ...]]:

@@ -218,6 +218,11 @@ class Pool:
         self._hand_out()
         return ended
 
+    def grow(self, target: Target, count: int) -> None:
+        """Use these nodes from now on, with as many gangs."""
+        self._target = target
+        self.gangs += [self._new_gang() for _ in range(count - len(self.gangs))]
+
     def heard(self) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Steps of trials that were over since this was last asked: which one, when, and its figures."""
         if self._ear is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from omegaconf import OmegaConf
@@ -57,6 +57,16 @@ class Target:
         if wanted is not None and wanted > most:
             raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}")
         return wanted or (most if self.hardware.kind == "gpu" else 1)
+
+    def with_more(self, nodes: Iterable[Node]) -> Target:
+        """With those of these nodes that have the same devices."""
+        alike = [node for node in nodes if self._is_alike(node)]
+        return replace(self, nodes=(*self.nodes, *alike))
+
+    def _is_alike(self, node: Node) -> bool:
+        if self.hardware.kind == "gpu":
+            return is_a(self.hardware, node) and node.model == self.model
+        return _said_cpu(node) == self.model
 
     def cores_for_each(self, ranks: int) -> int:
         """The most cores that each of `ranks` processes can have, none of which spans two nodes."""
@@ -132,7 +142,11 @@ def _cpu(nodes: Sequence[Node]) -> Target:
     # Processors that differ do not belong into one study: take the model there is most of.
     model = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
     chosen = tuple(node for node in nodes if node.cpu_name == model)
-    return Target(Hardware(name="cpu", kind="cpu"), f"{model} ({chosen[0].cpus} cores)", chosen)
+    return Target(Hardware(name="cpu", kind="cpu"), _said_cpu(chosen[0]), chosen)
+
+
+def _said_cpu(node: Node) -> str:
+    return f"{node.cpu_name} ({node.cpus} cores)"
 
 
 def _gpus(wanted: Hardware, nodes: Sequence[Node]) -> Target:

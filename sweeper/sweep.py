@@ -31,6 +31,7 @@ from sweeper.summary import Summary
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 RECORDER_PATIENCE_S = 20.0
 STARTING_PATIENCE_S = 20.0
+NODES_LOOKED_FOR_EVERY_S = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -64,6 +65,7 @@ class Sweep:
         self._pool: gangs.Pool | None = None
         self._attempts: Counter[int] = Counter()
         self._stops = 0
+        self._look_again_at_s = 0.0
         self._finals_ended = self._finals_asked = 0
 
     # ── from beginning to end ──
@@ -145,9 +147,26 @@ class Sweep:
                 self._hear(trial, step, at_s, figures)
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
+            self._use_nodes_that_joined()
             self._recorder.watch()
             self._progress.update(self._state())
         self._pool.close(0 if self._stops else STARTING_PATIENCE_S)
+
+    def _use_nodes_that_joined(self) -> None:
+        """Of a cluster that others run, from time to time, where it was not said how many trials run at once."""
+        planned, now = self._plan, time.monotonic()
+        known = {node.id for node in planned.target.nodes if node.id}
+        fixed = not known or self._config.cluster.workers is not None or self._stops > 0 or self._finals_asked > 0
+        if fixed or planned.target.hardware.kind == "cpu" or now < self._look_again_at_s:
+            return  # on a CPU one trial runs at once, however many nodes there are
+        self._look_again_at_s = now + NODES_LOOKED_FOR_EVERY_S
+        target = planned.target.with_more(cluster.joined(known))
+        if more := len(target.nodes) - len(planned.target.nodes):
+            gangs_now = target.gangs(planned.gpus, None)
+            self._plan = replace(planned, target=target, gangs=gangs_now)
+            assert self._pool is not None
+            self._pool.grow(target, gangs_now)
+            self._progress.note(f"joined   {more} node{'s' if more > 1 else ''}; {gangs_now} trials at once")
 
     def _run_finals(self) -> None:
         """Measure the best trials again, beside each other on the same devices."""
