@@ -36,6 +36,7 @@ SHOWN = {
     "speedup_ci_high": ("to", "", 1.0),
     "predicted_speedup": ("predicted", "x", 1.0),
     "gb_per_s": ("moves", "GB/s", 1.0),
+    "bus_gb_s": ("bus", "GB/s", 1.0),
     "bandwidth_utilization": ("of memory", "%", 100.0),
     "sqnr_db": ("SQNR", "dB", 1.0),
     "sqnr_input_gradient_db": ("of dx", "dB", 1.0),

@@ -14,6 +14,7 @@ from workloads.contract import Workload
 
 # Here, so that a checkout runs without being installed.
 BUILT_IN = {
+    "allreduce": "workloads.allreduce:Allreduce",
     "command": "workloads.command:Command",
     "matmul": "workloads.matmul:Matmul",
     "offload": "workloads.offload:Offload",

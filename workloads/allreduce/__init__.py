@@ -1,0 +1,32 @@
+"""`workload=allreduce`: the sum of a buffer over a gang, and how fast the links between its devices carry it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.contract import Measurement, Rank
+
+
+@dataclass(frozen=True)
+class AllreduceParameters:
+    """mib: of the buffer that each rank has."""
+
+    mib: int = field(default=256, metadata={"min": 1})
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    warmup: int = field(default=5, metadata={"min": 1})
+    repeats: int = field(default=20, metadata={"min": 1})
+
+
+class Allreduce:
+    """NCCL or RCCL between GPUs, gloo between processors."""
+
+    Parameters = AllreduceParameters
+    method = "allreduce/1"
+    max_world_size = None
+    sets_ceiling = False
+
+    def run(self, parameters: AllreduceParameters, rank: Rank) -> Measurement:
+        from workloads.allreduce.run import measure
+
+        return measure(parameters, rank)

@@ -1,0 +1,68 @@
+"""What a node is like, for who looks for what is wrong with it. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from workloads import host
+
+PACKAGES = ("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton")
+
+
+def health(folder: str) -> dict[str, Any]:
+    """Plain values: versions, memory, and of each GPU its clocks, power limit and errors. `folder`: where files go."""
+    there, shared = Path(folder), Path("/dev/shm")
+    return {
+        "node": socket.gethostname(),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "cpus": len(os.sched_getaffinity(0)),
+        "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
+        "free_gib": host.available_memory_bytes() / 2**30,
+        "disk_gib": shutil.disk_usage(there if there.is_dir() else "/").free / 2**30,
+        "gpus": _gpus(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Through NVML; of other vendors' nothing is known here."""
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    found = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(number)
+        entry: dict[str, Any] = {"number": number, "name": nvml.nvmlDeviceGetName(gpu), "driver": ""}
+        with suppress(nvml.NVMLError):
+            entry["driver"] = nvml.nvmlSystemGetDriverVersion()
+            entry["free_gib"] = nvml.nvmlDeviceGetMemoryInfo(gpu).free / 2**30
+            entry["used_gib"] = nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**30
+        with suppress(nvml.NVMLError):
+            entry["power_limit_w"] = nvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
+            entry["power_default_w"] = nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1e3
+        with suppress(nvml.NVMLError):
+            entry["clock_limit_mhz"] = nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_SM)
+            entry["clock_most_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+        with suppress(nvml.NVMLError):
+            entry["uncorrected_errors"] = nvml.nvmlDeviceGetTotalEccErrors(
+                gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
+            )
+        found.append(entry)
+    nvml.nvmlShutdown()
+    return found
