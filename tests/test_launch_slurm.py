@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ assert options.keys() <= known, options
 nodes = [n for n in ("node1", "node2") if n == options.get("nodelist", n) and n != options.get("exclude")]
 assert len(nodes) == int(options["nodes"]) == int(options["ntasks"]), options
 env = dict(os.environ, SLURM_CPUS_ON_NODE="1")
+with open(__file__ + ".folders", "a") as folders:
+    print(os.environ["RAY_FOLDER"], file=folders)
 steps = [subprocess.Popen(command, env=dict(env, SLURMD_NODENAME=n, SLURM_PROCID=str(i))) for i, n in enumerate(nodes)]
 signal.signal(signal.SIGTERM, lambda *_: [step.terminate() for step in steps])
 sys.exit(max(step.wait() for step in steps))
@@ -87,8 +90,11 @@ class Job:
 
 
 @pytest.fixture
-def job(place: Place) -> Job:
-    return Job(place)
+def job(place: Place) -> Iterator[Job]:
+    job = Job(place)
+    yield job
+    for folder in (place.path / "bin" / "srun.folders").read_text().splitlines():
+        shutil.rmtree(folder, ignore_errors=True)  # Ray's logs, which a job leaves on its nodes
 
 
 def test_a_job_runs_over_all_its_nodes_and_leaves_nothing(job: Job) -> None:
