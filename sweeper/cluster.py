@@ -7,9 +7,12 @@ import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import ray
+from ray._private.authentication.authentication_token_setup import _enable_token_auth
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -20,24 +23,61 @@ from workloads import host
 # ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def look(address: str | None) -> list[Node]:
+def look(address: str | None, insecure: bool = False) -> list[Node]:
     """The nodes of the cluster at `address`, which it connects to, or without one of this machine.
 
-    Nothing is started. Raises SaidWrongly where no cluster answers.
+    Nothing is started. Raises SaidWrongly where no cluster answers, and unless `insecure` where one that other
+    machines can reach asks for no token.
     """
     ray.shutdown()  # what an earlier sweep of this process may have left connected
     address = address or os.environ.get("RAY_ADDRESS")
     if address in (None, "local"):
+        if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
+            raise SaidWrongly(f"RAY_AUTH_MODE={mode}: Ray listens on every interface; token, or cluster.insecure=true")
         return [_this_machine()]
     try:
         if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself tries for minutes, aloud.
             socket.create_connection((found[1], int(found[2])), timeout=5).close()
+        if not insecure:
+            _check_token(address)
         _init(address=address)
     except (OSError, ValueError, RuntimeError) as error:
         why = "start one with `ray start --head`" if address == "auto" else brief(error)
         raise SaidWrongly(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
     return [_node(entry) for entry in ray.nodes() if entry["Alive"]]
+
+
+def _check_token(address: str) -> None:
+    """Raises SaidWrongly for a cluster that lets in whoever comes, and for one that does not let us in."""
+    if address.startswith("ray://"):
+        raise SaidWrongly(
+            f"cluster.address={address}: whether it asks for a token cannot be seen through ray://;"
+            " give HOST:PORT of its head, or cluster.insecure=true"
+        )
+    if _admits(address, RAY_AUTH_MODE="disabled"):
+        raise SaidWrongly(
+            f"cluster.address={address}: it lets in whoever reaches it; start it with RAY_AUTH_MODE=token"
+            " (docs/clusters.md), or say cluster.insecure=true"
+        )
+    if not _admits(address, RAY_AUTH_MODE="token"):
+        raise SaidWrongly(
+            f"cluster.address={address}: no Ray cluster answers there, or it asks for another token than ours"
+            " (RAY_AUTH_TOKEN_PATH, or else ~/.ray/auth_token)"
+        )
+    _enable_token_auth()  # Ray does that by itself for `auto`, and for no address that is given
+
+
+def _admits(address: str, **environment: str) -> bool:
+    """Whether a program with this environment may join. In a process of its own: Ray reads the mode on import."""
+    knock = "import sys; from ray._private import services; from ray._raylet import GcsClient;"
+    knock += "GcsClient(address=services.canonicalize_bootstrap_address(sys.argv[1]))"
+    command = [sys.executable, "-c", knock, address]
+    try:
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
 
 
 def _this_machine() -> Node:

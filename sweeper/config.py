@@ -81,6 +81,7 @@ class TrialLimits:
 @dataclass(frozen=True)
 class ClusterChoice:
     address: str | None = None
+    insecure: bool = False
     network_gb_s: float = field(default=50.0, metadata={"min": 0.001})
     workers: int | None = field(default=None, metadata={"min": 1})
 

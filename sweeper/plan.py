@@ -69,7 +69,7 @@ def plan(said: Config) -> Plan:
     """Hold what was said against the cluster that is there. Raises SaidWrongly."""
     if said.tracking.uri:
         check_uri(said.tracking.uri)
-    nodes = cluster.look(said.cluster.address)
+    nodes = cluster.look(said.cluster.address, said.cluster.insecure)
     wanted, ranks = said.hardware, said.gpus if isinstance(said.gpus, int) else 1
     absent = wanted.name in catalogue() and not any(is_a(wanted, node) for node in nodes)
     target = on_paper(wanted, ranks) if said.plan and absent else choose(wanted, nodes, ranks)

@@ -1,0 +1,151 @@
+"""The Slurm script on its real path: two Ray nodes on this machine, and what Slurm does done by small stand-ins.
+
+What Slurm itself does to a job (placing it, its cgroups, its signals at the end of the time) is not shown here: the
+stand-in for srun starts the steps with the environment that Slurm gives them and passes SIGTERM on, as srun does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROBE, REPOSITORY, Done, Place, environment, processes_with, wait_for
+
+SCRIPT = REPOSITORY / "launch" / "slurm" / "sweep.sbatch"
+
+# A step on every node that is asked for, one core each; SIGTERM goes to all of them.
+SRUN = """#!{python}
+import os, signal, subprocess, sys
+options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:] if word.startswith("--"))
+command = sys.argv[sys.argv.index("bash"):]
+known = {{"nodes", "ntasks", "ntasks-per-node", "nodelist", "exclude"}}
+known |= {{"cpu-bind", "no-kill", "wait", "kill-on-bad-exit"}}
+assert options.keys() <= known, options
+nodes = [n for n in ("node1", "node2") if n == options.get("nodelist", n) and n != options.get("exclude")]
+assert len(nodes) == int(options["nodes"]) == int(options["ntasks"]), options
+env = dict(os.environ, SLURM_CPUS_ON_NODE="1")
+with open(__file__ + ".folders", "a") as folders:
+    print(os.environ["RAY_FOLDER"], file=folders)
+steps = [subprocess.Popen(command, env=dict(env, SLURMD_NODENAME=n, SLURM_PROCID=str(i))) for i, n in enumerate(nodes)]
+signal.signal(signal.SIGTERM, lambda *_: [step.terminate() for step in steps])
+sys.exit(max(step.wait() for step in steps))
+"""
+SCONTROL = """#!/bin/sh
+[ "$*" = "show hostnames node[1-2]" ] && printf 'node1\\nnode2\\n'
+"""
+
+
+class Job:
+    """A job of two nodes, which can be started again as Slurm requeues one."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.home = place, place.path / "home"
+        tools = place.path / "bin"
+        for folder in (self.home, tools):
+            folder.mkdir()
+        for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        self.script = tools / "slurm_script"  # Slurm runs a copy: nothing beside the script can be found from it
+        shutil.copy(SCRIPT, self.script)
+        self.mark, self.ledger = str(place.path), place.path / "ledger"
+        self.env = environment(
+            PATH=f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            HOME=str(self.home),
+            SLURM_JOB_ID="4711",
+            SLURM_JOB_NUM_NODES="2",
+            SLURM_JOB_NODELIST="node[1-2]",
+            SWEEPER_TEST=self.mark,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = ["bash", str(self.script), *words]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.place.path, env=self.env, stdout=pipe, stderr=pipe, text=True)
+
+    def end(self, process: subprocess.Popen[str]) -> Done:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            for pid in self.left():
+                os.kill(pid, signal.SIGKILL)
+        return Done(process.returncode, out, err)
+
+    def left(self) -> list[int]:
+        """Its processes, wherever they have gone."""
+        return processes_with("SWEEPER_TEST", self.mark)
+
+    def ran(self) -> list[str]:
+        """A line for each time that a rank has run to its end."""
+        return self.ledger.read_text().splitlines() if self.ledger.exists() else []
+
+
+@pytest.fixture
+def job(place: Place) -> Iterator[Job]:
+    job = Job(place)
+    yield job
+    for folder in (place.path / "bin" / "srun.folders").read_text().splitlines():
+        shutil.rmtree(folder, ignore_errors=True)  # Ray's logs, which a job leaves on its nodes
+
+
+def test_a_job_runs_over_all_its_nodes_and_leaves_nothing(job: Job) -> None:
+    process = job.start(*PROBE, "gpus=2", "search=random", "budget.trials=4", f"space.ledger={job.ledger}")
+    try:
+        (state,) = wait_for(lambda: list(job.home.glob(".sweeper-4711-*")))
+        token = wait_for(lambda: (state / "token").exists() and (state / "token").read_text().strip())
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        assert stat.S_IMODE((state / "token").stat().st_mode) == 0o600
+        process.wait(timeout=90)
+        left = job.left()
+    finally:
+        done = job.end(process)
+    assert done.code == 0, done.err
+    assert not left and not list(job.home.iterdir())
+    assert "4 complete" in done.out and token not in done.out + done.err
+    ranks = Counter(line.split()[2] for line in job.ran())
+    assert ranks == {"0": 4, "1": 4}  # each node has one core: a gang of two has room only on both
+
+
+@pytest.mark.soak
+def test_a_job_that_is_stopped_ends_cleanly_and_goes_on_when_it_is_requeued(job: Job) -> None:
+    words = [*PROBE, "search=random", "budget.trials=8", "cluster.workers=2", "space.sleep_s=0.5"]
+    words.append(f"space.ledger={job.ledger}")
+    process = job.start(*words)
+    try:
+        wait_for(lambda: len(job.ran()) >= 2)
+        process.send_signal(signal.SIGTERM)  # to the batch shell alone, as --signal=B:TERM does
+        process.wait(timeout=60)
+        left = job.left()
+    finally:
+        done = job.end(process)
+    assert done.code == 130, done.err
+    assert not left and not list(job.home.iterdir())
+    before = job.ran()
+    assert 2 <= len(before) < 8
+
+    done = job.end(job.start(*words))
+    assert done.code == 0, done.err
+    after = job.ran()
+    assert len(after) == len(set(after)) == 8 and after[: len(before)] == before
+    assert len(job.place.runs("trial")) == 8 and job.place.states() == {"COMPLETE": 8}
+
+    done = job.end(job.start(*words))
+    assert done.code == 0 and "8 complete" in done.out, done.err
+    assert job.ran() == after
+
+
+def test_a_head_that_does_not_start_is_said(job: Job) -> None:
+    (job.place.path / "bin" / "ray").write_text("#!/bin/sh\nexit 1\n")
+    (job.place.path / "bin" / "ray").chmod(0o755)
+    done = job.end(job.start(*PROBE))
+    assert done.code == 1 and "Ray does not start" in done.err and "head.log on node1" in done.err
+    assert not list(job.home.iterdir())
