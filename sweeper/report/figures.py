@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from sweeper.report.peaks import SPEEDS, Peak, complete, speed_of, varying
+from sweeper.report import importance, nine
+from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, speed_of, varying
 from sweeper.report.store import Stored
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
+PATTERNS = ["", "/", "."]  # what tells bars of one colour apart, in print too
 MOST_POINTS = 5000
+MOST_LINES = 2000  # of parallel coordinates
+MOST_NAMES = 30  # along one of them
+LONGEST_NAME = 24
 
 
-def figures(stored: Stored) -> Iterator[tuple[str, go.Figure]]:
-    """Each with its title, where there is enough to draw one."""
+@dataclass(frozen=True)
+class Picture:
+    """One figure, or several that stand side by side where there is room. wide: as many pixels as it needs."""
+
+    title: str
+    figures: Sequence[go.Figure]
+    note: str = ""
+    wide: int = 0
+
+
+def figures(stored: Stored) -> Iterator[Picture]:
+    """Where there is enough to draw one."""
     trials = stored.trials
     if not len(trials):
         return
-    yield from _best(stored.peaks)
+    for work, found in by_work(stored.peaks).items():
+        if len(found) > 1:
+            yield _platforms(work, found)
+            yield from _scaling(work, found)
+        yield from _parameters(work, found)
     for name, own in trials.groupby("tag.sweep"):
         yield from _heat(str(name), own)
         yield from _spread(str(name), own)
@@ -28,33 +48,127 @@ def figures(stored: Stored) -> Iterator[tuple[str, go.Figure]]:
     yield from _timeline(trials)
 
 
-def _best(found: Sequence[Peak]) -> Iterator[tuple[str, go.Figure]]:
-    """Bars for each kind of work, only of those with more than one device to show."""
-    by_work: dict[str, list[Peak]] = {}
-    for peak in found:
-        words = " ".join(str(value) for value in peak.work.values())
-        by_work.setdefault(f"{words}|{peak.speed}", []).append(peak)
-    for key, group in by_work.items():
-        words, speed = key.split("|")
-        if len(group) < 2:
+def _platforms(work: str, found: Sequence[Peak]) -> Picture:
+    """Training in nine panels; other work by its speed."""
+    names, speed = [peak.platform for peak in found], found[0].speed
+    if speed == "tokens_per_s":
+        drawn = [_panel(panel, names) for panel in nine.panels(found)]
+        return Picture(f"Nine views of {work}", drawn, nine.NOTE)
+    best = nine.Panel("", SPEEDS[speed], {"": [peak.figure for peak in found]})
+    return Picture(f"Best of each device: {work}", [_panel(best, names)])
+
+
+def _panel(panel: nine.Panel, names: Sequence[str]) -> go.Figure:
+    colours = [COLOURS[n % len(COLOURS)] for n in range(len(names))]
+    figure = go.Figure()
+    for pattern, (name, known) in zip(PATTERNS, panel.series.items(), strict=False):
+        marker = {"color": colours, "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#333"}}
+        y = [f.value for f in known]
+        figure.add_bar(x=list(names), y=y, error_y=_errors(known), marker=marker, name=name)
+    for name, colour, values in zip(names, colours, panel.spread, strict=False):
+        figure.add_box(y=values[:MOST_POINTS], name=name, marker_color=colour, boxpoints="outliers")
+    if panel.empty:
+        figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
+    figure.update_layout(title=panel.title, showlegend=len(panel.series) > 1, legend={"orientation": "h", "y": 1.1})
+    return figure.update_yaxes(title=panel.unit, rangemode="tozero")
+
+
+def _errors(values: Sequence[Any]) -> dict[str, Any] | None:
+    if not any(f.known for f in values):
+        return None
+    return {"array": [f.high - f.value for f in values], "arrayminus": [f.value - f.low for f in values]}
+
+
+def _scaling(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
+    """The same work on more devices, beside what as many times the smallest would give."""
+    if found[0].speed != "tokens_per_s":
+        return
+    figure = go.Figure()
+    for n, device in enumerate(dict.fromkeys(peak.device for peak in found)):
+        own = sorted((peak for peak in found if peak.device == device), key=lambda peak: peak.devices)
+        if len(own) < 2:
             continue
-        figure = go.Figure()
-        for n, peak in enumerate(group):
-            f = peak.figure
-            error = {"array": [f.high - f.value], "arrayminus": [f.value - f.low]} if f.known else None
-            label = f"{peak.devices} x {peak.device}" if peak.devices > 1 else peak.device
-            figure.add_bar(x=[label], y=[f.value], error_y=error, marker_color=COLOURS[n % 8], name=label)
-        figure.update_yaxes(title=SPEEDS[speed], rangemode="tozero")
-        figure.update_layout(showlegend=False)
-        yield f"Best of each device: {words}", figure
+        counts, first, colour = [peak.devices for peak in own], own[0], COLOURS[n % len(COLOURS)]
+        ideal = [first.figure.value / first.devices * count for count in counts]
+        share = [f"{peak.figure.value / best:.0%}" for peak, best in zip(own, ideal, strict=True)]
+        values = [peak.figure for peak in own]
+        figure.add_scatter(
+            x=counts,
+            y=[f.value for f in values],
+            error_y=_errors(values),
+            text=share,
+            textposition="bottom right",
+            mode="lines+markers+text",
+            line_color=colour,
+            name=device,
+        )
+        dashed = {"color": colour, "dash": "dash"}
+        figure.add_scatter(x=counts, y=ideal, mode="lines", line=dashed, name=f"{device}, ideal")
+    if not figure.data:
+        return
+    counts = sorted({peak.devices for peak in found})
+    figure.update_xaxes(title="GPUs", type="log", tickvals=counts).update_yaxes(title="tokens/s", type="log")
+    note = (
+        "Each point is the best configuration of so many GPUs with its 95% interval, and the share of the ideal: the "
+        "smallest number's, times as many. What a plan foresees of more GPUs is not in the store, and not drawn."
+    )
+    yield Picture(f"Scaling of {work}", [figure], note)
+
+
+def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
+    """All trials over what varies, and which of it mattered."""
+    trials = importance.trials_of(found)
+    if len(varying(trials)) < 2 or len(trials) < importance.FEWEST_TRIALS:
+        return
+    drawn = _parallel(trials, found[0].speed)
+    most = f"; the fastest {MOST_LINES} of {len(trials)} trials" if len(trials) > MOST_LINES else ""
+    note = f"A line is a trial. Drag along an axis to keep what passes there{most}."
+    yield Picture(f"Parallel coordinates: {work}", [drawn], note, wide=130 * len(drawn.data[0].dimensions))
+    if known := importance.importances(trials):
+        figure = go.Figure(go.Bar(x=list(known.values()), y=list(known), orientation="h", marker_color=COLOURS[0]))
+        figure.update_xaxes(title=importance.MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
+        note = (
+            "How much of a trial's rank among those of its platform each parameter explains by itself. It sees no "
+            "parameters that matter only together, and a sampler that has settled leaves little to explain."
+        )
+        yield Picture(f"What mattered: {work}", [figure], note)
+
+
+def _parallel(trials: pd.DataFrame, speed: str) -> go.Figure:
+    trials = trials.sort_values("rank").tail(MOST_LINES)
+    platform = {"platform": trials["platform"]} if trials["platform"].nunique() > 1 else {}
+    columns = platform | {name: trials[f"param.{name}"] for name in varying(trials)}
+    axes = [
+        _axis(name, values) for name, values in columns.items() if values.nunique() <= MOST_NAMES or _is_number(values)
+    ]
+    values = trials[f"metric.{speed}"]
+    line = {"color": values, "colorscale": "Cividis"}
+    last = {"label": SPEEDS[speed], "values": values}
+    return go.Figure(go.Parcoords(line=line, dimensions=[*axes, last]))
+
+
+def _axis(name: str, values: pd.Series[Any]) -> dict[str, Any]:
+    """Numbers as they are, anything else at whole numbers with its name there."""
+    if _is_number(values):
+        return {"label": name, "values": pd.to_numeric(values)}
+    codes, names = pd.factorize(values.fillna("none"), sort=True)
+    return {"label": name, "values": codes, "tickvals": list(range(len(names))), "ticktext": [_cut(n) for n in names]}
+
+
+def _is_number(values: pd.Series[Any]) -> bool:
+    return bool(pd.to_numeric(values, errors="coerce").notna().all())
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def _numbers(trials: pd.DataFrame) -> list[str]:
     """Parameters that vary and are numbers."""
-    return [name for name in varying(trials) if pd.to_numeric(trials[f"param.{name}"], errors="coerce").notna().all()]
+    return [name for name in varying(trials) if _is_number(trials[f"param.{name}"])]
 
 
-def _heat(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """The best over the first two numbers that vary; what cannot work is marked so."""
     speed, numbers = speed_of(complete(trials)), _numbers(trials)
     if speed is None or len(numbers) < 2:
@@ -88,10 +202,10 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     )
     figure.update_xaxes(title=x, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.x.unique())])
     figure.update_yaxes(title=y, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.y.unique())])
-    yield f"{name}: best {SPEEDS[speed]} over {x} and {y}", figure
+    yield Picture(f"{name}: best {SPEEDS[speed]} over {x} and {y}", [figure])
 
 
-def _spread(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _spread(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """How a sweep's trials came out, in the order in which they ran."""
     rows, speed = complete(trials), speed_of(complete(trials))
     if speed is None or len(rows) < 5:
@@ -100,10 +214,10 @@ def _spread(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     numbers = pd.to_numeric(rows["tag.sweeper.trial"])
     figure = _trials(numbers, rows, speed, numbers, rows[f"metric.{speed}"].cummax(), "best so far")
     figure.update_xaxes(title="trial")
-    yield f"{name}: trials", figure
+    yield Picture(f"{name}: trials", [figure])
 
 
-def _memory(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _memory(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """Speed against memory, and what is better in both than all others."""
     rows, speed = complete(trials), speed_of(complete(trials))
     column = next((c for c in ("metric.peak_device_gib", "metric.peak_memory_gib") if c in rows), None)
@@ -115,7 +229,7 @@ def _memory(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     front = rows[rows[f"metric.{speed}"] >= rows[f"metric.{speed}"].cummax()]
     figure = _trials(rows[column], rows, speed, front[column], front[f"metric.{speed}"], "best of both")
     figure.update_xaxes(title="memory of one device, GiB")
-    yield f"{name}: speed against memory", figure
+    yield Picture(f"{name}: speed against memory", [figure])
 
 
 def _trials(
@@ -129,7 +243,7 @@ def _trials(
     return figure.update_yaxes(title=SPEEDS[speed], rangemode="tozero")
 
 
-def _timeline(trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _timeline(trials: pd.DataFrame) -> Iterator[Picture]:
     """Which device did what when."""
     rows = trials[trials["end"].notna()].tail(MOST_POINTS)
     if not len(rows):
@@ -149,4 +263,4 @@ def _timeline(trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
             textposition="none",
         )
     figure.update_xaxes(type="date", title="UTC").update_layout(barmode="overlay")
-    yield "Which device did what when", figure
+    yield Picture("Which device did what when", [figure])

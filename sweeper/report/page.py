@@ -8,6 +8,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from sweeper.report.figures import Picture
 from sweeper.report.summary import Table
 
 STYLE = """
@@ -24,6 +25,9 @@ th { cursor: pointer; background: var(--soft); position: sticky; top: 0; } th:ho
 td.number { text-align: right; } input { font: inherit; padding: .25rem .5rem; margin: .3rem 0; width: min(24rem, 100%);
   box-sizing: border-box; background: var(--soft); color: inherit; border: 1px solid var(--line); }
 .figure { background: #fff; border: 1px solid var(--line); margin: .4rem 0; }
+.several { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .4rem; }
+.several .figure { margin: 0; min-width: 0; }
+.aside table { font-style: italic; opacity: .85; border-left: 4px dotted var(--line); }
 @media print { input { display: none } body { max-width: none } }
 """
 SCRIPT = """
@@ -43,15 +47,10 @@ for (const table of document.querySelectorAll('table')) {
 """
 
 
-def page(title: str, tables: Sequence[Table], figures: Sequence[tuple[str, go.Figure]]) -> str:
+def page(title: str, tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
     """The whole file."""
     parts = [_table(table) for table in tables]
-    for n, (name, figure) in enumerate(figures):
-        figure.update_layout(template="plotly_white", margin={"t": 20, "r": 10}, height=440, font={"size": 13})
-        drawn = figure.to_html(
-            full_html=False, include_plotlyjs=n == 0, config={"responsive": True, "displaylogo": False}
-        )
-        parts.append(f"<section><h2>{escape(name)}</h2><div class='figure'>{drawn}</div></section>")
+    parts += [_picture(picture, carries_plotly=not n) for n, picture in enumerate(pictures)]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -60,14 +59,42 @@ def page(title: str, tables: Sequence[Table], figures: Sequence[tuple[str, go.Fi
     )
 
 
+def _picture(picture: Picture, *, carries_plotly: bool) -> str:
+    """A section. The first of a page carries plotly.js for all."""
+    several = len(picture.figures) > 1
+    drawn = [
+        _drawn(figure, carries_plotly=carries_plotly and not n, height=300 if several else 440)
+        for n, figure in enumerate(picture.figures)
+    ]
+    style = f" style='min-width:{picture.wide}px'" if picture.wide else ""
+    cells = "".join(f"<div class='figure'{style}>{each}</div>" for each in drawn)
+    return (
+        f"<section><h2>{escape(picture.title)}</h2>{_note(picture.note)}"
+        f"<div class='{'several' if several else 'scroll'}'>{cells}</div></section>"
+    )
+
+
+def _drawn(figure: go.Figure, *, carries_plotly: bool, height: int) -> str:
+    titled = figure.layout.title.text
+    margin = {"t": 60 if titled else 40, "r": 15, "b": 40, "l": 60}
+    figure.update_layout(template="plotly_white", margin=margin, height=height, font={"size": 13})
+    figure.update_layout(title={"font": {"size": 15}, "x": 0.02, "y": 0.97})
+    config = {"responsive": True, "displaylogo": False}
+    return str(figure.to_html(full_html=False, include_plotlyjs=carries_plotly, config=config))
+
+
 def _table(table: Table) -> str:
     head = "".join(f"<th title='sort'>{escape(name)}</th>" for name in table.heading)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
-    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
     return (
-        f"<section><h2>{escape(table.title)}</h2>{note}<input placeholder='filter' aria-label='filter'>"
+        f"<section{' class=aside' if table.aside else ''}><h2>{escape(table.title)}</h2>{_note(table.note)}"
+        "<input placeholder='filter' aria-label='filter'>"
         f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
+
+
+def _note(text: str) -> str:
+    return f"<p class='note'>{escape(text)}</p>" if text else ""
 
 
 def _cell(text: str) -> str:

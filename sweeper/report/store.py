@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,17 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
         children = list(_runs(client, ids, f"tags.`sweeper.kind` = 'trial'{only}"))
     except MlflowException as error:
         raise SaidWrongly(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
+    return _stored(parents, children)
+
+
+def of_study(client: MlflowClient, experiment_id: str, study: str) -> Stored:
+    """One sweep's, by the identity of its study: names are not unique."""
+    mine = f"tags.`sweeper.study` = '{study}' and tags.`sweeper.kind`"
+    parents, children = (list(_runs(client, [experiment_id], f"{mine} = '{kind}'")) for kind in ("sweep", "trial"))
+    return _stored(parents, children)
+
+
+def _stored(parents: Sequence[Any], children: Sequence[Any]) -> Stored:
     sweeps = pd.DataFrame([_row(run) for run in parents])
     shared: dict[str, dict[str, Any]] = {}
     for run in parents:

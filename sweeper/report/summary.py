@@ -18,10 +18,13 @@ MEMORY = ("peak_device_gib", "peak_memory_gib")
 
 @dataclass(frozen=True)
 class Table:
+    """aside: figures that were not measured here, shown in another style."""
+
     title: str
     heading: list[str]
     rows: list[list[str]]
     note: str = ""
+    aside: bool = False
 
 
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
@@ -71,16 +74,13 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         figure, count = peak.figure, peak.devices
         interval = f"{_short(figure.low)} to {_short(figure.high)}" if figure.known else ""
         cells = [peak.work.get(name, "") for name in kinds]
-        cells += [
-            f"{count} x {peak.device}" if count > 1 else peak.device,
-            f"{_short(figure.value)} {SPEEDS[peak.speed]}",
-        ]
+        cells += [peak.platform, f"{_short(figure.value)} {SPEEDS[peak.speed]}"]
         cells += [interval, _short(figure.value / count) if count > 1 else ""]
         cells += ["" if math.isnan(peak.metric(name)) else f"{100 * peak.metric(name):.1f}" for name in shown]
         memory = next(
             (v for n in ("peak_device_gib", "peak_memory_gib") if not math.isnan(v := peak.metric(n))), math.nan
         )
-        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _short(peak.metric("steps")), str(peak.of)]
+        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _short(peak.metric("steps")), str(len(peak.trials))]
         if tokens:
             of_tokens = peak.speed == "tokens_per_s"
             cells.append(f"{figure.value * 86400 / 1e9:.3g}" if of_tokens else "")
