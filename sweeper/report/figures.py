@@ -1,4 +1,4 @@
-"""The report's pictures, interactive, in colours that the colour-blind can tell apart (Okabe and Ito 2008)."""
+"""The report's pictures, interactive."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from sweeper.report import importance, nine
+from sweeper.report.nine import COLOURS
 from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, speed_of, varying
 from sweeper.report.store import Stored
 
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
 PATTERNS = ["", "/", "."]  # what tells bars of one colour apart, in print too
 MOST_POINTS = 5000
 MOST_LINES = 2000  # of parallel coordinates
+FEW = 8  # numbers along one of them that are each named
 MOST_NAMES = 30  # along one of them
 LONGEST_NAME = 24
 
@@ -37,6 +38,7 @@ def figures(stored: Stored) -> Iterator[Picture]:
     if not len(trials):
         return
     for work, found in by_work(stored.peaks).items():
+        found = sorted(found, key=lambda peak: (peak.device, peak.devices))
         if len(found) > 1:
             yield _platforms(work, found)
             yield from _scaling(work, found)
@@ -50,27 +52,27 @@ def figures(stored: Stored) -> Iterator[Picture]:
 
 def _platforms(work: str, found: Sequence[Peak]) -> Picture:
     """Training in nine panels; other work by its speed."""
-    names, speed = [peak.platform for peak in found], found[0].speed
-    if speed == "tokens_per_s":
-        drawn = [_panel(panel, names) for panel in nine.panels(found)]
+    drawn = [_panel(panel, nine.names(found), nine.colours(found)) for panel in nine.panels(found)]
+    if len(drawn) > 1:
         return Picture(f"Nine views of {work}", drawn, nine.NOTE)
-    best = nine.Panel("", SPEEDS[speed], {"": [peak.figure for peak in found]})
-    return Picture(f"Best of each device: {work}", [_panel(best, names)])
+    return Picture(f"Best of each device: {work}", drawn)
 
 
-def _panel(panel: nine.Panel, names: Sequence[str]) -> go.Figure:
-    colours = [COLOURS[n % len(COLOURS)] for n in range(len(names))]
+def _panel(panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> go.Figure:
     figure = go.Figure()
     for pattern, (name, known) in zip(PATTERNS, panel.series.items(), strict=False):
-        marker = {"color": colours, "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#333"}}
-        y = [f.value for f in known]
-        figure.add_bar(x=list(names), y=y, error_y=_errors(known), marker=marker, name=name)
-    for name, colour, values in zip(names, colours, panel.spread, strict=False):
-        figure.add_box(y=values[:MOST_POINTS], name=name, marker_color=colour, boxpoints="outliers")
+        marker = {"color": list(colours), "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#333"}}
+        values = [f.value for f in known]
+        bars = {"x": values, "y": list(names), "orientation": "h", "error_x": _errors(known)}
+        figure.add_bar(**bars, marker=marker, name=name)
+    for name, colour, spread in zip(names, colours, panel.spread, strict=False):
+        figure.add_box(x=spread[:MOST_POINTS], name=name, marker_color=colour, boxpoints="outliers")
     if panel.empty:
         figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
-    figure.update_layout(title=panel.title, showlegend=len(panel.series) > 1, legend={"orientation": "h", "y": 1.1})
-    return figure.update_yaxes(title=panel.unit, rangemode="tozero")
+    several = len(panel.series) > 1
+    figure.update_layout(title=panel.title, showlegend=several, legend={"orientation": "h", "y": -0.3})
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category")
+    return figure.update_xaxes(title=panel.unit, rangemode="tozero")
 
 
 def _errors(values: Sequence[Any]) -> dict[str, Any] | None:
@@ -90,27 +92,29 @@ def _scaling(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
             continue
         counts, first, colour = [peak.devices for peak in own], own[0], COLOURS[n % len(COLOURS)]
         ideal = [first.figure.value / first.devices * count for count in counts]
-        share = [f"{peak.figure.value / best:.0%}" for peak, best in zip(own, ideal, strict=True)]
+        share = [f"{peak.figure.value / best:.0%}" for peak, best in zip(own[1:], ideal[1:], strict=True)]
         values = [peak.figure for peak in own]
         figure.add_scatter(
             x=counts,
             y=[f.value for f in values],
             error_y=_errors(values),
-            text=share,
-            textposition="bottom right",
+            text=["", *share],
+            textposition="top left" if n % 2 else "bottom right",
             mode="lines+markers+text",
             line_color=colour,
             name=device,
         )
         dashed = {"color": colour, "dash": "dash"}
-        figure.add_scatter(x=counts, y=ideal, mode="lines", line=dashed, name=f"{device}, ideal")
+        figure.add_scatter(x=counts, y=ideal, mode="lines", line=dashed, name="ideal", showlegend=False)
     if not figure.data:
         return
     counts = sorted({peak.devices for peak in found})
-    figure.update_xaxes(title="GPUs", type="log", tickvals=counts).update_yaxes(title="tokens/s", type="log")
+    figure.update_xaxes(title="GPUs", type="log", tickvals=counts).update_yaxes(
+        title="tokens/s", type="log", dtick="D2"
+    )
     note = (
-        "Each point is the best configuration of so many GPUs with its 95% interval, and the share of the ideal: the "
-        "smallest number's, times as many. What a plan foresees of more GPUs is not in the store, and not drawn."
+        "Points are the best configuration of so many GPUs with its 95% interval and its share of the ideal (dashed), "
+        "the smallest number's times as many. What a plan foresees of more GPUs is not in the store, and not drawn."
     )
     yield Picture(f"Scaling of {work}", [figure], note)
 
@@ -121,8 +125,8 @@ def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
     if len(varying(trials)) < 2 or len(trials) < importance.FEWEST_TRIALS:
         return
     drawn = _parallel(trials, found[0].speed)
-    most = f"; the fastest {MOST_LINES} of {len(trials)} trials" if len(trials) > MOST_LINES else ""
-    note = f"A line is a trial. Drag along an axis to keep what passes there{most}."
+    most = f"{len(trials)} trials" if len(trials) <= MOST_LINES else f"the {MOST_LINES} fastest of {len(trials)} trials"
+    note = f"Lines are {most}, the brighter the faster on their platform. Drag along an axis to keep what passes there."
     yield Picture(f"Parallel coordinates: {work}", [drawn], note, wide=130 * len(drawn.data[0].dimensions))
     if known := importance.importances(trials):
         figure = go.Figure(go.Bar(x=list(known.values()), y=list(known), orientation="h", marker_color=COLOURS[0]))
@@ -138,21 +142,22 @@ def _parallel(trials: pd.DataFrame, speed: str) -> go.Figure:
     trials = trials.sort_values("rank").tail(MOST_LINES)
     platform = {"platform": trials["platform"]} if trials["platform"].nunique() > 1 else {}
     columns = platform | {name: trials[f"param.{name}"] for name in varying(trials)}
-    axes = [
-        _axis(name, values) for name, values in columns.items() if values.nunique() <= MOST_NAMES or _is_number(values)
-    ]
-    values = trials[f"metric.{speed}"]
-    line = {"color": values, "colorscale": "Cividis"}
-    last = {"label": SPEEDS[speed], "values": values}
-    return go.Figure(go.Parcoords(line=line, dimensions=[*axes, last]))
+    shown = {n: values for n, values in columns.items() if values.nunique() <= MOST_NAMES or _is_number(values)}
+    last = {"label": f"{SPEEDS[speed]} per device", "values": trials["each"]}
+    line = {"color": trials["rank"], "colorscale": "Cividis"}
+    figure = go.Figure(go.Parcoords(line=line, dimensions=[*(_axis(*column) for column in shown.items()), last]))
+    return figure.update_layout(margin={"l": 150, "r": 60})
 
 
 def _axis(name: str, values: pd.Series[Any]) -> dict[str, Any]:
-    """Numbers as they are, anything else at whole numbers with its name there."""
-    if _is_number(values):
-        return {"label": name, "values": pd.to_numeric(values)}
-    codes, names = pd.factorize(values.fillna("none"), sort=True)
-    return {"label": name, "values": codes, "tickvals": list(range(len(names))), "ticktext": [_cut(n) for n in names]}
+    """Numbers where they are, anything else at whole numbers; few have their names there."""
+    if not _is_number(values):
+        codes, names = pd.factorize(values.fillna("none"), sort=True)
+        ticks = {"tickvals": list(range(len(names))), "ticktext": [_cut(each) for each in names]}
+        return {"label": _cut(name), "values": codes, **ticks}
+    numbers = pd.to_numeric(values)
+    few = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= FEW else {}
+    return {"label": _cut(name), "values": numbers, **few}
 
 
 def _is_number(values: pd.Series[Any]) -> bool:

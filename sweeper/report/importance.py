@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from sweeper.report.nine import names
 from sweeper.report.peaks import Peak, varying
 
 FEWEST_TRIALS = 20
@@ -15,10 +16,12 @@ MEASURE = "share of the variance of ranks (Kruskal-Wallis ε²)"
 
 
 def trials_of(found: Sequence[Peak]) -> pd.DataFrame:
-    """The trials of several platforms at one kind of work, with `platform`, and `rank` among the platform's own: from 0
-    for the slowest to 1 for the fastest."""
-    speed = f"metric.{found[0].speed}"
-    parts = [p.trials.assign(platform=p.platform, rank=p.trials[speed].rank(pct=True)) for p in found]
+    """The trials of several platforms at one kind of work, with their `platform`, the speed of `each` device, and the
+    `rank` among the platform's own: from 0 for the slowest to 1 for the fastest."""
+    parts = []
+    for platform, peak in zip(names(found), found, strict=True):
+        speed = peak.trials[f"metric.{peak.speed}"]
+        parts.append(peak.trials.assign(platform=platform, each=speed / peak.devices, rank=speed.rank(pct=True)))
     return pd.concat(parts)
 
 
@@ -31,7 +34,7 @@ def importances(trials: pd.DataFrame) -> dict[str, float]:
     if len(trials) < FEWEST_TRIALS:
         return {}
     groups = {name: _groups(trials[f"param.{name}"]) for name in varying(trials)}
-    known = {name: _explained(trials["rank"], own) for name, own in groups.items() if 1 < own.nunique() <= len(own) / 2}
+    known = {name: _explained(trials["rank"], own) for name, own in groups.items() if 1 < own.nunique() <= len(own) / 4}
     return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 

@@ -6,11 +6,15 @@ A platform is a kind of device and how many of them. All panels are of one kind 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sweeper.report.peaks import Figure, Peak, figure_of
+from sweeper.report.peaks import SPEEDS, Figure, Peak, figure_of
 
+# The colour-blind can tell them apart (Okabe and Ito 2008).
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
+MAKERS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = Figure(math.nan)
 NOTE = (
     "Bars are the best configuration of each platform, lines on them its 95% interval. Reached is the rate that a "
@@ -34,8 +38,21 @@ class Panel:
         )
 
 
+def names(found: Sequence[Peak]) -> list[str]:
+    """What the platforms are called where there is little room."""
+    return [MAKERS.sub("", peak.platform) for peak in found]
+
+
+def colours(found: Sequence[Peak]) -> list[str]:
+    """One for each device, however many of them."""
+    devices = list(dict.fromkeys(peak.device for peak in found))
+    return [COLOURS[devices.index(peak.device) % len(COLOURS)] for peak in found]
+
+
 def panels(found: Sequence[Peak]) -> list[Panel]:
-    """The nine, of peaks of one kind of work that is judged by tokens/s."""
+    """The nine, of peaks of one kind of work that is judged by tokens/s; of other work its speed alone."""
+    if found[0].speed != "tokens_per_s":
+        return [Panel("", SPEEDS[found[0].speed], {"": [peak.figure for peak in found]})]
     each = [_per_gpu(peak, "tokens_per_s") for peak in found]
     spread = [list(peak.trials["metric.tokens_per_s"] / peak.devices) for peak in found]
     return [

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-import plotly.graph_objects as go
-
 from sweeper.report.figures import Picture
 from sweeper.report.summary import Table
 
@@ -20,13 +18,13 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
 .scroll { overflow-x: auto; } .note { opacity: .75; margin: .3rem 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td:last-child { white-space: normal; min-width: 16rem; }
+td:last-child { white-space: normal; min-width: min(32rem, 80vw); }
 th { cursor: pointer; background: var(--soft); position: sticky; top: 0; } th:hover { text-decoration: underline; }
 td.number { text-align: right; } input { font: inherit; padding: .25rem .5rem; margin: .3rem 0; width: min(24rem, 100%);
   box-sizing: border-box; background: var(--soft); color: inherit; border: 1px solid var(--line); }
 .figure { background: #fff; border: 1px solid var(--line); margin: .4rem 0; }
-.several { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .4rem; }
-.several .figure { margin: 0; min-width: 0; }
+.several { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(400px, 100%), 1fr)); gap: .4rem; }
+.several .figure { margin: 0; min-width: 0; overflow: hidden; }
 .aside table { font-style: italic; opacity: .85; border-left: 4px dotted var(--line); }
 @media print { input { display: none } body { max-width: none } }
 """
@@ -62,8 +60,18 @@ def page(title: str, tables: Sequence[Table], pictures: Sequence[Picture]) -> st
 def _picture(picture: Picture, *, carries_plotly: bool) -> str:
     """A section. The first of a page carries plotly.js for all."""
     several = len(picture.figures) > 1
+    for figure in picture.figures:
+        top = {"t": 50 if several else 70 if picture.wide else 40}
+        figure.update_layout(template="plotly_white", height=320 if several else 440, font={"size": 13})
+        figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
+        if not several:  # beside the picture there is no room on a phone
+            figure.update_layout(legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"})
     drawn = [
-        _drawn(figure, carries_plotly=carries_plotly and not n, height=300 if several else 440)
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=carries_plotly and not n,
+            config={"responsive": True, "displaylogo": False, "displayModeBar": not several},
+        )
         for n, figure in enumerate(picture.figures)
     ]
     style = f" style='min-width:{picture.wide}px'" if picture.wide else ""
@@ -72,15 +80,6 @@ def _picture(picture: Picture, *, carries_plotly: bool) -> str:
         f"<section><h2>{escape(picture.title)}</h2>{_note(picture.note)}"
         f"<div class='{'several' if several else 'scroll'}'>{cells}</div></section>"
     )
-
-
-def _drawn(figure: go.Figure, *, carries_plotly: bool, height: int) -> str:
-    titled = figure.layout.title.text
-    margin = {"t": 60 if titled else 40, "r": 15, "b": 40, "l": 60}
-    figure.update_layout(template="plotly_white", margin=margin, height=height, font={"size": 13})
-    figure.update_layout(title={"font": {"size": 15}, "x": 0.02, "y": 0.97})
-    config = {"responsive": True, "displaylogo": False}
-    return str(figure.to_html(full_html=False, include_plotlyjs=carries_plotly, config=config))
 
 
 def _table(table: Table) -> str:
