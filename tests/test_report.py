@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeper.ingest.__main__ import take
 from sweeper.outcome import Ending, Record
 from sweeper.record import Store
 from sweeper.report import compare, figures, importance, nine, page, store, summary
@@ -241,6 +243,45 @@ def drawn(table: pd.DataFrame) -> list[figures.Picture]:
         "tag.sweeper.trial": "0",
     }
     return list(figures.figures(store.Stored(pd.DataFrame(), table.assign(**plain))))
+
+
+def test_others_figures_stand_apart_and_are_never_ranked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where artifacts go
+    shutil.copy(folder / "mlflow.db", tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for speed in (4e6, 8e6):  # faster than whatever was measured; of each file the fastest is shown
+        line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / speed},{speed},500,0.5,0.6\n"
+        with (tmp_path / "h100_8b.csv").open("a") as file:
+            file.write(line)
+    (tmp_path / "other_8b.csv").write_text(line)
+    for name in ("h100_8b.csv", "other_8b.csv"):
+        assert "imported into" in take(tmp_path / name, uri, "imported")
+    before, after = stored(folder), stored(tmp_path)
+    assert [p.figure for p in before.peaks] == [p.figure for p in after.peaks]
+    assert summary.csv(summary.tables(before, None)) == summary.csv(summary.tables(after, None))
+    (apart,) = [table for table in summary.tables(after, None) if table.aside]
+    rows = [dict(zip(apart.heading, row, strict=True)) for row in apart.rows]
+    of_files = [
+        (row["source"], row["tokens/s per device"]) for row in rows if not row["source"].startswith("published")
+    ]
+    assert of_files == [("imported: h100_8b line 2", "8,000,000"), ("imported: other_8b line 1", "8,000,000")]
+    published = [row for row in rows if row["source"].startswith("published: ")]
+    assert {row["model"] for row in published} == {"llama3_8b"} and all(row["claimed"] for row in published)
+    assert "10,253" in {row["claimed"] for row in published if row["source"].endswith("dgxc-benchmarking v25.02")}
+    assert "<section class=aside><h2>Others&#x27; figures</h2>" in page.page("t", summary.tables(after, None), [])
+    assert not store.read(uri, sweep="first").imported.size  # a report on one sweep is on that alone
+
+
+def test_a_store_of_imported_results_alone_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / 1e4},10000,500,0.5,0.6\n"
+    (tmp_path / "h100_8b.csv").write_text(line)
+    take(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
+    assert "imported: h100_8b line 1" in report(tmp_path, "--format", "markdown").out
+    assert report(tmp_path).code == 0 and "there is no complete trial" in report(tmp_path, "--format", "png").err
+    assert "there is no such sweep" in report(tmp_path, "--compare", "a", "b").err
 
 
 def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:

@@ -12,7 +12,7 @@ from sweeper.report.peaks import Peak, varying
 
 FEWEST_TRIALS = 20
 MOST_BINS = 8
-MEASURE = "share of the variance of ranks (Kruskal-Wallis ε²)"
+MEASURE = "share of the variance of ranks (Kelley's ε²)"
 
 
 def trials_of(found: Sequence[Peak]) -> pd.DataFrame:
@@ -46,7 +46,7 @@ def _groups(values: pd.Series) -> pd.Series:
 
 
 def _explained(ranks: pd.Series, groups: pd.Series) -> float:
-    """Kruskal and Wallis' H as a share, less what chance alone gives (Kelley's epsilon squared, on ranks)."""
+    """Kelley's epsilon squared on ranks: (H - k + 1) / (n - k) of k groups of n, with Kruskal and Wallis' H."""
     total = float(((ranks - ranks.mean()) ** 2).sum())
     within = float(((ranks - ranks.groupby(groups.to_numpy()).transform("mean")) ** 2).sum())
     free = len(ranks) - groups.nunique()

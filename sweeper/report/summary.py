@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sweeper.report import others
 from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
 from sweeper.report.store import Stored
 from sweeper.table import markdown_of
 
+PEAKS = "Peaks"
 MEMORY = ("peak_device_gib", "peak_memory_gib")
 
 
@@ -28,7 +30,11 @@ class Table:
 
 
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
-    return [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    """What ran, the peaks, and apart from them what others have measured of such models."""
+    own = [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    models = {peak.work["model"] for peak in stored.peaks if "model" in peak.work}
+    rows = [*others.published(models), *others.imported(stored.imported)]
+    return [*own, Table("Others' figures", others.HEADING, rows, others.NOTE, aside=True)] if rows else own
 
 
 def sweeps_table(stored: Stored) -> Table:
@@ -92,7 +98,7 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         rows.append(cells)
     filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
     note = f"Rows that differ in {', '.join(WORK)} are of different work, and are not ranked together."
-    return Table("Peaks", [heading[n] for n in filled], [[row[n] for n in filled] for row in rows], note)
+    return Table(PEAKS, [heading[n] for n in filled], [[row[n] for n in filled] for row in rows], note)
 
 
 def _short(value: float) -> str:
@@ -110,7 +116,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def csv(tables: Sequence[Table]) -> str:
     """The peaks alone: one table is one file."""
-    peak = tables[-1]
+    (peak,) = [each for each in tables if each.title == PEAKS]
     return pd.DataFrame(peak.rows, columns=peak.heading).to_csv(index=False).rstrip()
 
 
