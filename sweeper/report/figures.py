@@ -15,6 +15,7 @@ from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, speed_of, vary
 from sweeper.report.store import Stored
 
 PATTERNS = ["", "/", "."]  # what tells bars of one colour apart, in print too
+ROW_PIXELS = 18  # of a bar with its name
 MOST_POINTS = 5000
 MOST_LINES = 2000  # of parallel coordinates
 FEW = 8  # numbers along one of them that are each named
@@ -70,7 +71,8 @@ def _panel(panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> g
     if panel.empty:
         figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
     several = len(panel.series) > 1
-    figure.update_layout(title=panel.title, showlegend=several, legend={"orientation": "h", "y": -0.3})
+    height = max(320, 160 + ROW_PIXELS * len(names))
+    figure.update_layout(title=panel.title, height=height, showlegend=several, legend={"orientation": "h", "y": -0.3})
     figure.update_yaxes(autorange="reversed", automargin=True, type="category")
     return figure.update_xaxes(title=panel.unit, rangemode="tozero")
 
@@ -130,6 +132,7 @@ def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
     yield Picture(f"Parallel coordinates: {work}", [drawn], note, wide=130 * len(drawn.data[0].dimensions))
     if known := importance.importances(trials):
         figure = go.Figure(go.Bar(x=list(known.values()), y=list(known), orientation="h", marker_color=COLOURS[0]))
+        figure.update_layout(height=max(320, 160 + ROW_PIXELS * len(known)))
         figure.update_xaxes(title=importance.MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
         note = (
             "How much of a trial's rank among those of its platform each parameter explains by itself. It sees no "

@@ -62,7 +62,7 @@ def _picture(picture: Picture, *, carries_plotly: bool) -> str:
     several = len(picture.figures) > 1
     for figure in picture.figures:
         top = {"t": 50 if several else 70 if picture.wide else 40}
-        figure.update_layout(template="plotly_white", height=320 if several else 440, font={"size": 13})
+        figure.update_layout(template="plotly_white", height=figure.layout.height or 440, font={"size": 13})
         figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
         if not several:  # beside the picture there is no room on a phone
             figure.update_layout(legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"})
