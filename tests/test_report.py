@@ -23,7 +23,7 @@ from sweeper.outcome import Ending, Record
 from sweeper.record import Store
 from sweeper.report import compare, figures, importance, nine, page, store, summary
 from sweeper.report.__main__ import main
-from sweeper.report.peaks import Figure, compared, differences, peaks
+from sweeper.report.peaks import Figure, compared, differences, kinds, peaks
 from tests.conftest import Done
 
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
@@ -188,6 +188,20 @@ def test_nine_panels_show_each_platform_by_the_same_measure() -> None:
     gains = [f.value for f in shown["Best over median configuration"].series[""]]
     assert gains[0] == pytest.approx(10 / 9) and math.isnan(gains[1])  # of one configuration there is no median to beat
     assert nine.Panel("HFU", "%", {"": [nine.UNKNOWN]}).empty and not shown["Tokens"].empty
+
+
+def test_pictures_of_a_sweep_never_mix_two_kinds_of_work() -> None:
+    speeds = {"H200": [float(n) for n in range(1, 13)]}
+    table = trials(speeds, host=[1, 1, 2, 2, 1, 2] * 2, device=[1, 2, 1, 2, 2, 1] * 2)
+    table["tag.dtype"] = ["bf16"] * 6 + ["fp8"] * 6
+    failed = table.head(1).assign(**{"tag.outcome": "infeasible", "tag.dtype": None, "param.device": "3"})
+    table = pd.concat([table, failed], ignore_index=True)
+    table.loc[table["tag.outcome"] == "infeasible", "metric.tokens_per_s"] = math.nan
+    assert {work: len(own) for work, own in kinds(table)} == {"bf16": 7, "fp8": 7}  # the one that failed is with both
+    shown = {each.title: each.figures[0] for each in drawn(table)}
+    cells = shown["s, bf16: best tokens/s over host and device"].data[0]
+    assert np.nanmax(cells.z) == 6 and "s, fp8: best tokens/s over host and device" in shown
+    assert list(shown["s, fp8: trials"].data[0].y) == [7, 8, 9, 10, 11, 12]
 
 
 def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:

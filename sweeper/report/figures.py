@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from sweeper.report import importance, nine
 from sweeper.report.nine import COLOURS
-from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, speed_of, varying
+from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, kinds, speed_of, varying
 from sweeper.report.store import Stored
 
 PATTERNS = ["", "/", "."]  # what tells bars of one colour apart, in print too
@@ -44,10 +44,12 @@ def figures(stored: Stored) -> Iterator[Picture]:
             yield _platforms(work, found)
             yield from _scaling(work, found)
         yield from _parameters(work, found)
-    for name, own in trials.groupby("tag.sweep"):
-        yield from _heat(str(name), own)
-        yield from _spread(str(name), own)
-        yield from _memory(str(name), own)
+    for name, swept in trials.groupby("tag.sweep"):
+        for work, own in kinds(swept):
+            title = f"{name}, {work}" if work else str(name)
+            yield from _heat(title, own)
+            yield from _spread(title, own)
+            yield from _memory(title, own)
     yield from _timeline(trials)
 
 

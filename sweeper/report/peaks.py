@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,25 @@ def peaks(trials: pd.DataFrame) -> list[Peak]:
         best = ranked.iloc[int(ranked[f"metric.{speed}"].to_numpy().argmax())]
         found.append(Peak(dict(key), device, count, speed, figure_of(best, speed), best, ranked))
     return sorted(found, key=lambda peak: (sorted(peak.work.items()), peak.speed, -peak.figure.value))
+
+
+def kinds(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The trials of each kind of work, under what tells it from the others. One that did not complete says less of its
+    work: it is with every kind that it may have been of."""
+    places: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for n, row in enumerate(trials.to_dict("records")):
+        places.setdefault(tuple(work_of(row).items()), []).append(n)
+    measured = set(complete(trials).index)
+    wholes = [dict(work) for work, rows in places.items() if measured & set(trials.index[rows])]
+    for whole in wholes:
+        own = [n for work, rows in places.items() if _fits(dict(work), whole, wholes) for n in rows]
+        told = (value for name, value in whole.items() if len({other.get(name) for other in wholes}) > 1)
+        yield " ".join(told), trials.iloc[sorted(own)]
+
+
+def _fits(work: dict[str, str], whole: dict[str, str], wholes: Sequence[dict[str, str]]) -> bool:
+    """Whether it is this work, or is of no known one and says nothing that differs from it."""
+    return work == whole or (work not in wholes and all(whole.get(name) == value for name, value in work.items()))
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:

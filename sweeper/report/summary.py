@@ -34,7 +34,8 @@ def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
     own = [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
     models = {peak.work["model"] for peak in stored.peaks if "model" in peak.work}
     rows = [*others.published(models), *others.imported(stored.imported)]
-    return [*own, Table("Others' figures", others.HEADING, rows, others.NOTE, aside=True)] if rows else own
+    heading, rows = _filled(others.HEADING, rows)
+    return [*own, Table("Others' figures", heading, rows, others.NOTE, aside=True)] if rows else own
 
 
 def sweeps_table(stored: Stored) -> Table:
@@ -96,9 +97,14 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         own = {name: peak.trial.get(f"param.{name}") for name in varying(of_sweep)}
         cells.append(" ".join(f"{name}={value}" for name, value in own.items()))
         rows.append(cells)
-    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
     note = f"Rows that differ in {', '.join(WORK)} are of different work, and are not ranked together."
-    return Table(PEAKS, [heading[n] for n in filled], [[row[n] for n in filled] for row in rows], note)
+    return Table(PEAKS, *_filled(heading, rows), note)
+
+
+def _filled(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that have nothing in them."""
+    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
+    return [heading[n] for n in filled], [[row[n] for n in filled] for row in rows]
 
 
 def _short(value: float) -> str:
