@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -188,8 +189,8 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
         x=pd.to_numeric(trials[f"param.{x}"]), y=pd.to_numeric(trials[f"param.{y}"]), v=trials[f"metric.{speed}"]
     )
     best = grid.pivot_table(index="y", columns="x", values="v", aggfunc="max", dropna=False)
-    if best.shape[0] < 2 or best.shape[1] < 2 or best.size > MOST_POINTS:
-        return
+    if best.shape[0] < 2 or best.shape[1] < 2 or best.size > min(MOST_POINTS, 4 * len(grid)):
+        return  # one line, or mostly cells that nothing was tried in
     figure = go.Figure(
         go.Heatmap(
             z=best.values,
@@ -197,7 +198,7 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
             y=[f"{value:g}" for value in best.index],
             colorscale="Viridis",
             colorbar={"title": SPEEDS[speed]},
-            text=[[f"{value:.4g}" if value < 1e4 else f"{value:,.0f}" for value in row] for row in best.values],
+            text=[[_cell(value) for value in row] for row in best.values],
             texttemplate="%{text}" if best.size <= 100 else None,
         )
     )
@@ -213,6 +214,10 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     figure.update_xaxes(title=x, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.x.unique())])
     figure.update_yaxes(title=y, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.y.unique())])
     yield Picture(f"{name}: best {SPEEDS[speed]} over {x} and {y}", [figure])
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def _spread(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
@@ -272,5 +277,5 @@ def _timeline(trials: pd.DataFrame) -> Iterator[Picture]:
             text=own["run"],
             textposition="none",
         )
-    figure.update_xaxes(type="date", title="UTC").update_layout(barmode="overlay")
+    figure.update_xaxes(type="date", title="UTC").update_layout(barmode="overlay", showlegend=True)
     yield Picture("Which device did what when", [figure])
