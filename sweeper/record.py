@@ -43,6 +43,8 @@ STATUS = {
     Ending.FAILED: "FAILED",
 }
 RETRY_S = 1.0
+REPORT = "report.html"
+NOTE = "mlflow.note.content"  # MLflow shows it as the run's description
 
 
 class Store:
@@ -151,6 +153,17 @@ class Store:
             self._client.log_artifact(self.parent_id, path, "pictures")
         self._client.set_terminated(self.parent_id, status, now_ms)
 
+    def report(self) -> None:
+        """The report on this sweep alone, as an artifact of the parent run, whose description then names it."""
+        from sweeper.report import figures, page, store, summary
+
+        stored = store.of_study(self._client, self.experiment_id, self._study)
+        text = page.page(f"sweeper: {self._sweep}", summary.tables(stored, None), list(figures.figures(stored)))
+        self._client.log_text(self.parent_id, text, REPORT)
+        there = f"#/experiments/{self.experiment_id}/runs/{self.parent_id}/artifacts/{REPORT}"
+        note = self._client.get_run(self.parent_id).data.tags.get(NOTE, "")
+        self._client.set_tag(self.parent_id, NOTE, f"{note}\n\nReport: [{REPORT}]({there}), among the artifacts")
+
     def _experiment(self, name: str) -> str:
         if found := self._client.get_experiment_by_name(name):
             if found.lifecycle_stage == "deleted":
@@ -242,6 +255,7 @@ class Process:
             while True:
                 try:
                     self._say(self._do(message))
+                    self._report_after(message)
                     break
                 except Exception as error:  # whatever it is, nothing is lost by trying again
                     print(mask(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
@@ -249,6 +263,17 @@ class Process:
                     self._unsure = True
                 if self._driver_gone.wait(RETRY_S):
                     return
+
+    def _report_after(self, message: dict[str, Any]) -> None:
+        """Once the driver knows that everything is written: nobody waits for it, and if it fails nothing is lost."""
+        interrupted = message.get("close", {}).get("status") == "KILLED"
+        if "close" not in message or interrupted:
+            return
+        try:
+            assert self._store is not None
+            self._store.report()
+        except Exception as error:
+            print(mask(f"no {REPORT}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
 
     def _say(self, answer: dict[str, Any]) -> None:
         try:

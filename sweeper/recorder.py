@@ -25,6 +25,7 @@ from sweeper.said import SaidWrongly
 
 RESTARTS = 3
 MOST_STEPS_WAITING = 10_000  # of running trials, while the store is being opened
+REPORT_PATIENCE_S = 2.0  # a report on thousands of trials takes longer; it is then written after the driver has gone
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -88,17 +89,20 @@ class Recorder:
             self.watch()
             if self.behind < behind:
                 deadline, behind = time.monotonic() + patience_s, self.behind
-        self.abandon()
+        self._hang_up()
         return self._closed.is_set()
 
     def abandon(self) -> None:
-        """Leave the process to end by itself, when it has done what it is at."""
+        """Leave the process to end by itself, when it has done what it is at: the report, once all is written."""
+        self._hang_up()
+        if self._closed.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=REPORT_PATIENCE_S)
+
+    def _hang_up(self) -> None:
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        if self._closed.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=30)
 
     # ── the process ──
 

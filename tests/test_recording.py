@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -82,6 +83,34 @@ def test_sweeps_of_the_same_name_in_one_store_stay_apart(uri: str) -> None:
     one.write(record(0))
     assert Store(uri, "e", "study-2", "sweep", PARENT).written() == []
     assert one.parent_id != other.parent_id
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(uri: str, place: Place) -> None:
+    """The recording process itself, told what a driver tells it; a folder lies where the report has to go."""
+    store = Store(uri, "e", "study", "sweep", PARENT)
+    (place.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()
+    opening = {"uri": uri, "experiment": "e", "study": "study", "sweep": "sweep", "parent": PARENT}
+    closing = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "pictures": []}
+    messages = [{"open": opening}, {"record": record(0).to_json()}, {"close": closing}]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sweeper.record"],
+        cwd=place.path,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write("".join(json.dumps(message) + "\n" for message in messages))
+    process.stdin.flush()
+    answers = [json.loads(process.stdout.readline()) for _ in messages]
+    _, log = process.communicate(timeout=60)
+    assert answers[1:] == [{"written": 0}, {"closed": True}] and process.returncode == 0
+    assert "no report.html: IsADirectoryError" in log
+    (parent,) = place.runs("sweep")
+    assert parent.info.status == "FINISHED" and parent.data.tags["winner"] == "1"
+    assert "report.html" not in parent.data.tags.get("mlflow.note.content", "")
 
 
 # ── a server ────────────────────────────────────────────────────────────────────────────────────────────────

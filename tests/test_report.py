@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import re
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeper.ingest.__main__ import take
 from sweeper.outcome import Ending, Record
 from sweeper.record import Store
-from sweeper.report import compare, figures, page, store, summary
+from sweeper.report import compare, figures, importance, nine, page, store, summary
 from sweeper.report.__main__ import main
-from sweeper.report.peaks import Figure, compared, differences, peaks
+from sweeper.report.peaks import Figure, compared, differences, kinds, peaks
 from tests.conftest import Done
 
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
@@ -97,7 +102,7 @@ def stored(folder: Path) -> store.Stored:
 
 def test_the_best_of_each_device_at_each_kind_of_work_is_one_row(folder: Path) -> None:
     found = peaks(stored(folder).trials)
-    assert {(p.work["model"], p.device): (p.figure.value, p.of) for p in found} == {
+    assert {(p.work["model"], p.device): (p.figure.value, len(p.trials)) for p in found} == {
         ("llama3_8b", "NVIDIA H200"): (11400.0, 4),
         ("llama3_8b", "A & B"): (5000.0, 1),
         ("llama3_1b", "NVIDIA H200"): (56000.0, 1),
@@ -145,14 +150,152 @@ def test_the_page_is_one_file_in_which_nothing_that_was_measured_is_code(folder:
     text = (folder / "report.html").read_text()
     assert "<script>alert(1)</script>" not in text.split("<h2>What ran where")[1].split("</table>")[0]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "A &amp; B" in text
+    assert "<script>alert" not in text
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=.?https?:[^>]*>", text)
     assert "11,400 tokens/s" in text and "infeasible" in text and "prefers-color-scheme: dark" in text
 
 
 def test_pictures_need_something_to_draw(folder: Path) -> None:
-    names = [name for name, _ in figures.figures(stored(folder))]
-    assert any("Best of each device: offload llama3_8b" in name for name in names)
+    names = [picture.title for picture in figures.figures(stored(folder))]
+    assert any("Nine views of offload llama3_8b" in name for name in names)
     assert names[-1] == "Which device did what when" and "plotly" not in page.page("t", [], [])
+
+
+def trials(speeds: Mapping[str, Sequence[float]], *, devices: int = 1, **params: Sequence[object]) -> pd.DataFrame:
+    """Complete trials of training, by the device's name: what the store would say of them."""
+    rows = []
+    for device, values in speeds.items():
+        for n, value in enumerate(values):
+            row = {"tag.outcome": "complete", "tag.device": device, "workload": "parallel", "tag.dtype": "bf16"}
+            row |= {"param.sweep.gpus": str(devices), "metric.tokens_per_s": value, "metric.tflops": value / 20}
+            row |= {"metric.mfu": value / 2e4 / devices, "metric.tokens_per_s_ci_low": 0.9 * value}
+            row |= {"metric.tokens_per_s_ci_high": 1.1 * value, "metric.step_time_ms": 1e6 / value}
+            rows.append(row | {f"param.{name}": str(own[n]) for name, own in params.items()})
+    return pd.DataFrame(rows)
+
+
+def test_nine_panels_show_each_platform_by_the_same_measure() -> None:
+    two = peaks(pd.concat([trials({"H200": [8000.0, 10000.0]}), trials({"H200": [19000.0]}, devices=2)]))
+    shown = {panel.title: panel for panel in nine.panels(sorted(two, key=lambda peak: peak.devices))}
+    assert len(shown) == 9 and len({panel.unit for panel in shown.values()}) > 5
+    assert [f.value for f in shown["Tokens"].series[""]] == [10000, 19000]
+    assert [str(f) for f in shown["Tokens per GPU"].series[""]] == [
+        "10,000 (9,000 to 11,000)",
+        "9,500 (8,550 to 10,450)",
+    ]
+    assert [f.value for f in shown["Achieved and possible"].series["peak"]] == pytest.approx([1000, 1000])
+    assert shown["All configurations"].spread == [[8000, 10000], [9500]]
+    gains = [f.value for f in shown["Best over median configuration"].series[""]]
+    assert gains[0] == pytest.approx(10 / 9) and math.isnan(gains[1])  # of one configuration there is no median to beat
+    assert nine.Panel("HFU", "%", {"": [nine.UNKNOWN]}).empty and not shown["Tokens"].empty
+
+
+def test_pictures_of_a_sweep_never_mix_two_kinds_of_work() -> None:
+    speeds = {"H200": [float(n) for n in range(1, 13)]}
+    table = trials(speeds, host=[1, 1, 2, 2, 1, 2] * 2, device=[1, 2, 1, 2, 2, 1] * 2)
+    table["tag.dtype"] = ["bf16"] * 6 + ["fp8"] * 6
+    failed = table.head(1).assign(**{"tag.outcome": "infeasible", "tag.dtype": None, "param.device": "3"})
+    table = pd.concat([table, failed], ignore_index=True)
+    table.loc[table["tag.outcome"] == "infeasible", "metric.tokens_per_s"] = math.nan
+    assert {work: len(own) for work, own in kinds(table)} == {"bf16": 7, "fp8": 7}  # the one that failed is with both
+    shown = {each.title: each.figures[0] for each in drawn(table)}
+    cells = shown["s, bf16: best tokens/s over host and device"].data[0]
+    assert np.nanmax(cells.z) == 6 and "s, fp8: best tokens/s over host and device" in shown
+    assert list(shown["s, fp8: trials"].data[0].y) == [7, 8, 9, 10, 11, 12]
+
+
+def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:
+    said = report(folder, "--format", "png").out.splitlines()
+    assert said == ["report_offload_llama3_1b_8192_bf16.png", "report_offload_llama3_8b_8192_bf16.png"]
+    assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in said)
+
+
+def test_scaling_is_held_against_the_smallest_number_of_the_same_device() -> None:
+    counted = [trials({"H200": [1000.0 * n * 0.9 ** (n > 1)], "MI300X": [900.0 * n]}, devices=n) for n in (1, 4)]
+    (picture,) = [each for each in drawn(pd.concat(counted)) if each.title.startswith("Scaling")]
+    measured, ideal = picture.figures[0].data[:2]
+    assert list(measured.x) == list(ideal.x) == [1, 4] and list(measured.text) == ["", "90%"]
+    assert list(measured.y) == [1000, 3600] and list(ideal.y) == [1000, 4000]
+    assert measured.error_y.array[1] == pytest.approx(360)
+    assert not [each for each in drawn(counted[0]) if each.title.startswith("Scaling")]
+
+
+def test_a_parameter_matters_as_much_as_it_explains_of_the_ranks() -> None:
+    random = np.random.default_rng(0)
+    layout, noise, name = random.choice(["a", "b", "c"], 200), random.normal(size=200), np.arange(200)
+    values = 1000 + 100 * (layout == "b") + 200 * (layout == "c") + noise
+    own = trials(
+        {"H200": list(values)}, layout=layout, batch=random.integers(1, 500, 200), name=[f"n{n}" for n in name]
+    )
+    # A platform that is ten times as fast, and on which the same matters: ranks are of each platform by itself.
+    both = pd.concat([own, own.assign(**{"tag.device": "B200", "metric.tokens_per_s": 10 * values})], ignore_index=True)
+    known = importance.importances(importance.trials_of(peaks(both)))
+    assert list(known) == ["layout", "batch"] and known["layout"] > 0.8 and known["batch"] < 0.1
+    titles = [each.title for each in drawn(both)]
+    assert {"Parallel coordinates: parallel bf16", "What mattered: parallel bf16"} <= set(titles)
+    few = importance.trials_of(peaks(both.head(10)))
+    assert not importance.importances(few)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), min_size=20, max_size=40))
+def test_what_a_parameter_explains_is_a_share(points: list[tuple[str, int]]) -> None:
+    letters, speeds = zip(*points, strict=True)
+    table = trials({"H200": [1.0 + speed for speed in speeds]}, letter=letters, digit=speeds)
+    known = importance.importances(importance.trials_of(peaks(table)))
+    assert all(0 <= share <= 1 for share in known.values())
+    if len(set(speeds)) > 1:
+        assert known["digit"] == pytest.approx(1)
+
+
+def drawn(table: pd.DataFrame) -> list[figures.Picture]:
+    plain = {
+        "tag.sweep": "s",
+        "tag.sweeper.study": "s",
+        "end": pd.NaT,
+        "run": "r",
+        "start": 0,
+        "tag.sweeper.trial": "0",
+    }
+    return list(figures.figures(store.Stored(pd.DataFrame(), table.assign(**plain))))
+
+
+def test_others_figures_stand_apart_and_are_never_ranked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where artifacts go
+    shutil.copy(folder / "mlflow.db", tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for speed in (4e6, 8e6):  # faster than whatever was measured; of each file the fastest is shown
+        line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / speed},{speed},500,0.5,0.6\n"
+        with (tmp_path / "h100_8b.csv").open("a") as file:
+            file.write(line)
+    (tmp_path / "other_8b.csv").write_text(line)
+    for name in ("h100_8b.csv", "other_8b.csv"):
+        assert "imported into" in take(tmp_path / name, uri, "imported")
+    before, after = stored(folder), stored(tmp_path)
+    assert [p.figure for p in before.peaks] == [p.figure for p in after.peaks]
+    assert summary.csv(summary.tables(before, None)) == summary.csv(summary.tables(after, None))
+    (apart,) = [table for table in summary.tables(after, None) if table.aside]
+    rows = [dict(zip(apart.heading, row, strict=True)) for row in apart.rows]
+    of_files = [
+        (row["source"], row["tokens/s per device"]) for row in rows if not row["source"].startswith("published")
+    ]
+    assert of_files == [("imported: h100_8b line 2", "8,000,000"), ("imported: other_8b line 1", "8,000,000")]
+    published = [row for row in rows if row["source"].startswith("published: ")]
+    assert {row["model"] for row in published} == {"llama3_8b"} and all(row["claimed"] for row in published)
+    assert "10,253" in {row["claimed"] for row in published if row["source"].endswith("dgxc-benchmarking v25.02")}
+    assert "<section class=aside><h2>Others&#x27; figures</h2>" in page.page("t", summary.tables(after, None), [])
+    assert not store.read(uri, sweep="first").imported.size  # a report on one sweep is on that alone
+
+
+def test_a_store_of_imported_results_alone_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / 1e4},10000,500,0.5,0.6\n"
+    (tmp_path / "h100_8b.csv").write_text(line)
+    take(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
+    assert "imported: h100_8b line 1" in report(tmp_path, "--format", "markdown").out
+    assert report(tmp_path).code == 0 and "there is no complete trial" in report(tmp_path, "--format", "png").err
+    assert "there is no such sweep" in report(tmp_path, "--compare", "a", "b").err
 
 
 def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
@@ -170,7 +313,7 @@ def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
     ("words", "wanted"),
     [
         (["--sweep", "fist"], "did you mean first?"),
-        (["--format", "pdf"], "it may be csv, html, json, markdown"),
+        (["--format", "pdf"], "it may be csv, html, json, markdown, png"),
         (["--dir", "/nowhere"], "there is no such store"),
         (["--compare", "first", "secund"], "did you mean second?"),
         (["ledderboard"], "did you mean leaderboard?"),

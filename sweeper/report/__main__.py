@@ -1,13 +1,14 @@
 """Read results.
 
     python -m sweeper.report [--dir DIR] [--store URI] [--experiment NAME] [--sweep NAME] [--price-per-hour P]
-                             [--format html|markdown|csv|json] [--out FILE]
+                             [--format html|markdown|csv|json|png] [--out FILE]
     python -m sweeper.report --compare A B
     python -m sweeper.report --baseline A [--sweep B] [--threshold 0.02]
     python -m sweeper.report leaderboard [--dir DIR] [--type bf16] [--json] [--send URL]
 
 Without a verb: what ran where, the best of each device at each kind of work, and pictures, from the MLflow store in
-DIR or the one at URI. HTML goes to report.html, one file that opens offline; the other formats to standard output.
+DIR or the one at URI. HTML goes to report.html, one file that opens offline; png is an image for each kind of work,
+report_….png: training in nine panels, other work by its speed; the other formats go to standard output.
 
 --compare     two sweeps, where they did the same work: which is faster, with both intervals, or that none is
 --baseline    the same of an earlier sweep and the last one (or --sweep); exit code 1 where it is slower by more than
@@ -31,7 +32,7 @@ from sweeper.report import leaderboard
 from sweeper.said import SaidWrongly, nearest
 from sweeper.summary import shown_width
 
-FORMATS = ("html", "markdown", "csv", "json")
+FORMATS = ("html", "markdown", "csv", "json", "png")
 
 
 def main() -> None:
@@ -77,6 +78,14 @@ def show_report(said: argparse.Namespace) -> int:
         print("\n".join(lines))
         return int(bool(said.baseline) and worse)
     stored = store.read(uri, said.experiment, said.sweep)
+    if said.format == "png":
+        from sweeper.report import still
+
+        paths = list(still.images(stored.peaks, Path(said.out or "report.png")))
+        if not paths:
+            raise SaidWrongly("--format png: there is no complete trial to draw")
+        print("\n".join(map(str, paths)))
+        return 0
     tables = summary.tables(stored, said.price_per_hour)
     if said.format == "html":
         from sweeper.report import figures, page

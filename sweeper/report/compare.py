@@ -39,7 +39,7 @@ def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list
 
 
 def _device(peak: Peak) -> str:
-    return f"{peak.devices} x {peak.device}, each" if peak.devices > 1 else peak.device
+    return f"{peak.platform}, each" if peak.devices > 1 else peak.device
 
 
 def _said(peak: Peak) -> str:

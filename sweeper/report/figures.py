@@ -1,60 +1,185 @@
-"""The report's pictures, interactive, in colours that the colour-blind can tell apart (Okabe and Ito 2008)."""
+"""The report's pictures, interactive."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from sweeper.report.peaks import SPEEDS, Peak, complete, speed_of, varying
+from sweeper.report import importance, nine
+from sweeper.report.nine import COLOURS
+from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, kinds, speed_of, varying
 from sweeper.report.store import Stored
 
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
+PATTERNS = ["", "/", "."]  # what tells bars of one colour apart, in print too
+ROW_PIXELS = 18  # of a bar with its name
 MOST_POINTS = 5000
+MOST_LINES = 2000  # of parallel coordinates
+FEW = 8  # numbers along one of them that are each named
+MOST_NAMES = 30  # along one of them
+LONGEST_NAME = 24
 
 
-def figures(stored: Stored) -> Iterator[tuple[str, go.Figure]]:
-    """Each with its title, where there is enough to draw one."""
+@dataclass(frozen=True)
+class Picture:
+    """One figure, or several that stand side by side where there is room. wide: as many pixels as it needs."""
+
+    title: str
+    figures: Sequence[go.Figure]
+    note: str = ""
+    wide: int = 0
+
+
+def figures(stored: Stored) -> Iterator[Picture]:
+    """Where there is enough to draw one."""
     trials = stored.trials
     if not len(trials):
         return
-    yield from _best(stored.peaks)
-    for name, own in trials.groupby("tag.sweep"):
-        yield from _heat(str(name), own)
-        yield from _spread(str(name), own)
-        yield from _memory(str(name), own)
+    for work, found in by_work(stored.peaks).items():
+        found = sorted(found, key=lambda peak: (peak.device, peak.devices))
+        if len(found) > 1:
+            yield _platforms(work, found)
+            yield from _scaling(work, found)
+        yield from _parameters(work, found)
+    for name, swept in trials.groupby("tag.sweep"):
+        for work, own in kinds(swept):
+            title = f"{name}, {work}" if work else str(name)
+            yield from _heat(title, own)
+            yield from _spread(title, own)
+            yield from _memory(title, own)
     yield from _timeline(trials)
 
 
-def _best(found: Sequence[Peak]) -> Iterator[tuple[str, go.Figure]]:
-    """Bars for each kind of work, only of those with more than one device to show."""
-    by_work: dict[str, list[Peak]] = {}
-    for peak in found:
-        words = " ".join(str(value) for value in peak.work.values())
-        by_work.setdefault(f"{words}|{peak.speed}", []).append(peak)
-    for key, group in by_work.items():
-        words, speed = key.split("|")
-        if len(group) < 2:
+def _platforms(work: str, found: Sequence[Peak]) -> Picture:
+    """Training in nine panels; other work by its speed."""
+    drawn = [_panel(panel, nine.names(found), nine.colours(found)) for panel in nine.panels(found)]
+    if len(drawn) > 1:
+        return Picture(f"Nine views of {work}", drawn, nine.NOTE)
+    return Picture(f"Best of each device: {work}", drawn)
+
+
+def _panel(panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> go.Figure:
+    figure = go.Figure()
+    for pattern, (name, known) in zip(PATTERNS, panel.series.items(), strict=False):
+        marker = {"color": list(colours), "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#333"}}
+        values = [f.value for f in known]
+        bars = {"x": values, "y": list(names), "orientation": "h", "error_x": _errors(known)}
+        figure.add_bar(**bars, marker=marker, name=name)
+    for name, colour, spread in zip(names, colours, panel.spread, strict=False):
+        figure.add_box(x=spread[:MOST_POINTS], name=name, marker_color=colour, boxpoints="outliers")
+    if panel.empty:
+        figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
+    several = len(panel.series) > 1
+    height = max(320, 160 + ROW_PIXELS * len(names))
+    figure.update_layout(title=panel.title, height=height, showlegend=several, legend={"orientation": "h", "y": -0.3})
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category")
+    return figure.update_xaxes(title=panel.unit, rangemode="tozero")
+
+
+def _errors(values: Sequence[Any]) -> dict[str, Any] | None:
+    if not any(f.known for f in values):
+        return None
+    return {"array": [f.high - f.value for f in values], "arrayminus": [f.value - f.low for f in values]}
+
+
+def _scaling(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
+    """The same work on more devices, beside what as many times the smallest would give."""
+    if found[0].speed != "tokens_per_s":
+        return
+    figure = go.Figure()
+    for n, device in enumerate(dict.fromkeys(peak.device for peak in found)):
+        own = sorted((peak for peak in found if peak.device == device), key=lambda peak: peak.devices)
+        if len(own) < 2:
             continue
-        figure = go.Figure()
-        for n, peak in enumerate(group):
-            f = peak.figure
-            error = {"array": [f.high - f.value], "arrayminus": [f.value - f.low]} if f.known else None
-            label = f"{peak.devices} x {peak.device}" if peak.devices > 1 else peak.device
-            figure.add_bar(x=[label], y=[f.value], error_y=error, marker_color=COLOURS[n % 8], name=label)
-        figure.update_yaxes(title=SPEEDS[speed], rangemode="tozero")
-        figure.update_layout(showlegend=False)
-        yield f"Best of each device: {words}", figure
+        counts, first, colour = [peak.devices for peak in own], own[0], COLOURS[n % len(COLOURS)]
+        ideal = [first.figure.value / first.devices * count for count in counts]
+        share = [f"{peak.figure.value / best:.0%}" for peak, best in zip(own[1:], ideal[1:], strict=True)]
+        values = [peak.figure for peak in own]
+        figure.add_scatter(
+            x=counts,
+            y=[f.value for f in values],
+            error_y=_errors(values),
+            text=["", *share],
+            textposition="top left" if n % 2 else "bottom right",
+            mode="lines+markers+text",
+            line_color=colour,
+            name=device,
+        )
+        dashed = {"color": colour, "dash": "dash"}
+        figure.add_scatter(x=counts, y=ideal, mode="lines", line=dashed, name="ideal", showlegend=False)
+    if not figure.data:
+        return
+    counts = sorted({peak.devices for peak in found})
+    figure.update_xaxes(title="GPUs", type="log", tickvals=counts).update_yaxes(
+        title="tokens/s", type="log", dtick="D2"
+    )
+    note = (
+        "Points are the best configuration of so many GPUs with its 95% interval and its share of the ideal (dashed), "
+        "the smallest number's times as many. What a plan foresees of more GPUs is not in the store, and not drawn."
+    )
+    yield Picture(f"Scaling of {work}", [figure], note)
+
+
+def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
+    """All trials over what varies, and which of it mattered."""
+    trials = importance.trials_of(found)
+    if len(varying(trials)) < 2 or len(trials) < importance.FEWEST_TRIALS:
+        return
+    drawn = _parallel(trials, found[0].speed)
+    most = f"{len(trials)} trials" if len(trials) <= MOST_LINES else f"the {MOST_LINES} fastest of {len(trials)} trials"
+    note = f"Lines are {most}, the brighter the faster on their platform. Drag along an axis to keep what passes there."
+    yield Picture(f"Parallel coordinates: {work}", [drawn], note, wide=130 * len(drawn.data[0].dimensions))
+    if known := importance.importances(trials):
+        figure = go.Figure(go.Bar(x=list(known.values()), y=list(known), orientation="h", marker_color=COLOURS[0]))
+        figure.update_layout(height=max(320, 160 + ROW_PIXELS * len(known)))
+        figure.update_xaxes(title=importance.MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
+        note = (
+            "How much of a trial's rank among those of its platform each parameter explains by itself. It sees no "
+            "parameters that matter only together, and a sampler that has settled leaves little to explain."
+        )
+        yield Picture(f"What mattered: {work}", [figure], note)
+
+
+def _parallel(trials: pd.DataFrame, speed: str) -> go.Figure:
+    trials = trials.sort_values("rank").tail(MOST_LINES)
+    platform = {"platform": trials["platform"]} if trials["platform"].nunique() > 1 else {}
+    columns = platform | {name: trials[f"param.{name}"] for name in varying(trials)}
+    shown = {n: values for n, values in columns.items() if values.nunique() <= MOST_NAMES or _is_number(values)}
+    last = {"label": f"{SPEEDS[speed]} per device", "values": trials["each"]}
+    line = {"color": trials["rank"], "colorscale": "Cividis"}
+    figure = go.Figure(go.Parcoords(line=line, dimensions=[*(_axis(*column) for column in shown.items()), last]))
+    return figure.update_layout(margin={"l": 150, "r": 60})
+
+
+def _axis(name: str, values: pd.Series[Any]) -> dict[str, Any]:
+    """Numbers where they are, anything else at whole numbers; few have their names there."""
+    if not _is_number(values):
+        codes, names = pd.factorize(values.fillna("none"), sort=True)
+        ticks = {"tickvals": list(range(len(names))), "ticktext": [_cut(each) for each in names]}
+        return {"label": _cut(name), "values": codes, **ticks}
+    numbers = pd.to_numeric(values)
+    few = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= FEW else {}
+    return {"label": _cut(name), "values": numbers, **few}
+
+
+def _is_number(values: pd.Series[Any]) -> bool:
+    return bool(pd.to_numeric(values, errors="coerce").notna().all())
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def _numbers(trials: pd.DataFrame) -> list[str]:
     """Parameters that vary and are numbers."""
-    return [name for name in varying(trials) if pd.to_numeric(trials[f"param.{name}"], errors="coerce").notna().all()]
+    return [name for name in varying(trials) if _is_number(trials[f"param.{name}"])]
 
 
-def _heat(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """The best over the first two numbers that vary; what cannot work is marked so."""
     speed, numbers = speed_of(complete(trials)), _numbers(trials)
     if speed is None or len(numbers) < 2:
@@ -64,8 +189,8 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
         x=pd.to_numeric(trials[f"param.{x}"]), y=pd.to_numeric(trials[f"param.{y}"]), v=trials[f"metric.{speed}"]
     )
     best = grid.pivot_table(index="y", columns="x", values="v", aggfunc="max", dropna=False)
-    if best.shape[0] < 2 or best.shape[1] < 2 or best.size > MOST_POINTS:
-        return
+    if best.shape[0] < 2 or best.shape[1] < 2 or best.size > min(MOST_POINTS, 4 * len(grid)):
+        return  # one line, or mostly cells that nothing was tried in
     figure = go.Figure(
         go.Heatmap(
             z=best.values,
@@ -73,7 +198,7 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
             y=[f"{value:g}" for value in best.index],
             colorscale="Viridis",
             colorbar={"title": SPEEDS[speed]},
-            text=[[f"{value:.4g}" if value < 1e4 else f"{value:,.0f}" for value in row] for row in best.values],
+            text=[[_cell(value) for value in row] for row in best.values],
             texttemplate="%{text}" if best.size <= 100 else None,
         )
     )
@@ -88,10 +213,14 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     )
     figure.update_xaxes(title=x, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.x.unique())])
     figure.update_yaxes(title=y, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.y.unique())])
-    yield f"{name}: best {SPEEDS[speed]} over {x} and {y}", figure
+    yield Picture(f"{name}: best {SPEEDS[speed]} over {x} and {y}", [figure])
 
 
-def _spread(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def _spread(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """How a sweep's trials came out, in the order in which they ran."""
     rows, speed = complete(trials), speed_of(complete(trials))
     if speed is None or len(rows) < 5:
@@ -100,10 +229,10 @@ def _spread(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     numbers = pd.to_numeric(rows["tag.sweeper.trial"])
     figure = _trials(numbers, rows, speed, numbers, rows[f"metric.{speed}"].cummax(), "best so far")
     figure.update_xaxes(title="trial")
-    yield f"{name}: trials", figure
+    yield Picture(f"{name}: trials", [figure])
 
 
-def _memory(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _memory(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """Speed against memory, and what is better in both than all others."""
     rows, speed = complete(trials), speed_of(complete(trials))
     column = next((c for c in ("metric.peak_device_gib", "metric.peak_memory_gib") if c in rows), None)
@@ -115,7 +244,7 @@ def _memory(name: str, trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
     front = rows[rows[f"metric.{speed}"] >= rows[f"metric.{speed}"].cummax()]
     figure = _trials(rows[column], rows, speed, front[column], front[f"metric.{speed}"], "best of both")
     figure.update_xaxes(title="memory of one device, GiB")
-    yield f"{name}: speed against memory", figure
+    yield Picture(f"{name}: speed against memory", [figure])
 
 
 def _trials(
@@ -129,7 +258,7 @@ def _trials(
     return figure.update_yaxes(title=SPEEDS[speed], rangemode="tozero")
 
 
-def _timeline(trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
+def _timeline(trials: pd.DataFrame) -> Iterator[Picture]:
     """Which device did what when."""
     rows = trials[trials["end"].notna()].tail(MOST_POINTS)
     if not len(rows):
@@ -148,5 +277,5 @@ def _timeline(trials: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
             text=own["run"],
             textposition="none",
         )
-    figure.update_xaxes(type="date", title="UTC").update_layout(barmode="overlay")
-    yield "Which device did what when", figure
+    figure.update_xaxes(type="date", title="UTC").update_layout(barmode="overlay", showlegend=True)
+    yield Picture("Which device did what when", [figure])

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-import plotly.graph_objects as go
-
+from sweeper.report.figures import Picture
 from sweeper.report.summary import Table
 
 STYLE = """
@@ -19,11 +18,14 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
 .scroll { overflow-x: auto; } .note { opacity: .75; margin: .3rem 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td:last-child { white-space: normal; min-width: 16rem; }
+td:last-child { white-space: normal; min-width: min(32rem, 80vw); }
 th { cursor: pointer; background: var(--soft); position: sticky; top: 0; } th:hover { text-decoration: underline; }
 td.number { text-align: right; } input { font: inherit; padding: .25rem .5rem; margin: .3rem 0; width: min(24rem, 100%);
   box-sizing: border-box; background: var(--soft); color: inherit; border: 1px solid var(--line); }
 .figure { background: #fff; border: 1px solid var(--line); margin: .4rem 0; }
+.several { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(400px, 100%), 1fr)); gap: .4rem; }
+.several .figure { margin: 0; min-width: 0; overflow: hidden; }
+.aside table { font-style: italic; opacity: .85; border-left: 4px dotted var(--line); }
 @media print { input { display: none } body { max-width: none } }
 """
 SCRIPT = """
@@ -43,15 +45,10 @@ for (const table of document.querySelectorAll('table')) {
 """
 
 
-def page(title: str, tables: Sequence[Table], figures: Sequence[tuple[str, go.Figure]]) -> str:
+def page(title: str, tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
     """The whole file."""
     parts = [_table(table) for table in tables]
-    for n, (name, figure) in enumerate(figures):
-        figure.update_layout(template="plotly_white", margin={"t": 20, "r": 10}, height=440, font={"size": 13})
-        drawn = figure.to_html(
-            full_html=False, include_plotlyjs=n == 0, config={"responsive": True, "displaylogo": False}
-        )
-        parts.append(f"<section><h2>{escape(name)}</h2><div class='figure'>{drawn}</div></section>")
+    parts += [_picture(picture, carries_plotly=not n) for n, picture in enumerate(pictures)]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -60,14 +57,43 @@ def page(title: str, tables: Sequence[Table], figures: Sequence[tuple[str, go.Fi
     )
 
 
+def _picture(picture: Picture, *, carries_plotly: bool) -> str:
+    """A section. The first of a page carries plotly.js for all."""
+    several = len(picture.figures) > 1
+    for figure in picture.figures:
+        top = {"t": 50 if several else 70 if picture.wide else 40}
+        figure.update_layout(template="plotly_white", height=figure.layout.height or 440, font={"size": 13})
+        figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
+        if not several:  # beside the picture there is no room on a phone
+            figure.update_layout(legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"})
+    drawn = [
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=carries_plotly and not n,
+            config={"responsive": True, "displaylogo": False, "displayModeBar": not several},
+        )
+        for n, figure in enumerate(picture.figures)
+    ]
+    style = f" style='min-width:{picture.wide}px'" if picture.wide else ""
+    cells = "".join(f"<div class='figure'{style}>{each}</div>" for each in drawn)
+    return (
+        f"<section><h2>{escape(picture.title)}</h2>{_note(picture.note)}"
+        f"<div class='{'several' if several else 'scroll'}'>{cells}</div></section>"
+    )
+
+
 def _table(table: Table) -> str:
     head = "".join(f"<th title='sort'>{escape(name)}</th>" for name in table.heading)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
-    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
     return (
-        f"<section><h2>{escape(table.title)}</h2>{note}<input placeholder='filter' aria-label='filter'>"
+        f"<section{' class=aside' if table.aside else ''}><h2>{escape(table.title)}</h2>{_note(table.note)}"
+        "<input placeholder='filter' aria-label='filter'>"
         f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
+
+
+def _note(text: str) -> str:
+    return f"<p class='note'>{escape(text)}</p>" if text else ""
 
 
 def _cell(text: str) -> str:

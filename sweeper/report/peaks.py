@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Peak:
-    """The best trial of one device at one kind of work. `of` counts the trials that were compared for it."""
+    """The best trial of so many devices at one kind of work, and `trials`, the ones that were compared for it."""
 
     work: dict[str, str]
     device: str
@@ -59,10 +60,24 @@ class Peak:
     speed: str
     figure: Figure
     trial: pd.Series
-    of: int
+    trials: pd.DataFrame
+
+    @property
+    def platform(self) -> str:
+        """The devices in words, with their number where there are several."""
+        return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
 
     def metric(self, name: str) -> float:
         return float(self.trial.get(f"metric.{name}", math.nan))
+
+
+def by_work(found: Sequence[Peak]) -> dict[str, list[Peak]]:
+    """Those of each kind of work, under its name: what may be seen on one axis."""
+    groups: dict[str, list[Peak]] = {}
+    for peak in found:
+        unit = [] if peak.speed == "tokens_per_s" else [f"({SPEEDS[peak.speed]})"]
+        groups.setdefault(" ".join([*peak.work.values(), *unit]), []).append(peak)
+    return groups
 
 
 def speed_of(trials: pd.DataFrame) -> str | None:
@@ -107,8 +122,27 @@ def peaks(trials: pd.DataFrame) -> list[Peak]:
             continue
         ranked = group[group[f"metric.{speed}"].notna()]
         best = ranked.iloc[int(ranked[f"metric.{speed}"].to_numpy().argmax())]
-        found.append(Peak(dict(key), device, count, speed, figure_of(best, speed), best, len(ranked)))
+        found.append(Peak(dict(key), device, count, speed, figure_of(best, speed), best, ranked))
     return sorted(found, key=lambda peak: (sorted(peak.work.items()), peak.speed, -peak.figure.value))
+
+
+def kinds(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The trials of each kind of work, under what tells it from the others. One that did not complete says less of its
+    work: it is with every kind that it may have been of."""
+    places: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for n, row in enumerate(trials.to_dict("records")):
+        places.setdefault(tuple(work_of(row).items()), []).append(n)
+    measured = set(complete(trials).index)
+    wholes = [dict(work) for work, rows in places.items() if measured & set(trials.index[rows])]
+    for whole in wholes:
+        own = [n for work, rows in places.items() if _fits(dict(work), whole, wholes) for n in rows]
+        told = (value for name, value in whole.items() if len({other.get(name) for other in wholes}) > 1)
+        yield " ".join(told), trials.iloc[sorted(own)]
+
+
+def _fits(work: dict[str, str], whole: dict[str, str], wholes: Sequence[dict[str, str]]) -> bool:
+    """Whether it is this work, or is of no known one and says nothing that differs from it."""
+    return work == whole or (work not in wholes and all(whole.get(name) == value for name, value in work.items()))
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:

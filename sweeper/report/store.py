@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ PAGE = 5000
 
 @dataclass(frozen=True)
 class Stored:
-    """Sweeps and trials. Columns are plain names for what every run has, `param.…`, `metric.…` and `tag.…` for the
-    rest; a trial has its sweep's constants among its parameters."""
+    """Sweeps and trials, and apart from them what others have measured. Columns are plain names for what every run has,
+    `param.…`, `metric.…` and `tag.…` for the rest; a trial has its sweep's constants among its parameters."""
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
+    imported: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def peaks(self) -> list[Peak]:
@@ -47,20 +48,32 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
         names = {run.info.run_name for run in parents}
         if sweep is not None and sweep not in names:
             raise SaidWrongly(f"--sweep {sweep}: {nearest(sweep, names) if names else 'the store has no sweep'}")
-        if not parents:
+        imported = [] if sweep else list(_runs(client, ids, "tags.`sweeper.kind` = 'imported'"))
+        if not (parents or imported):
             raise SaidWrongly(f"{mask(uri)}: the store has no sweep yet")
         parents = [run for run in parents if sweep in (None, run.info.run_name)]
         only = f" and tags.`sweep` = '{sweep}'" if sweep else ""
         children = list(_runs(client, ids, f"tags.`sweeper.kind` = 'trial'{only}"))
     except MlflowException as error:
         raise SaidWrongly(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
-    sweeps = pd.DataFrame([_row(run) for run in parents])
+    return _stored(parents, children, imported)
+
+
+def of_study(client: MlflowClient, experiment_id: str, study: str) -> Stored:
+    """One sweep's, by the identity of its study: names are not unique."""
+    mine = f"tags.`sweeper.study` = '{study}' and tags.`sweeper.kind`"
+    parents, children = (list(_runs(client, [experiment_id], f"{mine} = '{kind}'")) for kind in ("sweep", "trial"))
+    return _stored(parents, children)
+
+
+def _stored(parents: Sequence[Any], children: Sequence[Any], imported: Sequence[Any] = ()) -> Stored:
+    sweeps = pd.DataFrame([_row(run) for run in parents], columns=None if parents else ["run", "start"])
     shared: dict[str, dict[str, Any]] = {}
     for run in parents:
         constants = {f"param.{name}": value for name, value in run.data.params.items()}
         shared[run.data.tags["sweeper.study"]] = {**constants, "workload": run.data.tags.get("workload", "")}
     rows = [{**shared[study], **_row(run)} for run in children if (study := run.data.tags["sweeper.study"]) in shared]
-    return Stored(sweeps, pd.DataFrame(rows))
+    return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_row(run) for run in imported]))
 
 
 def _runs(client: MlflowClient, experiments: list[str], where: str) -> Iterator[Any]:
@@ -78,6 +91,7 @@ def _row(run: Any) -> dict[str, Any]:
     return {
         "run": info.run_name,
         "run_id": info.run_id,
+        "parent": data.tags.get("mlflow.parentRunId", ""),
         "status": info.status,
         "start": pd.Timestamp(info.start_time, unit="ms", tz="UTC"),
         "end": pd.Timestamp(info.end_time, unit="ms", tz="UTC") if info.end_time else pd.NaT,

@@ -9,23 +9,33 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sweeper.report import others
 from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
 from sweeper.report.store import Stored
 from sweeper.table import markdown_of
 
+PEAKS = "Peaks"
 MEMORY = ("peak_device_gib", "peak_memory_gib")
 
 
 @dataclass(frozen=True)
 class Table:
+    """aside: figures that were not measured here, shown in another style."""
+
     title: str
     heading: list[str]
     rows: list[list[str]]
     note: str = ""
+    aside: bool = False
 
 
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
-    return [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    """What ran, the peaks, and apart from them what others have measured of such models."""
+    own = [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    models = {peak.work["model"] for peak in stored.peaks if "model" in peak.work}
+    rows = [*others.published(models), *others.imported(stored.imported)]
+    heading, rows = _filled(others.HEADING, rows)
+    return [*own, Table("Others' figures", heading, rows, others.NOTE, aside=True)] if rows else own
 
 
 def sweeps_table(stored: Stored) -> Table:
@@ -71,16 +81,13 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         figure, count = peak.figure, peak.devices
         interval = f"{_short(figure.low)} to {_short(figure.high)}" if figure.known else ""
         cells = [peak.work.get(name, "") for name in kinds]
-        cells += [
-            f"{count} x {peak.device}" if count > 1 else peak.device,
-            f"{_short(figure.value)} {SPEEDS[peak.speed]}",
-        ]
+        cells += [peak.platform, f"{_short(figure.value)} {SPEEDS[peak.speed]}"]
         cells += [interval, _short(figure.value / count) if count > 1 else ""]
         cells += ["" if math.isnan(peak.metric(name)) else f"{100 * peak.metric(name):.1f}" for name in shown]
         memory = next(
             (v for n in ("peak_device_gib", "peak_memory_gib") if not math.isnan(v := peak.metric(n))), math.nan
         )
-        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _short(peak.metric("steps")), str(peak.of)]
+        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _short(peak.metric("steps")), str(len(peak.trials))]
         if tokens:
             of_tokens = peak.speed == "tokens_per_s"
             cells.append(f"{figure.value * 86400 / 1e9:.3g}" if of_tokens else "")
@@ -90,9 +97,14 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         own = {name: peak.trial.get(f"param.{name}") for name in varying(of_sweep)}
         cells.append(" ".join(f"{name}={value}" for name, value in own.items()))
         rows.append(cells)
-    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
     note = f"Rows that differ in {', '.join(WORK)} are of different work, and are not ranked together."
-    return Table("Peaks", [heading[n] for n in filled], [[row[n] for n in filled] for row in rows], note)
+    return Table(PEAKS, *_filled(heading, rows), note)
+
+
+def _filled(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that have nothing in them."""
+    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
+    return [heading[n] for n in filled], [[row[n] for n in filled] for row in rows]
 
 
 def _short(value: float) -> str:
@@ -110,7 +122,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def csv(tables: Sequence[Table]) -> str:
     """The peaks alone: one table is one file."""
-    peak = tables[-1]
+    (peak,) = [each for each in tables if each.title == PEAKS]
     return pd.DataFrame(peak.rows, columns=peak.heading).to_csv(index=False).rstrip()
 
 
