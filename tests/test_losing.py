@@ -18,6 +18,7 @@ from tests.conftest import Place, wait_for
 
 GPUS = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H200": 1}}
 SWEEP = ["workload=probe", "hardware=h200", "gpus=2", "finals.top=0", "search=random", "seed=3", "progress=never"]
+SWEEP += ["cluster.insecure=true"]  # Ray's own helper for several nodes knows no token
 
 
 class Cluster:
@@ -95,16 +96,17 @@ def test_a_node_lost_within_a_gang_and_one_that_joins(place: Place, cluster: Clu
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_ten_minutes_of_all_that_can_happen(place: Place, cluster: Cluster) -> None:
-    """Workers and nodes killed, workers stopped so that they hang, nodes that join, the driver killed too."""
-    chance, until, trials = random.Random(0), time.monotonic() + 600, 1000
+    """Workers and nodes killed, workers stopped so that they hang, nodes that join, the driver killed: then, in peace, the
+    rest. One outcome for each trial, and nothing run again but what was under way when something died."""
+    chance, until, trials, driver_kills = random.Random(0), time.monotonic() + 600, 1500, 0
     words = ("space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=20")
-    cluster.add()
     process = start(place, cluster, trials, *words)
     nodes = list(cluster.nodes)
-    while time.monotonic() < until and process.poll() is None:
+    while time.monotonic() < until:
         time.sleep(chance.uniform(2, 12))
+        assert process.poll() is None or process.returncode == 0, process.communicate()[1]
         match chance.randrange(5):
             case 0 | 1 if workers := cluster.workers():
                 with suppress(ProcessLookupError):
@@ -112,16 +114,20 @@ def test_ten_minutes_of_all_that_can_happen(place: Place, cluster: Cluster) -> N
             case 2:
                 cluster.lose(nodes.pop(chance.randrange(len(nodes))))
                 nodes.append(cluster.add())
-            case 3:
-                nodes.append(cluster.add()) if len(nodes) < 4 else None
+            case 3 if len(nodes) < 4:
+                nodes.append(cluster.add())
             case 4:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.communicate()
+                driver_kills += 1
                 process = start(place, cluster, trials, *words)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    states, runs = place.states(), place.runs("trial")
-    ended = sum(count for state, count in states.items() if state != "RUNNING")
-    assert states["COMPLETE"] > 50
-    assert len({run.data.tags["sweeper.trial"] for run in runs}) == len(runs) >= ended - 5
+    _, err = process.communicate(timeout=1000)
+    assert process.returncode in (0, 1), err  # 1: some timed out
+    runs = place.runs("trial")
+    assert sum(place.states().values()) == trials == len({run.data.tags["sweeper.trial"] for run in runs}) == len(runs)
+    outcomes = Counter(run.data.tags["outcome"] for run in runs)
+    assert set(outcomes) <= {"complete", "timed_out"} and outcomes["timed_out"] < 60, outcomes
+    ended = Counter((place.path / "ledger").read_text().splitlines())
+    again = sum(int(run.data.tags["attempts"]) - 1 for run in runs) + 2 * 4 * driver_kills
+    assert sum(ended.values()) <= 2 * (trials + again)
     assert not cluster.workers()
