@@ -18,6 +18,7 @@ def take(folder: Path) -> IO[str]:
     """The sweep's folder, with its lock held until this process and its recording process have ended."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # parameters and programs' last words are the user's own
         lock = (folder / "lock").open("a+")
     except OSError as error:
         raise SaidWrongly(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error

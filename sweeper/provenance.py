@@ -34,9 +34,19 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
+# A name whose last words are of a secret: WANDB_API_KEY, hf_token; and not tokens_per_s.
+_SECRET = r"(?:\w*_)?(?:token|secret|password|passwd|credentials?|api_?key|access_?key|private_?key|secret_?key)"
+_SAID = re.compile(rf"(?i)\b({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,}}\]]+)")
+
+
 def mask(text: str) -> str:
-    """The text with the password of every URL in it taken out."""
-    return re.sub(r"(\w+://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text)
+    """The text without the password of any URL in it, and without what is said of a name that looks like a secret's."""
+    return _SAID.sub(r"\1\2***", re.sub(r"(\w+://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text))
+
+
+def mask_value(name: str, value: object) -> object:
+    """The value, unless its name looks like a secret's."""
+    return "***" if re.fullmatch(_SECRET, name, re.IGNORECASE) else value
 
 
 def git_state(folder: Path) -> dict[str, Any]:

@@ -262,8 +262,8 @@ class Sweep:
             number=trial.number,
             params=trial.params,
             ending=ending,
-            reason=reason,
-            detail=outcome.detail,
+            reason=provenance.mask(reason),
+            detail=provenance.mask(outcome.detail),
             metrics=derived if ending is Ending.COMPLETE else {},
             measurements=[asdict(replace(measurement, files={})) for measurement in outcome.measurements],
             files=self._keep_files(trial, outcome),
@@ -282,7 +282,8 @@ class Sweep:
             for name, content in measurement.files.items():
                 path = self._plan.folder / "files" / f"{trial.number:04d}" / (f"rank{rank}_{name}" if rank else name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+                text = path.suffix == ".txt"  # a program's log may say what it was told
+                path.write_bytes(provenance.mask(content.decode(errors="replace")).encode() if text else content)
                 paths.append(str(path.absolute()))
         return paths
 

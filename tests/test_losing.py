@@ -98,8 +98,8 @@ def test_a_node_lost_within_a_gang_and_one_that_joins(place: Place, cluster: Clu
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_ten_minutes_of_all_that_can_happen(place: Place, cluster: Cluster) -> None:
-    """Workers and nodes killed, workers stopped so that they hang, nodes that join, the driver killed: then, in peace, the
-    rest. One outcome for each trial, and nothing run again but what was under way when something died."""
+    """Workers and nodes killed, workers stopped so that they hang, nodes that join, the driver killed: then, in peace,
+    the rest. One outcome for each trial, and nothing run again but what was under way when something died."""
     chance, until, trials, driver_kills = random.Random(0), time.monotonic() + 600, 1500, 0
     words = ("space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=20")
     process = start(place, cluster, trials, *words)

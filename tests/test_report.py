@@ -198,10 +198,29 @@ def test_pictures_of_a_sweep_never_mix_two_kinds_of_work() -> None:
     table = pd.concat([table, failed], ignore_index=True)
     table.loc[table["tag.outcome"] == "infeasible", "metric.tokens_per_s"] = math.nan
     assert {work: len(own) for work, own in kinds(table)} == {"bf16": 7, "fp8": 7}  # the one that failed is with both
-    shown = {each.title: each.figures[0] for each in drawn(table)}
+    shown = {re.sub("/s, .* over", "/s over", each.title): each.figures[0] for each in drawn(table)}
     cells = shown["s, bf16: best tokens/s over host and device"].data[0]
     assert np.nanmax(cells.z) == 6 and "s, fp8: best tokens/s over host and device" in shown
     assert list(shown["s, fp8: trials"].data[0].y) == [7, 8, 9, 10, 11, 12]
+
+
+def test_maps_over_two_budgets_are_drawn_of_speed_and_utilisation_and_mark_what_cannot_work() -> None:
+    budgets = [(host, device) for host in (40, 80) for device in (24, 48, 72)]
+    rows = [
+        {"tag.outcome": "complete", "param.host_gib": str(host), "param.device_gib": str(device)}
+        | {"metric.tokens_per_s": 100.0 * host + device, "metric.mfu": 0.5, "metric.hfu": 0.6, "metric.tflops": 400.0}
+        for host, device in budgets
+    ]
+    rows[0] = {
+        **rows[0],
+        "tag.outcome": "infeasible",
+        "metric.tokens_per_s": math.nan,
+        "tag.reason": "3 GiB too little",
+    }
+    (picture,) = figures._heat("sweep", pd.DataFrame(rows))
+    assert picture.title == "sweep: best tokens/s, TFLOP/s, MFU, HFU over host_gib and device_gib"
+    assert [each.data[0].colorbar.title.text for each in picture.figures] == ["tokens/s", "TFLOP/s", "MFU", "HFU"]
+    assert list(picture.figures[0].data[1].text) == ["3 GiB too little"]
 
 
 def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:

@@ -179,25 +179,36 @@ def _numbers(trials: pd.DataFrame) -> list[str]:
     return [name for name in varying(trials) if _is_number(trials[f"param.{name}"])]
 
 
+# Of training, what a map of its speed is drawn of beside it; all of one kind of work, so of one order in tokens/s.
+BESIDE_TOKENS = {"tflops": "TFLOP/s", "mfu": "MFU", "hfu": "HFU"}
+
+
 def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     """The best over the first two numbers that vary; what cannot work is marked so."""
     speed, numbers = speed_of(complete(trials)), _numbers(trials)
     if speed is None or len(numbers) < 2:
         return
     x, y = numbers[0], numbers[1]
-    grid = trials.assign(
-        x=pd.to_numeric(trials[f"param.{x}"]), y=pd.to_numeric(trials[f"param.{y}"]), v=trials[f"metric.{speed}"]
-    )
-    best = grid.pivot_table(index="y", columns="x", values="v", aggfunc="max", dropna=False)
-    if best.shape[0] < 2 or best.shape[1] < 2 or best.size > min(MOST_POINTS, 4 * len(grid)):
+    grid = trials.assign(x=pd.to_numeric(trials[f"param.{x}"]), y=pd.to_numeric(trials[f"param.{y}"]))
+    shape = grid.x.nunique(), grid.y.nunique()
+    if min(shape) < 2 or shape[0] * shape[1] > min(MOST_POINTS, 4 * len(grid)):
         return  # one line, or mostly cells that nothing was tried in
+    beside = BESIDE_TOKENS if speed == "tokens_per_s" else {}
+    shown = {speed: SPEEDS[speed]} | {m: label for m, label in beside.items() if f"metric.{m}" in complete(trials)}
+    maps = [_map(grid, metric, label, x, y) for metric, label in shown.items()]
+    yield Picture(f"{name}: best {', '.join(shown.values())} over {x} and {y}", maps)
+
+
+def _map(grid: pd.DataFrame, metric: str, label: str, x: str, y: str) -> go.Figure:
+    """The most of a metric in each cell of grid.x and grid.y."""
+    best = grid.pivot_table(index="y", columns="x", values=f"metric.{metric}", aggfunc="max", dropna=False)
     figure = go.Figure(
         go.Heatmap(
             z=best.values,
             x=[f"{value:g}" for value in best.columns],
             y=[f"{value:g}" for value in best.index],
             colorscale="Viridis",
-            colorbar={"title": SPEEDS[speed]},
+            colorbar={"title": label},
             text=[[_cell(value) for value in row] for row in best.values],
             texttemplate="%{text}" if best.size <= 100 else None,
         )
@@ -213,7 +224,7 @@ def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
     )
     figure.update_xaxes(title=x, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.x.unique())])
     figure.update_yaxes(title=y, type="category", categoryarray=[f"{v:g}" for v in sorted(grid.y.unique())])
-    yield Picture(f"{name}: best {SPEEDS[speed]} over {x} and {y}", [figure])
+    return figure
 
 
 def _cell(value: float) -> str:

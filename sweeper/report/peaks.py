@@ -19,7 +19,7 @@ WORK = {
     "cache": "param.cache",
 }
 # By which figure work is judged, the first of these that it has.
-SPEEDS = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "score": "score"}
+SPEEDS = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "bus_gb_s": "GB/s", "score": "score"}
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,9 @@ def _stored(parents: Sequence[Any], children: Sequence[Any], imported: Sequence[
     for run in parents:
         constants = {f"param.{name}": value for name, value in run.data.params.items()}
         shared[run.data.tags["sweeper.study"]] = {**constants, "workload": run.data.tags.get("workload", "")}
-    rows = [{**shared[study], **_row(run)} for run in children if (study := run.data.tags["sweeper.study"]) in shared]
+    # A round of the finals is one of several by which finalists were compared: the best of them would be a lucky one.
+    searched = [run for run in children if "again_of" not in run.data.tags]
+    rows = [{**shared[study], **_row(run)} for run in searched if (study := run.data.tags["sweeper.study"]) in shared]
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_row(run) for run in imported]))
 
 
