@@ -114,6 +114,7 @@ def test_a_change_of_unit_changes_no_verdict(figures: list[float], unit: float) 
     )
 
 
+@pytest.mark.soak
 def test_the_finals_of_a_sweep_that_is_killed_go_on_and_every_round_stands_once(place: Place) -> None:
     words = ["workload=probe", "budget.trials=4", "finals.top=2", "finals.rounds=3", "space.sleep_s=0.3"]
     process = place.start(*words)

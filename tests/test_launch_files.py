@@ -192,6 +192,7 @@ def test_the_servers_of_the_compose_file_listen_on_this_machine_alone() -> None:
     assert {line.rstrip("=") for line in example if line and line[0] != "#"} == asked  # named, and without a value
 
 
+@pytest.mark.soak
 def test_mlflow_serves_as_the_compose_file_says(tmp_path: Path) -> None:
     service = yaml.safe_load(COMPOSE.read_text())["services"]["mlflow"]
     with socket.socket() as probe:

@@ -166,6 +166,7 @@ def test_on_a_gpu_the_loss_of_an_offloaded_run_follows_the_one_on_the_device() -
         assert losses[1] == pytest.approx(losses[0], rel=3e-3)
 
 
+@pytest.mark.soak
 def test_a_sweep_over_budgets_tells_what_fits_and_what_does_not(place: Place) -> None:
     words = ["workload=llama_tiny", "space.device_gib=0.0001,1", "space.host_gib=0", "search=grid", "hardware=cpu"]
     done = place.run(*words)

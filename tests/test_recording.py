@@ -172,6 +172,7 @@ def test_a_server_that_goes_away_for_a_while_costs_no_result(place: Place, serve
     assert f"{server.uri}/#/experiments/" in out
 
 
+@pytest.mark.soak
 def test_a_server_that_stays_away_is_caught_up_with_on_the_next_start(place: Place, server: Server) -> None:
     words = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}"]
     process = place.start(*words)

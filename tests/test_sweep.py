@@ -168,6 +168,7 @@ def test_a_cluster_that_is_there_is_used_and_left_standing(
     assert len(place.runs("trial")) == 8
 
 
+@pytest.mark.soak
 def test_several_sweeps_by_hydras_own_multirun(place: Place) -> None:
     done = place.run("-m", *PROBE, "search=random,qmc", "budget.trials=2")
     assert done.code == 0, done.err
@@ -279,6 +280,7 @@ def test_a_terminal_gets_one_block_that_is_redrawn(place: Place) -> None:
     assert "\x1b[32m" not in plain and "6 complete" in plain
 
 
+@pytest.mark.soak
 def test_elsewhere_it_is_plain_lines_and_results_stand_apart(place: Place) -> None:
     done = place.run("workload=probe", "budget.trials=5")
     assert "\x1b" not in done.err + done.out
@@ -301,7 +303,7 @@ def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:
     done = place.run("--help")
     assert done.code == 0
     for words in (
-        "matmul, parallel, precision",
+        "parallel, precision",
         "llama3_8b",
         "strategy: balanced",
         "cmaes, gp, grid, qmc, random, tpe",
