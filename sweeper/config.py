@@ -117,6 +117,7 @@ class Config:
     command: dict[str, Any] | None = None
     strategy: list[dict[str, Any]] | None = None
     name: str | None = None
+    exclusive: Literal["gpu", "node"] | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
     seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
     progress: Literal["auto", "always", "never", "json"] = "auto"

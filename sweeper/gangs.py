@@ -115,7 +115,7 @@ class Pool:
 
     `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
     `constants` are the parameters that every trial has, `settings` those of the workload; `listens`: to the steps of
-    trials while they run.
+    trials while they run; `whole_nodes`: no two gangs on one node.
     """
 
     def __init__(
@@ -126,12 +126,14 @@ class Pool:
         constants: Mapping[str, Scalar],
         settings: Mapping[str, Any] | None,
         listens: bool,
+        whole_nodes: bool = False,
         size: int,
         count: int,
         timeout_s: float,
         share: int | None = None,
     ) -> None:
         self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
+        self._whole_nodes = whole_nodes
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
@@ -341,7 +343,8 @@ class Pool:
         ids = [node.id for node in self._target.nodes if node.id]
         place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
         if self._target.hardware.kind == "gpu":
-            return {"num_cpus": 1, "num_gpus": 1, "label_selector": place}
+            cores = self._target.cores_of_whole_nodes(self._size) if self._whole_nodes else 1
+            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place}
         cores = self._target.cores_for_each(self._share * self._size)
         return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 

@@ -48,14 +48,18 @@ class Target:
         """How many GPUs, or on a CPU how many cores, there are of it."""
         return sum(node.gpus if self.hardware.kind == "gpu" else node.cpus for node in self.nodes)
 
-    def gangs(self, size: int, wanted: int | None) -> int:
+    def gangs(self, size: int, wanted: int | None, *, whole_nodes: bool = False) -> int:
         """How many gangs of `size` run at once: as wanted, else one for each `size` GPUs, on a CPU one.
 
-        On a CPU neighbours disturb each other's timings. Raises SaidWrongly for more than there is room for.
+        `whole_nodes`: no two on one node. On a CPU neighbours disturb each other's timings. Raises SaidWrongly for more
+        than there is room for.
         """
         most = self.devices // size
+        if whole_nodes and self.hardware.kind == "gpu":
+            most = len(self.nodes) // -(-size // min(node.gpus for node in self.nodes))
         if wanted is not None and wanted > most:
-            raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}")
+            alone = " with exclusive=node" if whole_nodes else ""
+            raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}{alone}")
         return wanted or (most if self.hardware.kind == "gpu" else 1)
 
     def with_more(self, nodes: Iterable[Node]) -> Target:
@@ -67,6 +71,10 @@ class Target:
         if self.hardware.kind == "gpu":
             return is_a(self.hardware, node) and node.model == self.model
         return _said_cpu(node) == self.model
+
+    def cores_of_whole_nodes(self, size: int) -> int:
+        """So many for each rank of a gang that none is left on its nodes, which are taken to be alike."""
+        return max(1, min(node.cpus // min(size, max(1, node.gpus)) for node in self.nodes))
 
     def cores_for_each(self, ranks: int) -> int:
         """The most cores that each of `ranks` processes can have, none of which spans two nodes."""

@@ -33,6 +33,7 @@ class Plan:
     first: list[dict[str, Any]]
     gpus: int
     gangs: int
+    whole_nodes: bool  # whether no two trials run on one node
     identity: dict[str, Any]
     name: str
     folder: Path
@@ -49,7 +50,8 @@ class Plan:
         have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
         have += ", on paper" if target.nodes[0].address == "on paper" else ""
         each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
-        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}"
+        alone = ", no two on one node" if self.whole_nodes and self.target.hardware.kind == "gpu" else ""
+        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}{alone}"
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size
@@ -76,7 +78,8 @@ def plan(said: Config) -> Plan:
     gpus = said.gpus if isinstance(said.gpus, int) else _all(target)
     config.check_gpus(said, gpus)
     said = config.with_strategy(said, target.hardware.kind, target.architecture)
-    gangs = target.gangs(gpus, said.cluster.workers)
+    whole_nodes = (said.exclusive or getattr(config.workload_of(said), "exclusive", "gpu")) == "node"
+    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes)
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
     folder_of_all = Path(said.dir).expanduser().resolve()
     reached = rates.reached_tflops(rates.read(folder_of_all), target.model)
@@ -109,7 +112,9 @@ def plan(said: Config) -> Plan:
     if foreseen:
         first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
     folder = folder_of_all / "sweeps" / name
-    return Plan(said, target, space, left_out, first, gpus, gangs, identity, name, folder, reached, foreseen)
+    return Plan(
+        said, target, space, left_out, first, gpus, gangs, whole_nodes, identity, name, folder, reached, foreseen
+    )
 
 
 def _all(target: Target) -> int:

@@ -123,6 +123,7 @@ class Sweep:
             workload=self._config.workload.name,
             constants=self._plan.space.constants,
             settings=settings_of(self._config),
+            whole_nodes=self._plan.whole_nodes,
             listens=getattr(workload_of(self._config), "tells_steps", False),
             size=self._plan.gpus,
             count=count,
@@ -162,7 +163,7 @@ class Sweep:
         self._look_again_at_s = now + NODES_LOOKED_FOR_EVERY_S
         target = planned.target.with_more(cluster.joined(known))
         if more := len(target.nodes) - len(planned.target.nodes):
-            gangs_now = target.gangs(planned.gpus, None)
+            gangs_now = target.gangs(planned.gpus, None, whole_nodes=planned.whole_nodes)
             self._plan = replace(planned, target=target, gangs=gangs_now)
             assert self._pool is not None
             self._pool.grow(target, gangs_now)

@@ -92,3 +92,17 @@ def test_the_catalogues_peaks_are_the_published_dense_ones() -> None:
     for name, published_name in names.items():
         for dtype, peak in catalogue()[name].dense_peak_tflops.items():
             assert peak == float(rows[published_name][dtype]), (name, dtype)
+
+
+def test_with_whole_nodes_there_are_as_many_gangs_as_nodes_hold() -> None:
+    nodes = tuple(Node(f"n{n}", 64, "cpu", gpus=8, accelerator="H200") for n in range(4))
+    target = choose(catalogue()["h200"], nodes, 1)
+    assert target.gangs(1, None) == 32 and target.gangs(1, None, whole_nodes=True) == 4
+    assert target.gangs(16, None, whole_nodes=True) == 2 == target.gangs(16, None)
+    assert (target.cores_of_whole_nodes(1), target.cores_of_whole_nodes(8), target.cores_of_whole_nodes(16)) == (
+        64,
+        8,
+        8,
+    )
+    with pytest.raises(SaidWrongly, match="at most 4 fit on 32 GPUs with exclusive=node"):
+        target.gangs(1, 5, whole_nodes=True)

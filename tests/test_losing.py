@@ -96,6 +96,14 @@ def test_a_node_lost_within_a_gang_and_one_that_joins(place: Place, cluster: Clu
 
 
 @pytest.mark.soak
+def test_no_two_trials_share_a_node_where_that_was_said(place: Place, cluster: Cluster) -> None:
+    one = [f"cluster.address={cluster.address}", "budget.trials=12", "space.sleep_s=0.3", "gpus=1", "exclusive=node"]
+    done = place.run(*SWEEP, *one, RAY_AUTH_MODE="disabled")
+    assert done.code == 0 and "2 trials at once, no two on one node" in done.err, done.err
+    assert len({run.data.tags["pid"] for run in place.runs("trial")}) == 2
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_ten_minutes_of_all_that_can_happen(place: Place, cluster: Cluster) -> None:
     """Workers and nodes killed, workers stopped so that they hang, nodes that join, the driver killed: then, in peace,

@@ -134,6 +134,8 @@ class Workload(Protocol):
     choices), `field(metadata={"min": …})` bounds a number, and a field without a default must be given.
     It is read in the driver, so the module that defines it imports no torch; `run` may.
 
+    `exclusive`, where it has it, is "node" for what another trial on the same node would disturb; else "gpu".
+
     `tells_steps`, where it has it and it is true: it says each step of a trial while it runs.
 
     `method` names how the figures are taken, with a version: figures of different methods do not compare.

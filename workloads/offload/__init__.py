@@ -47,6 +47,7 @@ class Offload:
     Parameters = OffloadParameters
     method = "offload/2"
     max_world_size = 1
+    exclusive = "node"  # another trial on the node would use its host memory and its links
     sets_ceiling = False
 
     def run(self, parameters: OffloadParameters, rank: Rank) -> Measurement:
