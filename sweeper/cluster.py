@@ -45,7 +45,22 @@ def look(address: str | None, insecure: bool = False) -> list[Node]:
     except (OSError, ValueError, RuntimeError) as error:
         why = "start one with `ray start --head`" if address == "auto" else brief(error)
         raise SaidWrongly(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
-    return [_node(entry) for entry in ray.nodes() if entry["Alive"]]
+    return _that_answer([entry for entry in ray.nodes() if entry["Alive"]])
+
+
+def _that_answer(entries: list[dict[str, Any]]) -> list[Node]:
+    """A node may be lost just now: it is left out, and said. Raises SaidWrongly where none answers."""
+    found, silent = [], list[SaidWrongly]()
+    for entry in entries:
+        try:
+            found.append(_node(entry))
+        except SaidWrongly as error:
+            silent.append(error)
+    if silent and not found:
+        raise silent[0]
+    for why in silent:
+        print(f"sweeper: left out, {why}", file=sys.stderr)
+    return found
 
 
 def _check_token(address: str) -> None:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sweeper import space as spaces
 from sweeper.said import SaidWrongly, build, check_bounds, convert, nearest
+from sweeper.secrets import is_secret
 from workloads import registry
 from workloads.contract import Workload
 
@@ -179,6 +180,8 @@ def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spa
     hints = get_type_hints(workload.Parameters)
     known = {f.name: f for f in fields(workload.Parameters)}
     for name in (*space.constants, *space.dimensions):
+        if is_secret(name):
+            raise SaidWrongly(f"space.{name}: looks like a secret, and parameters are kept; say it in the environment")
         if name not in known:
             raise SaidWrongly(f"space.{name}: there is no such parameter; {nearest(name, known)}")
     dimensions = {

@@ -9,6 +9,7 @@ of them (--quick: does not). Each finding says what to do. Exit code 1 where the
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections import Counter
@@ -70,7 +71,7 @@ def main() -> None:
 def examine(address: str | None, folder: str, uri: str | None, *, insecure: bool, quick: bool) -> int:
     """Print what there is and what is wrong; the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    nodes = cluster.look(address)
+    nodes = cluster.look(address, insecure)
     console.print(f"cluster  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {said_inventory(nodes)}")
     healths = [_health(node, folder) for node in nodes]
     findings = [*of_nodes(healths), *of_stores(uri)]
@@ -131,10 +132,10 @@ def of_gpu(where: str, gpu: dict[str, Any]) -> Iterator[Finding]:
             f"its power is limited to {gpu['power_limit_w']:.0f} W of {gpu['power_default_w']:.0f} W",
             f"nvidia-smi -i {gpu['number']} -pl {gpu['power_default_w']:.0f}, or know that it is so",
         )
-    if gpu.get("clock_limit_mhz", 0) < gpu.get("clock_most_mhz", 0):
+    if gpu.get("clock_limit_mhz", 0) < gpu.get("clock_default_mhz", 0):
         yield Finding(
             where,
-            f"its clock is limited to {gpu['clock_limit_mhz']} MHz of {gpu['clock_most_mhz']} MHz",
+            f"its clock is limited to {gpu['clock_limit_mhz']} MHz of {gpu['clock_default_mhz']} MHz",
             f"nvidia-smi -i {gpu['number']} -rac, or know that it is so",
         )
     if errors := gpu.get("uncorrected_errors", 0):
@@ -172,7 +173,7 @@ def _exercise(target: Target, console: Console) -> list[Finding]:
     findings = []
     product = _trial(target, "matmul", PRODUCT if gpu else PRODUCT_OF_A_CPU, size)
     if product.ending is Ending.COMPLETE:
-        console.print(f"product  {_said_rates(product, target)}")
+        console.print(f"product  {_said_rates(product)}")
         findings += list(_slow(product))
     else:
         findings.append(_failed("the matrix product", product))
@@ -217,10 +218,10 @@ def _failed(what: str, outcome: Outcome) -> Finding:
     return Finding("cluster", f"{what} {outcome.ending.value}: {outcome.reason}", do)
 
 
-def _said_rates(outcome: Outcome, target: Target) -> str:
-    derived = metrics.derive(outcome.measurements, target.hardware.dense_peak_tflops)
-    each = derived["tflops"] / len(outcome.measurements)
-    return f"on each of {len(outcome.measurements)} at once: {each:,.4g} TFLOP/s in the mean"
+def _said_rates(outcome: Outcome) -> str:
+    rates = [metrics.tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in outcome.measurements]
+    mean, least = statistics.mean(rates), min(rates)
+    return f"on each of {len(rates)} at once: {mean:,.4g} TFLOP/s in the mean, {least:,.4g} at least"
 
 
 def _slow(outcome: Outcome) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from sweeper.cluster import brief
 from sweeper.hardware import Target
@@ -138,7 +138,7 @@ class Pool:
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
         self._why_no_start = ""
-        self._ear = ray.remote(Ear).options(num_cpus=0).remote() if listens else None
+        self._ear = _new_ear() if listens else None
         self._of_turn: dict[int, Trial] = {}
         self._news: Any = None  # a reference to what the ear has heard
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
@@ -225,15 +225,22 @@ class Pool:
         self._target = target
         self.gangs += [self._new_gang() for _ in range(count - len(self.gangs))]
 
-    def heard(self) -> list[tuple[Trial, int, float, dict[str, float]]]:
-        """Steps of trials that were over since this was last asked: which one, when, and its figures."""
+    def heard(self, *, all_of_it: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
+        """Steps of trials that were over since this was last asked: which one, when, and its figures. What is not there
+        yet comes another time, unless `all_of_it` is wanted."""
         if self._ear is None:
             return []
-        news, self._news = self._news, self._news or self._ear.take.remote()
-        if news is None or not ray.wait([news], timeout=0)[0]:
-            return []
-        self._news = None
-        return [(self._of_turn[turn], step, at_s, figures) for turn, step, at_s, figures in ray.get(news)]
+        found = []
+        try:
+            if self._news and (all_of_it or ray.wait([self._news], timeout=0)[0]):
+                found, self._news = ray.get(self._news), None
+            if self._news is None:
+                self._news = self._ear.take.remote()
+            if all_of_it:
+                found, self._news = found + ray.get(self._news, timeout=10), None
+        except RayError:  # it is gone, with what it had heard
+            self._ear, self._news = _new_ear(), None
+        return [(self._of_turn[turn], step, at_s, figures) for turn, step, at_s, figures in found]
 
     def end_early(self, trial: Trial) -> None:
         """Ask a running trial to end after its next step."""
@@ -375,6 +382,12 @@ class Pool:
             ray.kill(worker, no_restart=True)
         if gang.group is not None:
             remove_placement_group(gang.group)
+
+
+def _new_ear() -> Any:
+    """On this node, which has to stay anyhow."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(Ear).options(num_cpus=0, scheduling_strategy=here).remote()
 
 
 def _death(error: RayError) -> tuple[Ending, str]:

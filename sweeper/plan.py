@@ -17,6 +17,7 @@ from sweeper.foresight import Foresight
 from sweeper.hardware import Target, catalogue, choose, is_a, on_paper
 from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
+from sweeper.secrets import masked
 from sweeper.space import Space
 
 PROMISING = 5  # so many points that a workload thinks the best of are tried first
@@ -75,6 +76,8 @@ def plan(said: Config) -> Plan:
     wanted, ranks = said.hardware, said.gpus if isinstance(said.gpus, int) else 1
     absent = wanted.name in catalogue() and not any(is_a(wanted, node) for node in nodes)
     target = on_paper(wanted, ranks) if said.plan and absent else choose(wanted, nodes, ranks)
+    if said.search.pruner != "none" and not getattr(config.workload_of(said), "tells_steps", False):
+        raise SaidWrongly(f"search.pruner={said.search.pruner}: {said.workload.name} tells nothing before it ends")
     gpus = said.gpus if isinstance(said.gpus, int) else _all(target)
     config.check_gpus(said, gpus)
     said = config.with_strategy(said, target.hardware.kind, target.architecture)
@@ -100,7 +103,7 @@ def plan(said: Config) -> Plan:
         "seed": said.seed,
     }
     if (settings := config.settings_of(said)) is not None:
-        identity["command"] = settings
+        identity["command"] = masked(settings)
     if target.hardware.kind == "cpu":  # trials beside one another share its cores and disturb each other's timings
         identity["workers"] = gangs
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.hardware import Target
+from sweeper.secrets import masked_arguments
 
 PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton")
 
@@ -19,7 +19,7 @@ PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy"
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
     """Everything, as plain values. Nothing of the environment is taken, and URLs lose their passwords."""
     return {
-        "command": [mask(argument) for argument in arguments],
+        "command": masked_arguments(arguments),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "machine": {
             "host": platform.node(),
@@ -32,21 +32,6 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
         "hardware": vars(target.hardware),
         "git": git_state(Path(__file__).parent),
     }
-
-
-# A name whose last words are of a secret: WANDB_API_KEY, hf_token; and not tokens_per_s.
-_SECRET = r"(?:\w*_)?(?:token|secret|password|passwd|credentials?|api_?key|access_?key|private_?key|secret_?key)"
-_SAID = re.compile(rf"(?i)\b({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,}}\]]+)")
-
-
-def mask(text: str) -> str:
-    """The text without the password of any URL in it, and without what is said of a name that looks like a secret's."""
-    return _SAID.sub(r"\1\2***", re.sub(r"(\w+://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text))
-
-
-def mask_value(name: str, value: object) -> object:
-    """The value, unless its name looks like a secret's."""
-    return "***" if re.fullmatch(_SECRET, name, re.IGNORECASE) else value
 
 
 def git_state(folder: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from sweeper.outcome import Ending, Record
-from sweeper.provenance import mask, mask_value
+from sweeper.secrets import mask
 from sweeper.table import run_name, short
 
 # MLflow knows three ways to end. Which of our six it was is the tag `outcome`.
@@ -100,7 +100,7 @@ class Store:
         self._client.log_batch(
             run_id,
             metrics=[Metric(_legal(name), value, end_ms, 0) for name, value in metrics.items()],
-            params=[Param(_legal(name), short(mask_value(name, value))) for name, value in record.params.items()],
+            params=[Param(_legal(name), short(value)) for name, value in record.params.items()],
             tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items() if value not in ("", None)],
         )
         self._client.log_text(run_id, record.to_json(), "trial.json")
@@ -186,7 +186,7 @@ class Store:
             run_id = str(self._client.create_run(self.experiment_id, run_name=sweep, tags=kind).info.run_id)
         self._client.log_batch(
             run_id,
-            params=[Param(_legal(name), short(mask_value(name, value))) for name, value in parent["params"].items()],
+            params=[Param(_legal(name), short(value)) for name, value in parent["params"].items()],
             tags=[RunTag(name, str(value)) for name, value in parent["tags"].items()],
         )
         for path, text in parent["artifacts"].items():

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.outcome import Record
-from sweeper.provenance import mask
 from sweeper.said import SaidWrongly
+from sweeper.secrets import mask
 
 RESTARTS = 3
 MOST_STEPS_WAITING = 10_000  # of running trials, while the store is being opened

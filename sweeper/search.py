@@ -269,9 +269,10 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def make_pruner(name: str) -> optuna.pruners.BasePruner:
-    """median: a trial ends whose best step so far is worse than the median of the others' up to the same step."""
+    """median: a trial ends whose best step so far is worse than the median of the others' up to the same step. Those of
+    an earlier run are not among them: their steps are not kept."""
     if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=STARTUP_STEPS)
+        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=STARTUP_STEPS)
     return optuna.pruners.NopPruner()
 
 

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from sweeper import fleet, metrics, table
 from sweeper.outcome import Ending, Record
-from sweeper.provenance import mask
 from sweeper.recorder import Recorder
 from sweeper.results import Results
+from sweeper.secrets import mask
 
 SHOWN_ROWS = 10
 SHOWN_OF_ALL = 120

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper import cluster, gangs, lock, metrics, progress, provenance, table
+from sweeper import cluster, gangs, lock, metrics, progress, provenance, secrets, table
 from sweeper.board import Board
 from sweeper.config import settings_of, workload_of
 from sweeper.finals import still_wanted
@@ -41,7 +41,7 @@ class Sweep:
     def __init__(self, planned: Plan, arguments: Sequence[str]) -> None:
         self._plan, self._config = planned, planned.config
         self._arguments = arguments
-        self._command = provenance.mask(shlex.join(arguments))
+        self._command = shlex.join(secrets.masked_arguments(arguments))
         self._lock = lock.take(planned.folder)
         said = planned.config.workload
         self._study = Study(
@@ -66,6 +66,7 @@ class Sweep:
         self._attempts: Counter[int] = Counter()
         self._stops = 0
         self._look_again_at_s = 0.0
+        self._unlike = set[str]()  # nodes of the cluster without what is wanted
         self._finals_ended = self._finals_asked = 0
 
     # ── from beginning to end ──
@@ -144,13 +145,13 @@ class Sweep:
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
-            for trial, step, at_s, figures in self._pool.heard():
-                self._hear(trial, step, at_s, figures)
+            self._hear()
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
             self._use_nodes_that_joined()
             self._recorder.watch()
             self._progress.update(self._state())
+        self._hear(all_of_it=True)
         self._pool.close(0 if self._stops else STARTING_PATIENCE_S)
 
     def _use_nodes_that_joined(self) -> None:
@@ -161,7 +162,9 @@ class Sweep:
         if fixed or planned.target.hardware.kind == "cpu" or now < self._look_again_at_s:
             return  # on a CPU one trial runs at once, however many nodes there are
         self._look_again_at_s = now + NODES_LOOKED_FOR_EVERY_S
-        target = planned.target.with_more(cluster.joined(known))
+        joined = cluster.joined(known | self._unlike)
+        target = planned.target.with_more(joined)
+        self._unlike |= {node.id for node in joined if node.id} - {node.id for node in target.nodes}
         if more := len(target.nodes) - len(planned.target.nodes):
             gangs_now = target.gangs(planned.gpus, None, whole_nodes=planned.whole_nodes)
             self._plan = replace(planned, target=target, gangs=gangs_now)
@@ -214,13 +217,14 @@ class Sweep:
 
     # ── one trial's steps, and its end ──
 
-    def _hear(self, trial: Trial, step: int, at_s: float, figures: dict[str, float]) -> None:
-        """A step of a running trial is over."""
+    def _hear(self, *, all_of_it: bool = False) -> None:
+        """Steps of running trials are over."""
         assert self._pool is not None
-        self._recorder.step(trial.number, table.run_name(trial.number, trial.params), step, at_s, figures)
-        value = figures.get(self._config.workload.objective)
-        if value is not None and self._study.is_hopeless(trial.number, step, value):
-            self._pool.end_early(trial)
+        for trial, step, at_s, figures in self._pool.heard(all_of_it=all_of_it):
+            self._recorder.step(trial.number, table.run_name(trial.number, trial.params), step, at_s, figures)
+            value = figures.get(self._config.workload.objective)
+            if value is not None and self._study.is_hopeless(trial.number, step, value):
+                self._pool.end_early(trial)
 
     def _take(self, trial: Trial, outcome: Outcome) -> None:
         """A trial has ended, or was lost and is tried again."""
@@ -263,8 +267,8 @@ class Sweep:
             number=trial.number,
             params=trial.params,
             ending=ending,
-            reason=provenance.mask(reason),
-            detail=provenance.mask(outcome.detail),
+            reason=secrets.mask(reason),
+            detail=secrets.mask(outcome.detail),
             metrics=derived if ending is Ending.COMPLETE else {},
             measurements=[asdict(replace(measurement, files={})) for measurement in outcome.measurements],
             files=self._keep_files(trial, outcome),
@@ -284,7 +288,7 @@ class Sweep:
                 path = self._plan.folder / "files" / f"{trial.number:04d}" / (f"rank{rank}_{name}" if rank else name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 text = path.suffix == ".txt"  # a program's log may say what it was told
-                path.write_bytes(provenance.mask(content.decode(errors="replace")).encode() if text else content)
+                path.write_bytes(secrets.mask(content.decode(errors="replace")).encode() if text else content)
                 paths.append(str(path.absolute()))
         return paths
 
@@ -337,7 +341,7 @@ class Sweep:
     def _opening(self) -> dict[str, Any]:
         """What the parent run says from the beginning."""
         planned, said = self._plan, self._config
-        resolved = OmegaConf.to_yaml(OmegaConf.create(asdict(said)))
+        resolved = OmegaConf.to_yaml(OmegaConf.create(secrets.masked(asdict(said))))
         versions = {f"version.{name}": version for name, version in self._provenance["versions"].items() if version}
         return {
             "uri": said.tracking.uri or "sqlite:///mlflow.db",
@@ -360,7 +364,7 @@ class Sweep:
                     **versions,
                 },
                 "artifacts": {
-                    "config.yaml": provenance.mask(resolved),
+                    "config.yaml": resolved,
                     "provenance.json": json.dumps(self._provenance, indent=2),
                 },
             },
@@ -418,4 +422,4 @@ class Sweep:
         if trials is None or self._board.ended < trials:
             return self._command
         words = [word for word in self._arguments if not word.startswith("budget.trials=")]
-        return provenance.mask(shlex.join([*words, f"budget.trials={2 * trials}"]))
+        return shlex.join(secrets.masked_arguments([*words, f"budget.trials={2 * trials}"]))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from workloads.contract import Hopeless, Infeasible, Measurement, OutOfMemory, Rank, Scalar
 from workloads.trial import run_trial
@@ -68,9 +69,7 @@ class Worker:
         """Run one trial. Whatever it raises comes back as a reply: the driver decides what it means."""
         started_at_s, rank = time.time(), job.rank
         if job.ear is not None:
-            rank = replace(
-                rank, tell=lambda step, figures: ray.get(job.ear.heard.remote(rank.turn, step, dict(figures)))
-            )
+            rank = replace(rank, listener=Mouth(job.ear, rank.turn))
         try:
             measurement = run_trial(job.workload, job.parameters, rank, job.settings)
         except Infeasible as error:
@@ -85,12 +84,35 @@ class Worker:
         return Reply(job.rank.rank, started_at_s, time.time(), measurement)
 
 
+class Mouth:
+    """Speaks to the pool's ear of one trial (`workloads.contract.Listener`). Nobody who hears is no reason to end."""
+
+    def __init__(self, ear: Any, turn: int) -> None:
+        self._ear, self._turn = ear, turn
+
+    def heard(self, step: int, figures: Mapping[str, float]) -> bool:
+        return self._asked(self._ear.heard, step, dict(figures))
+
+    def enough(self) -> None:
+        self._asked(self._ear.enough)
+
+    def is_over(self) -> bool:
+        return self._asked(self._ear.is_over)
+
+    def _asked(self, method: Any, *words: Any) -> bool:
+        try:
+            return bool(ray.get(method.remote(self._turn, *words), timeout=30))
+        except RayError:  # its node is gone
+            return False
+
+
 class Ear:
     """The actor that hears of steps while trials run, and answers whether to go on. Trials are known by their turn."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
         self._hopeless: set[int] = set()
+        self._over: set[int] = set()
         self._last: dict[int, int] = {}
 
     def heard(self, turn: int, step: int, figures: dict[str, float]) -> bool:
@@ -108,3 +130,9 @@ class Ear:
 
     def end(self, turn: int) -> None:
         self._hopeless.add(turn)
+
+    def enough(self, turn: int) -> None:
+        self._over.add(turn)
+
+    def is_over(self, turn: int) -> bool:
+        return turn in self._over

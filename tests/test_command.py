@@ -17,12 +17,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import Place, wait_for
+from tests.conftest import Place, processes_with, wait_for
 from tests.test_logs import MEGATRON
 from workloads.command.guard import marked
 from workloads.command.process import ProgramFailed
 from workloads.command.template import filled, rendered
-from workloads.contract import Machine, Measurement, OutOfMemory, Rank
+from workloads.contract import Infeasible, Machine, Measurement, OutOfMemory, Rank
 from workloads.registry import load
 from workloads.trial import NotAsAsked, run_trial
 
@@ -91,7 +91,7 @@ def test_a_program_and_all_it_started_end_with_the_trial(tmp_path: Path) -> None
     )
     program += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid))\n{STEPS}"
     run(program, sequence_length="1")
-    assert int((tmp_path / "pid").read_text()) not in marked("SWEEPER_PROGRAM=")
+    assert int((tmp_path / "pid").read_text()) not in marked("SWEEPER_PROGRAM=", -1)
 
 
 def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> N
     )  # fmt: skip
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     program = int((tmp_path / "pid").read_text())
-    assert program in marked("SWEEPER_PROGRAM=")
+    assert program in marked("SWEEPER_PROGRAM=", -1)
     worker.kill()
     worker.wait()
-    wait_for(lambda: program not in marked("SWEEPER_PROGRAM="))
+    wait_for(lambda: program not in marked("SWEEPER_PROGRAM=", -1))
 
 
 def test_parameters_places_and_variables_reach_the_program() -> None:
@@ -140,10 +140,12 @@ assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"])
 
 
 def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
-    second = run("raise SystemExit(3)", Rank(1, 2, local_rank=1))
+    second = run("raise SystemExit(3)", Rank(1, 2, ranks_per_node=2, local_rank=1))
     assert second.step_times_s == () and second.of_gang
     program = f"import os; assert 'RANK' not in os.environ\n{STEPS}"
-    assert run(program, Rank(0, 2), sequence_length="1").step_times_s
+    assert run(program, Rank(0, 2, ranks_per_node=2), sequence_length="1").step_times_s
+    with pytest.raises(Infeasible, match="3 ranks are not evenly on 2 nodes"):
+        run(program, Rank(0, 3, ranks_per_node=1, nodes=2))
 
 
 @pytest.mark.parametrize(
@@ -155,15 +157,24 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         ("import os; os.kill(os.getpid(), 9)", ProgramFailed, "SIGKILL", {}),
         ("print('all well')", RuntimeError, "no line of its", {}),
         ("print('step 1')", RuntimeError, "matches log.step_time_s", {"log": {"step_time_s": "took ([0-9.]+)"}}),
+        ("print('took .')", RuntimeError, "no line of its", {"log": {"step_time_s": "took ([0-9.]+)"}}),
+        (STEPS, Infeasible, "8 seqs: it has to be a whole number", {"global_batch": "8 seqs"}),
         (STEPS.replace("200", "3"), RuntimeError, "after 2 steps, all of them warm-up", {}),
     ],
-    ids=["out of memory", "silent", "exit", "killed", "no steps", "no match", "warm-up only"],
+    ids=["out of memory", "silent", "exit", "killed", "no steps", "no match", "no number", "no batch", "warm-up only"],
 )
 def test_each_way_to_fail_says_why(program: str, error: type[Exception], words: str, said: dict[str, Any]) -> None:
     started = time.monotonic()
     with pytest.raises(error, match=words):
         run(program, **said)
     assert time.monotonic() - started < 10
+
+
+def test_a_program_that_has_ended_is_not_waited_for_though_a_child_of_it_holds_its_output() -> None:
+    program = STEPS + "\nimport subprocess; subprocess.Popen(['sleep', '60'])\n"
+    started = time.monotonic()
+    found = run(program, sequence_length="1", steps=190)
+    assert len(found.step_times_s) == 190 and time.monotonic() - started < 20
 
 
 def test_a_program_that_does_otherwise_than_asked_is_found_out() -> None:
@@ -192,9 +203,8 @@ def test_only_legal_layouts_of_a_known_trainer_are_tried() -> None:
 
     assert foreseen(2, 1) == foreseen(4, 2) == ""
     assert "= 6 ranks, there are 8" in foreseen(3, 2) and "16 ranks" in foreseen(16, 1)
-    assert "pipeline 3 of 32 layers" in command.foresee(
-        command.Parameters(tensor=1, pipeline=3), Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
-    ).why_not or "global batch" in foreseen(1, 3)
+    three = Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
+    assert "pipeline 3 of 32 layers" in command.foresee(command.Parameters(tensor=1, pipeline=3), three).why_not
 
 
 def test_torchtitan_takes_what_its_preset_says(place: Place, tmp_path: Path) -> None:
@@ -235,6 +245,31 @@ def test_a_sweep_over_a_stand_in_that_prints_megatrons_log(place: Place) -> None
     for run_ in runs:
         assert run_.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
         assert run_.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
+
+
+def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(place: Place) -> None:
+    """Two programs of a gang, the second silent: with the first it loses what it works with, or waits for ever."""
+    program = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + STEPS
+    (place.path / "train.py").write_text(program)
+    words = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "command.start=gpu"]
+    words += ["command.sequence_length='1'", "gpus=2", "budget.trials=1"]
+    done = place.run(*words)
+    assert done.code == 0, done.out + done.err
+    (found,) = place.runs("trial")
+    assert found.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 / 0.05 / 2)
+
+
+def test_nothing_of_a_trial_that_took_too_long_is_left(place: Place) -> None:
+    """A child in a session of its own, of a program whose worker Ray has killed with its own children."""
+    child = "import time, sys; sys.stdout.close(); time.sleep(601)"
+    program = (
+        f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+    )
+    (place.path / "train.py").write_text(program + "time.sleep(602)\n")
+    words = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "trial.timeout_s=3"]
+    done = place.run(*words, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
+    assert done.code == 1 and "took longer than trial.timeout_s=3" in done.out + done.err
+    wait_for(lambda: not processes_with("OF_THIS_TEST", "timed_out"), 20)
 
 
 def test_steps_are_seen_while_a_trial_runs_and_a_hopeless_one_is_ended(place: Place) -> None:
@@ -280,6 +315,10 @@ def steps_of_what_runs(store: Path) -> list[Any]:
         (["command.run=[x]", "command.log={loss: 'a (b)'}"], "has none of step_time_s"),
         (["command.run=[x]", "command.stepps=3"], "did you mean command.steps?"),
         (["workload=probe", "command.run=[x]"], "probe runs no command"),
+        (["command.run=[x]", "command.model=llama3-8b"], "command: model=llama3-8b: it may be"),
+        (["command.run=[x]", "command.layout={tensr: 2}"], "layout.tensr: it may be"),
+        (["command.run=[x]", "command.layout={tensor: 2}"], "layout: needs global_batch as well"),
+        (["workload=probe", "search.pruner=median"], "probe tells nothing before it ends"),
     ],
     ids=str,
 )

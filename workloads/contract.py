@@ -6,7 +6,7 @@ A workload is a class with a `Parameters` dataclass and a `run`. It can be run b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,16 +28,28 @@ class OutOfMemory(Infeasible):
     """The device or the host had too little memory. The process that tried has a fragmented allocator."""
 
 
+class Listener(Protocol):
+    """Hears of a trial while it runs, from any of its ranks."""
+
+    def heard(self, step: int, figures: Mapping[str, float]) -> bool:
+        """A step is over. True: others were better by then, and the trial may raise Hopeless."""
+
+    def enough(self) -> None:
+        """This rank has seen all that the trial is for, and ends: the others, which may not see it, are to end too."""
+
+    def is_over(self) -> bool:
+        """Whether a rank has had enough."""
+
+
 @dataclass(frozen=True)
 class Rank:
     """Which part of a gang this process is. One process by itself is rank 0 of 1.
 
     device: as torch names it: "cpu", or "cuda" for CUDA and ROCm alike
-    ranks_per_node: of the gang, on the node that has the most of them
+    ranks_per_node: as many neighbours in number as are on one node wherever they begin
     node_rank, nodes, local_rank: which of the gang's nodes this is, and which of the ranks on it
     node_devices: all that the gang has on this node, as CUDA_VISIBLE_DEVICES names them; empty on a CPU
-    tell: to be called with a step's number and figures as soon as it is over, by a workload that `tells_steps`; true:
-    others were better by then, and the trial may raise Hopeless
+    listener: whom a workload that `tells_steps` tells them, as soon as each is over
     meeting: host:port where rank 0 listens for the others; the same for every trial of a gang, so `turn`, which is
     another for each, keeps them apart
     """
@@ -52,7 +64,7 @@ class Rank:
     node_rank: int = 0
     nodes: int = 1
     node_devices: str = ""
-    tell: Callable[[int, Mapping[str, float]], bool] | None = None
+    listener: Listener | None = None
 
 
 @dataclass(frozen=True)

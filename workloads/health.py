@@ -58,7 +58,7 @@ def _gpus() -> list[dict[str, Any]]:
             entry["power_default_w"] = nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1e3
         with suppress(nvml.NVMLError):
             entry["clock_limit_mhz"] = nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_SM)
-            entry["clock_most_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+            entry["clock_default_mhz"] = nvml.nvmlDeviceGetDefaultApplicationsClock(gpu, nvml.NVML_CLOCK_SM)
         with suppress(nvml.NVMLError):
             entry["uncorrected_errors"] = nvml.nvmlDeviceGetTotalEccErrors(
                 gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC

@@ -134,7 +134,7 @@ class LogReader:
         moment = _time(line)
         if number <= self._last:
             return None
-        if "step_time_s" not in figures and moment and self._last_time:
+        if "step_time_s" not in figures and moment and self._last_time and moment > self._last_time:
             figures["step_time_s"] = (moment - self._last_time).total_seconds() / (number - self._last)
         self._last, self._last_time = number, moment or self._last_time
         return Step(number, figures)

@@ -12,9 +12,9 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from sweeper.provenance import mask
 from sweeper.report.peaks import Peak, peaks
 from sweeper.said import SaidWrongly, nearest
+from sweeper.secrets import mask
 
 PAGE = 5000
 

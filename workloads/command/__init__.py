@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from workloads.command.template import PLACES, filled, places
 from workloads.contract import Foreseen, Machine, Measurement, Rank
 from workloads.llama.shapes import MODELS
 from workloads.parallel import estimate
-from workloads.parallel.layout import Layout, Setting, why_illegal
+from workloads.parallel.layout import Checkpointing, Layout, Setting, why_illegal
 
 TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # what a log may say a step took, and how much of a second
 
@@ -60,8 +60,18 @@ class CommandSettings:
                 raise ValueError(f"log.{name}: {expression!r} is no regular expression ({error})") from error
             if groups != 1:
                 raise ValueError(f"log.{name}: {expression!r} has {groups} groups, one is what is read")
+        if self.model and not places(self.model) and self.model not in MODELS:
+            raise ValueError(f"model={self.model}: it may be {', '.join(MODELS)}")
+        if self.layout:
+            self._check_layout()
         if self.log and not {*TIMES, "tokens_per_s"} & set(self.log):
             raise ValueError(f"log: has none of {', '.join(TIMES)}, tokens_per_s, so there is no rate")
+
+    def _check_layout(self) -> None:
+        if strange := set(self.layout) - set(Layout.__dataclass_fields__):
+            raise ValueError(f"layout.{min(strange)}: it may be {', '.join(Layout.__dataclass_fields__)}")
+        if missing := [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]:
+            raise ValueError(f"layout: needs {missing[0]} as well")
 
     @property
     def places(self) -> list[str]:
@@ -103,7 +113,10 @@ class LaidOut(Command):
     def foresee(self, parameters: Any, machine: Machine) -> Foreseen:
         """By the rules of layouts. Memory is the program's own affair; the speed is our own trainer's."""
         assert self.settings is not None
-        layout, setting = self._laid_out(vars(parameters), machine)
+        try:
+            layout, setting = self._laid_out(vars(parameters), machine)
+        except (KeyError, ValueError, TypeError) as error:
+            return Foreseen(f"is no layout: {error}", "it is a layout", said=str(vars(parameters)))
         rule, why = why_illegal(layout, setting)
         if not why and setting.shape.layers % layout.pipeline:
             rule, why = "pipeline divides the layers", f"pipeline {layout.pipeline} of {setting.shape.layers} layers"
@@ -119,6 +132,8 @@ class LaidOut(Command):
         assert settings is not None
         said = {name: _value(template, values) for name, template in settings.layout.items()}
         layout = Layout(**{"global_batch": int(filled(settings.global_batch, values)), **said})
+        if layout.checkpointing not in get_args(Checkpointing):
+            raise ValueError(f"checkpointing={layout.checkpointing}, it may be {', '.join(get_args(Checkpointing))}")
         rest = max(1, machine.world_size // layout.world_size)
         layout = replace(layout, replicate=rest) if "shard" in said else replace(layout, shard=rest)
         length = int(filled(settings.sequence_length, values))

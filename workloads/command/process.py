@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from workloads.command.guard import end_marked
 from workloads.contract import OutOfMemory
 
 LAST_LINES = 30
+LOOKS_EVERY_S = 1.0  # whether a silent program has ended, or was to end
 MOST_LOG_BYTES = 2**20  # of its log is kept
 
 # What programs print when they have failed, though they may not end for long.
@@ -32,7 +34,8 @@ class ProgramFailed(Exception):
 
 
 class Program:
-    """Runs `arguments` (a text: by a shell) until it ends, or until `enough` says so of a line that it printed.
+    """Runs `arguments` (a text: by a shell) until it ends, or until `enough` says so of a line that it printed, or
+    `over` whenever it is asked.
 
     Raises OutOfMemory, ProgramFailed (with the last lines), FileNotFoundError.
     """
@@ -45,10 +48,11 @@ class Program:
         *,
         silence_s: float,
         enough: Callable[[str], bool],
+        over: Callable[[], bool],
     ) -> None:
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self.log = bytearray()
-        self._silence_s, self._enough, self._rest = silence_s, enough, b""
+        self._silence_s, self._enough, self._over, self._rest = silence_s, enough, over, b""
         self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
@@ -63,37 +67,47 @@ class Program:
         )
         # Should this process be killed, the program would go on and keep its GPUs.
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, self._mark], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid)], stdin=subprocess.PIPE
         )
+        self._guard.wait()  # what goes on is a child of it
 
-    def run(self) -> bool:
-        """Read until the end; whether it was ended because that was enough."""
+    def run(self) -> None:
+        """Read until the end."""
         try:
             if self._read():
-                return True
+                return
             code = self._process.wait()
         finally:
             self.end()
-        if code:
+        if code and not self._over():
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise self._failed(f"the program ended with {how}: {self.last[-1] if self.last else 'it printed nothing'}")
-        return False
 
     def _read(self) -> bool:
+        """Whether there was enough, or another rank had enough."""
         assert self._process.stdout is not None
+        silent_since = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                if not selector.select(self._silence_s):
-                    raise self._failed(f"printed nothing for {self._silence_s:g} s, and was ended")
+                if not selector.select(LOOKS_EVERY_S):
+                    if self._over():
+                        return True
+                    if self._process.poll() is not None:  # a child of it has its output and goes on
+                        break
+                    if time.monotonic() - silent_since > self._silence_s:
+                        raise self._failed(f"printed nothing for {self._silence_s:g} s, and was ended")
+                    continue
+                silent_since = time.monotonic()
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
-                    return self._take_line(self._rest) if self._rest else False
+                    break
                 self.log += chunk
                 del self.log[:-MOST_LOG_BYTES]
                 *lines, self._rest = re.split(rb"[\r\n]", self._rest + chunk)
                 if any(self._take_line(line) for line in lines):
                     return True
+        return self._take_line(self._rest) if self._rest else False
 
     def _take_line(self, line: bytes) -> bool:
         text = line.decode(errors="replace")
@@ -101,7 +115,7 @@ class Program:
             self.last.append(text[:1000])
         if OUT_OF_MEMORY.search(text):
             raise OutOfMemory(text.strip()[:300])
-        if FAILED.search(text):
+        if FAILED.search(text) and not self._over():
             raise self._failed(text.strip()[:300])
         return self._enough(text)
 
@@ -112,7 +126,6 @@ class Program:
 
     def end(self) -> None:
         """End it and all that it started."""
-        end_marked(self._mark, reap=self._process.poll)
+        end_marked(self._mark, self._process.pid, reap=self._process.poll)
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        self._guard.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -12,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from workloads.command import TIMES, CommandSettings
 from workloads.command.process import Program
@@ -40,8 +40,7 @@ class OwnLog:
 
     def feed(self, line: str) -> Step | None:
         for name, expression in self.expressions.items():
-            if found := re.search(expression, line):
-                value = float(found[1].replace(",", ""))
+            if (found := re.search(expression, line)) and (value := _number(found[1])) is not None:
                 self._seen["step_time_s" if name in TIMES else name] = value * TIMES.get(name, 1.0)
         if len(self._seen) < len(self.expressions):
             return None
@@ -49,8 +48,18 @@ class OwnLog:
         return Step(self._count, figures)
 
 
+def _number(text: str | None) -> float | None:
+    try:
+        value = float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
     """Run it on this rank, or nothing where another rank of this node does. Raises ProgramFailed, Infeasible."""
+    if settings.start == "node" and rank.ranks_per_node * rank.nodes != rank.world_size:
+        raise Infeasible(f"{rank.world_size} ranks are not evenly on {rank.nodes} nodes, as one launcher on each needs")
     if settings.start == "node" and rank.local_rank:
         return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, facts=_facts(rank))
     output = Path(tempfile.mkdtemp(prefix="sweeper-command-"))
@@ -61,39 +70,45 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
 
 def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: Path) -> Measurement:
-    values = {**parameters, **_places(rank, output)}
+    values, listener = {**parameters, **_places(rank, output)}, rank.listener
     for name, template in settings.files.items():
         (output / Path(name).name).write_text(rendered(name, template, values))
-    words = _words(settings, values)
     reader = OwnLog(settings.log) if settings.log else LogReader()
-    steps: list[Step] = []
+    work, steps = Work.of(settings, values), list[Step]()
 
     def enough(line: str) -> bool:
         if step := reader.feed(line):
             steps.append(step)
-            if rank.tell and rank.tell(len(steps), _with_rate(settings, parameters, reader, step)):
+            if listener and listener.heard(len(steps), work.with_rate(step, reader.told)):
                 raise Hopeless
-        return len(steps) >= settings.warmup + settings.steps
+        if len(steps) < settings.warmup + settings.steps:
+            return False
+        if listener:
+            listener.enough()  # before it ends, which others may take for a failure
+        return True
 
     environment = {name: filled(str(text), values) for name, text in settings.environment.items()}
     try:
         program = Program(
-            words,
+            _words(settings, values),
             {**_variables(settings, rank), **environment},
             Path(settings.directory),
             silence_s=settings.silence_s,
             enough=enough,
+            over=lambda: bool(listener and listener.is_over()),
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         raise RuntimeError(f"{error.filename}: {error.strerror}") from error
     started = time.monotonic()
     program.run()
+    if len(steps) <= settings.warmup and listener and listener.is_over():
+        return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, facts=_facts(rank))
     if not steps and _speaks(settings, rank):
         raise RuntimeError(
             f"the program ended after {time.monotonic() - started:.0f} s, and no line of its {len(program.log)} bytes "
             f"of log said what a step took{_unmatched(settings, program.log)}"
         )
-    return _figures(settings, parameters, rank, reader, steps, bytes(program.log))
+    return _figures(settings, parameters, rank, work, reader, steps, bytes(program.log))
 
 
 def _words(settings: CommandSettings, values: Mapping[str, Scalar]) -> list[str] | str:
@@ -119,10 +134,47 @@ def _unmatched(settings: CommandSettings, log: bytearray) -> str:
     return f"; nothing in it matches log.{silent[0]}" if silent else ""
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a step computes, as far as the settings say: sequences, tokens of each, of which model, in which type."""
+
+    batch: int
+    length: int
+    model: str
+    dtype: str
+
+    @staticmethod
+    def of(settings: CommandSettings, values: Mapping[str, Scalar]) -> Work:
+        """Raises Infeasible for what is no number, and for a model that is none of ours."""
+        numbers = dict[str, int]()
+        for name in ("global_batch", "sequence_length"):
+            text = filled(getattr(settings, name), values)
+            if text and not text.isdigit():
+                raise Infeasible(f"command.{name}={text}: it has to be a whole number")
+            numbers[name] = int(text or 0)
+        model = filled(settings.model, values)
+        if model and model not in MODELS:
+            raise Infeasible(f"command.model={model}: it may be {', '.join(MODELS)}")
+        return Work(numbers["global_batch"], numbers["sequence_length"], model, filled(settings.dtype, values))
+
+    def tokens(self, figures: Mapping[str, float], told: Mapping[str, Scalar]) -> tuple[int, int]:
+        """Of a step and of a sequence, the rest by what was printed; 0 where nobody says."""
+        batch = self.batch or _whole(told.get("global_batch")) or int(figures.get("global_batch", 0))
+        length = self.length or _whole(told.get("sequence_length"))
+        return batch * length, length
+
+    def with_rate(self, step: Step, told: Mapping[str, Scalar]) -> dict[str, float]:
+        """A step's figures with its rate."""
+        tokens, _ = self.tokens(step.figures, told)
+        time_s = step.figures.get("step_time_s", 0.0)
+        return dict(step.figures) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
+
+
 def _figures(
     settings: CommandSettings,
     parameters: Mapping[str, Scalar],
     rank: Rank,
+    work: Work,
     reader: LogReader | OwnLog,
     steps: list[Step],
     log: bytes,
@@ -130,55 +182,34 @@ def _figures(
     steady = steps[settings.warmup :]
     if steps and not steady:
         raise RuntimeError(f"it ended after {len(steps)} steps, all of them warm-up (command.warmup={settings.warmup})")
-    named = {name for step in steady for name in step.figures}
-    medians = {n: statistics.median(s.figures[n] for s in steady if n in s.figures) for n in named}
-    told, (tokens, length) = reader.told, _tokens(settings, parameters, reader, medians)
-    times = tuple(step.figures["step_time_s"] for step in steady if "step_time_s" in step.figures)
-    if not times and "tokens_per_s" in medians and tokens:
-        times = tuple(tokens / step.figures["tokens_per_s"] for step in steady)
-    model, dtype = filled(settings.model, parameters), filled(settings.dtype, parameters)
-    flops = per_token(MODELS[model], length) * tokens if model in MODELS else 0.0
-    figures = {f"claimed_{name}" if name in CLAIMED else name: value for name, value in medians.items()}
+    seen: dict[str, list[float]] = {}
+    for step in steady:
+        for name, value in step.figures.items():
+            seen.setdefault(name, []).append(value)
+    figures = {name: max(v) if name.startswith("peak_") else statistics.median(v) for name, v in seen.items()}
+    tokens, length = work.tokens(figures, reader.told)
+    times = [time_s for time_s in seen.get("step_time_s", []) if time_s > 0]
+    if not times and tokens:
+        times = [tokens / rate for rate in seen.get("tokens_per_s", []) if rate > 0]
+    figures = {f"claimed_{name}" if name in CLAIMED else name: value for name, value in figures.items()}
     figures = {name: value for name, value in figures.items() if name not in ("step_time_s", "global_batch")}
-    if steady and "loss" in steady[-1].figures:
-        figures["loss"] = steady[-1].figures["loss"]
+    if "loss" in seen:
+        figures["loss"] = seen["loss"][-1]
     return Measurement(
-        executed={name: told.get(name, value) for name, value in parameters.items()},
-        step_times_s=times,
+        executed={name: reader.told.get(name, value) for name, value in parameters.items()},
+        step_times_s=tuple(times),
         of_gang=True,
-        flops_per_step=flops,
+        flops_per_step=per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
         tokens_per_step=tokens,
-        matrix_dtype=dtype,
+        matrix_dtype=work.dtype,
         figures=figures,
         facts=_facts(rank) | {"program": reader.kind, "device": reader.device},
         files={"log.txt": log} if log else {},
     )
 
 
-def _tokens(
-    settings: CommandSettings,
-    parameters: Mapping[str, Scalar],
-    reader: LogReader | OwnLog,
-    figures: Mapping[str, float],
-) -> tuple[int, int]:
-    """Of a step and of a sequence; 0 where neither the settings nor the log say."""
-    told = reader.told
-    batch = _whole(filled(settings.global_batch, parameters), told.get("global_batch"), figures.get("global_batch"))
-    length = _whole(filled(settings.sequence_length, parameters), told.get("sequence_length"))
-    return batch * length, length
-
-
-def _with_rate(
-    settings: CommandSettings, parameters: Mapping[str, Scalar], reader: LogReader | OwnLog, step: Step
-) -> dict[str, float]:
-    tokens, _ = _tokens(settings, parameters, reader, step.figures)
-    time_s = step.figures.get("step_time_s", 0.0)
-    return dict(step.figures) | ({"tokens_per_s": tokens / time_s} if tokens and time_s else {})
-
-
-def _whole(*said: Any) -> int:
-    """The first that says something; 0 where none does."""
-    return next((int(float(each)) for each in said if each not in ("", None)), 0)
+def _whole(told: Scalar) -> int:
+    return told if isinstance(told, int) and told > 0 else 0
 
 
 def _places(rank: Rank, output: Path) -> dict[str, Scalar]:
