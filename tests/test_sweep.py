@@ -102,6 +102,7 @@ def test_the_same_command_again_changes_nothing_and_a_larger_budget_goes_on(plac
     assert len(place.runs("trial")) == 5 and len(place.runs("sweep")) == 1
 
 
+@pytest.mark.soak
 def test_patience_and_time_end_a_sweep(place: Place) -> None:
     done = place.run(*PROBE, "search=random", "budget.trials=null", "budget.patience=5", "name=patient")
     assert done.code == 0
@@ -205,6 +206,7 @@ def test_the_first_signal_lets_what_is_in_flight_finish(place: Place, signum: in
     assert [run.info.status for run in place.runs("sweep")] == ["FINISHED"]
 
 
+@pytest.mark.soak
 def test_after_the_grace_what_is_in_flight_is_cancelled_and_tried_again(place: Place) -> None:
     ledger = place.path / "ledger"
     words = [*PROBE, "budget.trials=2", "trial.grace_s=0.5", f"space.ledger={ledger}"]
@@ -271,6 +273,7 @@ def on_a_terminal(place: Place, *words: str, columns: int, **more: str) -> str:
     return seen.decode()
 
 
+@pytest.mark.soak
 def test_a_terminal_gets_one_block_that_is_redrawn(place: Place) -> None:
     shown = on_a_terminal(place, "workload=probe", "budget.trials=6", "space.sleep_s=0.3", columns=60)
     assert "\x1b[1A" in shown or "\x1b[2K" in shown  # moves up and clears: redrawn in place
