@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 
@@ -164,6 +164,7 @@ def test_a_file_that_cannot_be_read_whole_is_not_read_at_all(
     ),
     st.sampled_from([".json", ".csv", ".log"]),
 )
+@example(b"0,0,1e200,0,0,0,0,0,0,0,0,1e200,0,0,0,0,0,0,0", ".csv")
 def test_no_file_brings_it_down(tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str) -> None:
     (path := tmp_path_factory.getbasetemp() / f"fuzz{suffix}").write_bytes(content)
     try:

@@ -82,7 +82,7 @@ def start(place: Place, cluster: Cluster, trials: int, *words: str) -> subproces
 
 
 def test_a_node_lost_within_a_gang_and_one_that_joins(place: Place, cluster: Cluster) -> None:
-    process = start(place, cluster, 24, "space.sleep_s=0.5", "trial.retries=5")
+    process = start(place, cluster, 32, "space.sleep_s=1.0", "trial.retries=5")
     ledger = place.path / "ledger"
     wait_for(lambda: ledger.exists() and len(ledger.read_text().splitlines()) > 8)
     cluster.lose(cluster.nodes[0])
@@ -90,7 +90,7 @@ def test_a_node_lost_within_a_gang_and_one_that_joins(place: Place, cluster: Clu
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "lost, tried again" in err and "joined   1 node" in err, err
-    finished_once(place, ledger, 24)
+    finished_once(place, ledger, 32)
     nodes = {run.data.tags["pid"] for run in place.runs("trial")}
     assert len(nodes) >= 3
 

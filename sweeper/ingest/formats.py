@@ -16,6 +16,7 @@ from sweeper.said import SaidWrongly
 
 MOST_JSON_BYTES = 64 * 2**20
 MOST_LINE = 4096
+MOST_TOKENS = 1e15  # in a step
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,10 @@ def _read_ml_dataflow(path: Path) -> Iterator[Imported]:
 
 
 def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported:
-    tokens = round(row["sequences_per_step"] * row["sequence_length"])
+    product = row["sequences_per_step"] * row["sequence_length"]
+    if not product < MOST_TOKENS:
+        raise SaidWrongly(f"{path}:{number}: {product:g} tokens in a step cannot be")
+    tokens = round(product)
     contradictions = []
     if row["step_s"] > 0 and abs(tokens / row["step_s"] / max(row["tokens_per_s"], 1e-9) - 1) > 0.02:
         contradictions.append(
