@@ -6,11 +6,10 @@ import statistics
 
 from sweeper import metrics
 from sweeper.hardware import named
-from sweeper.ingest.imported import Imported
+from sweeper.ingest.imported import NOT_THE_SAME, Imported
 from workloads.contract import Measurement
 
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
-NOT_THE_SAME = 0.02
 
 
 def steady(times_s: tuple[float, ...]) -> tuple[float, ...]:

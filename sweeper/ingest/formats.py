@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeper.ingest.imported import Imported
+from sweeper.ingest.imported import NOT_THE_SAME, Imported, whole
 from sweeper.ingest.logs import is_log, read_log
 from sweeper.said import SaidWrongly
 
@@ -122,7 +122,7 @@ def _tprimat_contradictions(
     )
     if batch and length and average and rate:
         computed = batch * length / average
-        if abs(computed / rate - 1) > 0.02:
+        if abs(computed / rate - 1) > NOT_THE_SAME:
             yield (
                 f"{rate:,.0f} tokens/s are claimed; {batch} x {length} tokens in {average:g} s are {computed:,.0f}, "
                 f"unless a sequence has {rate * average / batch:,.0f} tokens"
@@ -186,7 +186,7 @@ def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported
         raise SaidWrongly(f"{path}:{number}: {product:g} tokens in a step cannot be")
     tokens = round(product)
     contradictions = []
-    if row["step_s"] > 0 and abs(tokens / row["step_s"] / max(row["tokens_per_s"], 1e-9) - 1) > 0.02:
+    if row["step_s"] > 0 and abs(tokens / row["step_s"] / max(row["tokens_per_s"], 1e-9) - 1) > NOT_THE_SAME:
         contradictions.append(
             f"{row['tokens_per_s']:,.0f} tokens/s are claimed; {tokens:,} tokens in {row['step_s']:g} s are "
             f"{tokens / row['step_s']:,.0f}"
@@ -233,8 +233,7 @@ def _mapping(plain: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _whole(plain: dict[str, Any], key: str) -> int | None:
-    value = plain.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return whole(plain.get(key))
 
 
 def _time(value: object) -> float | None:

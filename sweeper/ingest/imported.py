@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+NOT_THE_SAME = 0.02  # from where on a claim disagrees with what it is held against
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -24,3 +26,8 @@ class Imported:
     claims: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
+
+
+def whole(value: object) -> int | None:
+    """A whole number above zero, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sweeper.hardware import named
-from sweeper.ingest.imported import Imported
+from sweeper.ingest.imported import NOT_THE_SAME, Imported, whole
 from sweeper.said import SaidWrongly
 from workloads.logs import LONGEST_LINE, LogReader, Step
 
@@ -44,7 +44,7 @@ def read_log(path: Path) -> Iterator[Imported]:
     told = dict(reader.told)
     if len(batches) == 1:
         told.setdefault("global_batch", int(next(iter(batches))))
-    batch, length, gpus = (_whole(told.get(name)) for name in ("global_batch", "sequence_length", "gpus"))
+    batch, length, gpus = (whole(told.get(name)) for name in ("global_batch", "sequence_length", "gpus"))
     claims = _claims(steps)
     yield Imported(
         name=path.stem,
@@ -82,12 +82,12 @@ def _contradictions(
     peak = hardware.dense_peak_tflops.get("bf16") if hardware else None
     if peak and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
         own = tflops / peak
-        if abs(mfu / own - 1) > 0.02:
+        if abs(mfu / own - 1) > NOT_THE_SAME:
             yield f"an MFU of {mfu:.1%} is stated; of the dense bf16 peak its {tflops:,.4g} TFLOP/s are {own:.1%}"
     if batch and length and gpus and (rate := claims.get("tokens_per_s_per_gpu")):
         typical = statistics.median(times[int(STEADY_FROM * len(times)) :])
         computed = batch * length / typical / gpus
-        if abs(computed / rate - 1) > 0.02:
+        if abs(computed / rate - 1) > NOT_THE_SAME:
             yield (
                 f"{rate:,.0f} tokens/s per GPU are stated; {batch} x {length} tokens in {typical:.4g} s on {gpus} GPUs "
                 f"are {computed:,.0f}, unless a sequence has {rate * typical * gpus / batch:,.0f} tokens"
@@ -96,7 +96,3 @@ def _contradictions(
 
 def _last(steps: list[Step], name: str) -> str:
     return next((f"{step.figures[name]:g}" for step in reversed(steps) if name in step.figures), "")
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

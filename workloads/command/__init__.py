@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, Literal, get_args
 
-from workloads.command.template import PLACES, filled, places
+from workloads.command.template import PLACES, filled, filled_all, places
 from workloads.contract import Foreseen, Machine, Measurement, Rank
 from workloads.llama.shapes import MODELS
 from workloads.parallel import estimate
@@ -130,7 +130,7 @@ class LaidOut(Command):
         """The layout, all ranks that no degree names sharded, or copies where shard is named."""
         settings = self.settings
         assert settings is not None
-        said = {name: _value(template, values) for name, template in settings.layout.items()}
+        said = filled_all(settings.layout, values)
         layout = Layout(**{"global_batch": int(filled(settings.global_batch, values)), **said})
         if layout.checkpointing not in get_args(Checkpointing):
             raise ValueError(f"checkpointing={layout.checkpointing}, it may be {', '.join(get_args(Checkpointing))}")
@@ -139,8 +139,3 @@ class LaidOut(Command):
         length = int(filled(settings.sequence_length, values))
         shape = MODELS[filled(settings.model, values)]
         return layout, Setting(shape, length, machine.world_size, machine.ranks_per_node, compiled=False)
-
-
-def _value(template: Any, values: Mapping[str, Any]) -> Any:
-    whole = re.fullmatch(r"\{(\w+)\}", str(template))
-    return values[whole[1]] if whole else template

@@ -61,12 +61,17 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
     if settings.start == "node" and rank.ranks_per_node * rank.nodes != rank.world_size:
         raise Infeasible(f"{rank.world_size} ranks are not evenly on {rank.nodes} nodes, as one launcher on each needs")
     if settings.start == "node" and rank.local_rank:
-        return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, facts=_facts(rank))
+        return _silent(parameters, rank)
     output = Path(tempfile.mkdtemp(prefix="sweeper-command-"))
     try:
         return _measured(settings, parameters, rank, output)
     finally:
         shutil.rmtree(output, ignore_errors=True)
+
+
+def _silent(parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
+    """Of a rank that has nothing to say beside another one of its gang."""
+    return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, facts=_facts(rank))
 
 
 def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: Path) -> Measurement:
@@ -91,7 +96,7 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
     try:
         program = Program(
             _words(settings, values),
-            {**_variables(settings, rank), **environment},
+            {**_variables(settings, rank, values), **environment},
             Path(settings.directory),
             silence_s=settings.silence_s,
             enough=enough,
@@ -102,7 +107,7 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
     started = time.monotonic()
     program.run()
     if len(steps) <= settings.warmup and listener and listener.is_over():
-        return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, facts=_facts(rank))
+        return _silent(parameters, rank)
     if not steps and _speaks(settings, rank):
         raise RuntimeError(
             f"the program ended after {time.monotonic() - started:.0f} s, and no line of its {len(program.log)} bytes "
@@ -228,10 +233,10 @@ def _places(rank: Rank, output: Path) -> dict[str, Scalar]:
     }
 
 
-def _variables(settings: CommandSettings, rank: Rank) -> dict[str, str]:
+def _variables(settings: CommandSettings, rank: Rank, values: Mapping[str, Scalar]) -> dict[str, str]:
     """Those of torch.distributed for a process of its own, and for a node's which devices are this gang's."""
-    host, _, port = rank.meeting.rpartition(":")
-    found = {"MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "29500", "PYTHONUNBUFFERED": "1"}
+    found = {"MASTER_ADDR": said(values["master_address"]), "MASTER_PORT": said(values["master_port"])}
+    found["PYTHONUNBUFFERED"] = "1"
     if settings.start == "gpu":
         return found | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
     return found | {name: rank.node_devices for name in VISIBLE if os.environ.get(name) and rank.node_devices}
