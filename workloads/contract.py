@@ -115,7 +115,8 @@ class Measurement:
                      recomputation and emulation are not counted
     hardware_flops_per_step  those that the device does, with what it computes again; 0 where that is the same
     tokens_per_step  tokens that one step trains on, on this rank; 0 where there are none
-    matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU
+    matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU; a recipe's name where
+                     they ran in several, which have no peak together
     figures          further raw figures, each named with its unit
     facts            what the process saw of its device and its software
     files            what is kept beside the figures, by file name: a trace
