@@ -54,7 +54,7 @@ def write(
             metrics |= {"tokens_per_s": speed, "mfu": speed / 2e4}
             metrics |= {"tokens_per_s_ci_low": speed * (1 - spread), "tokens_per_s_ci_high": speed * (1 + spread)}
         ending = Ending.COMPLETE if speed is not None else Ending.INFEASIBLE
-        measurement = {"facts": {}, "matrix_dtype": "bf16"}
+        measurement = {"facts": {"power_limit_w": 700.0, "tainted": number == 1}, "matrix_dtype": "bf16"}
         found = Record(
             number=number,
             params={"budget": budget},
@@ -218,9 +218,26 @@ def test_maps_over_two_budgets_are_drawn_of_speed_and_utilisation_and_mark_what_
         "tag.reason": "3 GiB too little",
     }
     (picture,) = figures._heat("sweep", pd.DataFrame(rows))
-    assert picture.title == "sweep: best tokens/s, TFLOP/s, MFU, HFU over host_gib and device_gib"
-    assert [each.data[0].colorbar.title.text for each in picture.figures] == ["tokens/s", "TFLOP/s", "MFU", "HFU"]
+    assert picture.title == "sweep: best tokens/s, TFLOP/s, MFU %, HFU % over host_gib and device_gib"
+    assert [each.data[0].colorbar.title.text for each in picture.figures] == ["tokens/s", "TFLOP/s", "MFU %", "HFU %"]
+    assert np.nanmax(picture.figures[2].data[0].z) == 50
     assert list(picture.figures[0].data[1].text) == ["3 GiB too little"]
+    # Where something else worked in the same cell its figure stands there alone; of what is not known there is no map.
+    rows.append({**rows[1], "param.host_gib": "40", "param.device_gib": "24"})
+    unknown = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
+    (picture,) = figures._heat("sweep", unknown)
+    assert len(picture.figures) == 2 and not picture.figures[0].data[1].x
+
+
+def test_scattered_shapes_are_drawn_each_in_its_place() -> None:
+    random = np.random.default_rng(0)
+    rows = trials({"H200": list(range(1, 41))}, m=random.integers(1, 9999, 40), n=random.integers(1, 9999, 40))
+    picture = next(each for each in drawn(rows.drop(columns="metric.tokens_per_s")) if "over m and n" in each.title)
+    assert picture.title == "s: TFLOP/s over m and n"
+    (places,) = picture.figures[0].data
+    fastest = rows.iloc[-1]
+    assert len(places.x) == 40 and max(places.marker.color) == places.marker.color[-1] == 2  # on top of the others
+    assert (places.x[-1], places.y[-1]) == (float(fastest["param.m"]), float(fastest["param.n"]))
 
 
 def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:
@@ -232,11 +249,24 @@ def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:
 def test_scaling_is_held_against_the_smallest_number_of_the_same_device() -> None:
     counted = [trials({"H200": [1000.0 * n * 0.9 ** (n > 1)], "MI300X": [900.0 * n]}, devices=n) for n in (1, 4)]
     (picture,) = [each for each in drawn(pd.concat(counted)) if each.title.startswith("Scaling")]
-    measured, ideal = picture.figures[0].data[:2]
-    assert list(measured.x) == list(ideal.x) == [1, 4] and list(measured.text) == ["", "90%"]
-    assert list(measured.y) == [1000, 3600] and list(ideal.y) == [1000, 4000]
-    assert measured.error_y.array[1] == pytest.approx(360)
+    own = {line.name: line for line in picture.figures[0].data[:4]}
+    assert list(own["H200"].x) == list(own["ideal"].x) == [1, 4] and list(own["H200"].text) == ["", "90%"]
+    assert list(own["H200"].y) == [1000, 3600] and list(own["ideal"].y) == [1000, 4000]
+    assert (list(own["85%"].y), list(own["95%"].y)) == ([850, 3400], [950, 3800])
+    assert own["H200"].error_y.array[1] == pytest.approx(360)
     assert not [each for each in drawn(counted[0]) if each.title.startswith("Scaling")]
+
+
+def test_what_was_foreseen_is_drawn_beside_what_was_measured() -> None:
+    said = {"tag.projected_tokens_per_s": ['{"1": 1100.0, "2": 2150.0, "8": 8000.0}'], "tag.projection_assumes": ["so"]}
+    (picture,) = [each for each in drawn(trials({"H200": [1000.0]}), **said) if each.title.startswith("Scaling")]
+    lines = {line.name: line for line in picture.figures[0].data}
+    assert (list(lines["H200"].y), list(lines["H200, foreseen"].y)) == ([1000], [1100, 2150, 8000])
+    assert list(lines["ideal"].y) == [1000, 2000, 8000] and picture.note.endswith("Assumed: H200: so")
+    two = pd.concat([trials({"H200": [1000.0]}), trials({"H200": [1900.0]}, devices=2)])
+    (picture,) = [each for each in drawn(two, **said) if each.title.startswith("Scaling")]
+    lines = {line.name: line for line in picture.figures[0].data}
+    assert list(lines["H200"].text) == ["", "95%"] and list(lines["ideal"].x) == [1, 2, 8]
 
 
 def test_a_parameter_matters_as_much_as_it_explains_of_the_ranks() -> None:
@@ -266,7 +296,7 @@ def test_what_a_parameter_explains_is_a_share(points: list[tuple[str, int]]) -> 
         assert known["digit"] == pytest.approx(1)
 
 
-def drawn(table: pd.DataFrame) -> list[figures.Picture]:
+def drawn(table: pd.DataFrame, **sweep: list[str]) -> list[figures.Picture]:
     plain = {
         "tag.sweep": "s",
         "tag.sweeper.study": "s",
@@ -275,7 +305,8 @@ def drawn(table: pd.DataFrame) -> list[figures.Picture]:
         "start": 0,
         "tag.sweeper.trial": "0",
     }
-    return list(figures.figures(store.Stored(pd.DataFrame(), table.assign(**plain))))
+    sweeps = pd.DataFrame({"tag.sweeper.study": ["s"], **sweep})
+    return list(figures.figures(store.Stored(sweeps, table.assign(**plain))))
 
 
 def test_others_figures_stand_apart_and_are_never_ranked(
@@ -319,7 +350,9 @@ def test_a_store_of_imported_results_alone_has_a_report(tmp_path: Path, monkeypa
 
 def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
     plain = json.loads(report(folder, "--format", "json").out)
-    assert {row["sweep"]: row["trials"] for row in plain["What ran where"]}["first"] == "2 complete, 1 infeasible"
+    first = next(row for row in plain["What ran where"] if row["sweep"] == "first")
+    assert first["trials"] == "2 complete, 1 infeasible, 1 tainted" and first["versions"] == "torch 2.11"
+    assert first["power limit W"] == "700" and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
     assert report(folder, "--format", "csv").out.startswith("workload,model,sequence length,type,device")
     assert "| offload | llama3_8b |" in report(folder, "--format", "markdown", "--sweep", "first").out
     slower = report(folder, "--baseline", "second", "--sweep", "first")
