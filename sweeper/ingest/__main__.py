@@ -52,7 +52,8 @@ def take(path: Path, uri: str | None, experiment: str) -> str:
     failed = sum(not each.feasible for each in results)
     words += [f"{failed} of them did not work"] if failed else []
     odd = [words for each in results for words in (*each.contradictions, *disagreements(each, figures(each)))]
-    words += [f"{len(odd)} contradictions, such as: {odd[0]}"] if odd else []
+    if odd:
+        words.append(f"{len(odd)} contradictions, such as: {odd[0]}" if len(odd) > 1 else f"1 contradiction: {odd[0]}")
     if uri is not None:
         from sweeper.ingest import write  # MLflow takes seconds to import
 
