@@ -122,7 +122,7 @@ def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Pat
     ]
     assert not worse and compare.sweeps(stored(folder), "second", "first", 0.02)[1]
     (line,), worse = compare.sweeps(stored(folder), "first", "small", 0.02)
-    assert "nothing to compare with (model llama3_8b against llama3_1b)" in line and not worse
+    assert "nothing to compare with (model llama3_8b against llama3_1b)" in line and worse is None
 
 
 @given(*[st.floats(1, 1e6)] * 2, *[st.floats(0, 0.5)] * 2)
@@ -343,7 +343,9 @@ def test_a_store_of_imported_results_alone_has_a_report(tmp_path: Path, monkeypa
     line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / 1e4},10000,500,0.5,0.6\n"
     (tmp_path / "h100_8b.csv").write_text(line)
     take(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
-    assert "imported: h100_8b line 1" in report(tmp_path, "--format", "markdown").out
+    told = report(tmp_path, "--format", "markdown").out
+    assert "imported: h100_8b line 1" in told and "Peaks" not in told
+    assert "there is no complete trial" in report(tmp_path, "--format", "csv").err
     assert report(tmp_path).code == 0 and "there is no complete trial" in report(tmp_path, "--format", "png").err
     assert "there is no such sweep" in report(tmp_path, "--compare", "a", "b").err
 
@@ -359,6 +361,8 @@ def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
     assert slower.code == 1 and "1.12 times as fast" in slower.out
     assert report(folder, "--baseline", "first", "--sweep", "second").code == 0
     assert report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
+    nothing = report(folder, "--baseline", "first", "--sweep", "small")
+    assert nothing.code == 2 and "nothing of small compares with it" in nothing.err
 
 
 @pytest.mark.parametrize(
@@ -369,6 +373,7 @@ def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
         (["--dir", "/nowhere"], "there is no such store"),
         (["--compare", "first", "secund"], "did you mean second?"),
         (["ledderboard"], "did you mean leaderboard?"),
+        (["--fromat", "csv"], "unrecognized arguments: --fromat"),
     ],
 )
 def test_what_is_said_wrongly_is_said_in_a_line(folder: Path, words: list[str], wanted: str) -> None:

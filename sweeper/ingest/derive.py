@@ -11,6 +11,7 @@ from sweeper.ingest.imported import NOT_THE_SAME, Imported
 from workloads.contract import Measurement
 
 ABOUT = 0.1  # warm-up may be in a claim
+MOST_TIMES = 1024  # that a stated length may be off
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
 
 
@@ -39,9 +40,10 @@ def figures(result: Imported) -> dict[str, float]:
 
 def disagreements(result: Imported, found: dict[str, float]) -> list[str]:
     """Where a claim is more than 2% from what its own tokens and times give; a rate and its share of each GPU once."""
-    times = {name: claim / found[name] for name, claim in result.claims.items() if name in found}
+    times = {name: claim / found[name] for name, claim in result.claims.items() if found.get(name)}
     odd = {name: ratio for name, ratio in times.items() if abs(ratio - 1) > NOT_THE_SAME}
-    if abs(odd.get("tokens_per_s_per_gpu", 0) / odd.get("tokens_per_s", math.inf) - 1) <= NOT_THE_SAME:
+    whole, share = odd.get("tokens_per_s"), odd.get("tokens_per_s_per_gpu")
+    if whole is not None and share is not None and abs(share - whole) <= NOT_THE_SAME * whole:
         del odd["tokens_per_s_per_gpu"]
     return [
         f"{name} {_short(result.claims[name])} is claimed, its steps after warm-up give {_short(found[name])}"
@@ -52,8 +54,11 @@ def disagreements(result: Imported, found: dict[str, float]) -> list[str]:
 
 def _unless(result: Imported, ratio: float) -> str:
     """With which length of a sequence a rate would be right, where it is off by about a power of two."""
-    length, power = result.params.get("sequence_length"), 2.0 ** round(math.log2(ratio))
-    if not isinstance(length, (int, float)) or power == 1 or abs(ratio / power - 1) > ABOUT:
+    length = result.params.get("sequence_length")
+    if not isinstance(length, (int, float)) or not 1 / MOST_TIMES < ratio < MOST_TIMES:
+        return ""
+    power = 2.0 ** round(math.log2(ratio))
+    if power == 1 or abs(ratio / power - 1) > ABOUT:
         return ""
     return f", unless a sequence has {length * power:,.0f} tokens"
 

@@ -171,7 +171,7 @@ def _read_ml_dataflow(path: Path) -> Iterator[Imported]:
 
 def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported:
     product = row["sequences_per_step"] * row["sequence_length"]
-    if not product < MOST_TOKENS:
+    if not 0 <= product < MOST_TOKENS:
         raise SaidWrongly(f"{path}:{number}: {product:g} tokens in a step cannot be")
     tokens = round(product)
     asked = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")

@@ -13,6 +13,7 @@ import pandas as pd
 from sweeper.report import others
 from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
 from sweeper.report.store import Stored
+from sweeper.said import SaidWrongly
 from sweeper.table import markdown_of
 
 PEAKS = "Peaks"
@@ -33,6 +34,7 @@ class Table:
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
     """What ran, the peaks, and apart from them what others have measured of such models."""
     own = [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    own = [each for each in own if each.rows]  # a store may have imported results alone
     models = {peak.work["model"] for peak in stored.peaks if "model" in peak.work}
     rows = [*others.published(models), *others.imported(stored.imported)]
     heading, rows = _filled(others.HEADING, rows)
@@ -120,8 +122,10 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv(tables: Sequence[Table]) -> str:
-    """The peaks alone: one table is one file."""
-    (peak,) = [each for each in tables if each.title == PEAKS]
+    """The peaks alone: one table is one file. Raises SaidWrongly where there is none."""
+    peak = next((each for each in tables if each.title == PEAKS), None)
+    if peak is None:
+        raise SaidWrongly("--format csv: there is no complete trial")
     return pd.DataFrame(peak.rows, columns=peak.heading).to_csv(index=False).rstrip()
 
 
