@@ -30,7 +30,7 @@ from workloads.contract import Rank, Scalar
 
 DEPTH = 2  # trials that a gang holds: one running, one next
 STARTS_BEFORE_GIVING_UP = 3
-PATIENCE_FOR_THE_REASON_S = 1.0
+PATIENCE_FOR_THE_REASON_S = 3.0
 
 
 class ClusterTrouble(Exception):
@@ -79,6 +79,12 @@ class Gang:
     def said_place(self) -> dict[str, Scalar]:
         """Rank 0's, for the books: what it was met by is nobody's business."""
         return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
+
+    def headed(self, reply: Reply) -> str:
+        """Its last lines; of one of several ranks below where that was."""
+        if len(self.workers) == 1 or not reply.detail:
+            return reply.detail
+        return f"rank {reply.rank} on {self.where[reply.rank]['node']}:\n{reply.detail}"
 
     def ranks(self, device: str, turn: int) -> list[Rank]:
         """What each rank is told of its place."""
@@ -278,10 +284,10 @@ class Pool:
         job = gang.jobs[0]
         bad = self._take_replies(gang, job, [ref for ref in job.waiting if ref in arrived])
         if bad and bad.ending is not Ending.INFEASIBLE and job.waiting:
-            # What one rank says may be that another is gone: the one that knows why speaks within a second.
+            # What one rank says may be that another is gone: the one that knows why speaks soon.
             late = ray.wait(job.waiting, num_returns=len(job.waiting), timeout=PATIENCE_FOR_THE_REASON_S)[0]
             other = self._take_replies(gang, job, late)
-            bad = other if other and other.ending is Ending.INFEASIBLE else bad
+            bad = _of_all([bad, other]) if other else bad
         if bad:
             return bad
         if not job.waiting:
@@ -299,7 +305,7 @@ class Pool:
         return None
 
     def _take_replies(self, gang: Gang, job: Running, refs: Sequence[Any]) -> Outcome | None:
-        """Note what these ranks reply; how the trial ended where any did badly, by the one that says why."""
+        """Note what these ranks reply; how the trial ended where any did badly."""
         found = []
         for ref in refs:
             job.waiting.remove(ref)
@@ -313,12 +319,12 @@ class Pool:
                 continue
             if reply.measurement is None:
                 ending = Ending.INFEASIBLE if reply.infeasible else Ending.PRUNED if reply.hopeless else Ending.FAILED
-                bad = self._bad(gang, job, ending, reply.reason, reply.detail)
+                bad = self._bad(gang, job, ending, reply.reason, gang.headed(reply))
                 # Of several ranks, the others may wait for the one that refused.
                 found.append(replace(bad, sound=reply.sound and self._size == 1))
             else:
                 job.replies.append(reply)
-        return min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE, default=None)
+        return _of_all(found) if found else None
 
     def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
         now = time.time()
@@ -382,6 +388,13 @@ class Pool:
             ray.kill(worker, no_restart=True)
         if gang.group is not None:
             remove_placement_group(gang.group)
+
+
+def _of_all(found: Sequence[Outcome]) -> Outcome:
+    """How a trial ended in which these ranks did badly: as one says that could not do it, else as the first says, with
+    the last lines of all. What one has seen is often only that another was gone."""
+    first = min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE)
+    return replace(first, detail="\n\n".join(dict.fromkeys(bad.detail for bad in found if bad.detail)))
 
 
 def _new_ear() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper import fleet, pictures, rates, table
+from sweeper import fleet, foresight, pictures, rates, table
 from sweeper.board import Board
 from sweeper.config import workload_of
 from sweeper.finals import Standing, standings
@@ -18,6 +19,7 @@ from sweeper.outcome import Ending, Record
 from sweeper.plan import Plan
 from sweeper.search import Study
 
+PROJECTED_TO = (1, 2, 4, 8)  # times the devices of a trial, unless nodes= says others
 BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)
 
 
@@ -86,6 +88,23 @@ class Results:
         order = known.rank().corr().to_numpy()[0, 1] if len(known) > 2 else math.nan
         return found if math.isnan(order) else found | {"predicted_order": float(order)}
 
+    def projection(self) -> dict[str, str]:
+        """What is foreseen of the winner on more devices, as tags of the parent run for whoever draws it; nothing where
+        nothing is foreseen."""
+        plan = self.plan
+        if not (plan.foresight and self.winner):
+            return {}
+        nodes = plan.nodes or PROJECTED_TO
+        found = foresight.project(plan.config, plan.space, plan.foresight, dict(self.winner.params), nodes)
+        if found is None:
+            return {}
+        return {f"projected_{self.objective}": json.dumps(found.by_devices), "projection_assumes": found.assumed}
+
+    @property
+    def winner(self) -> Record | None:
+        """Of the finals where there were any, else the best of the search."""
+        return self.final[0].trial if self.final else self.best[0] if self.best else None
+
     def pictures(self, study: Study) -> list[Path]:
         """Drawn into the sweep's folder; none of a small search."""
         in_order = sorted(self.best, key=lambda record: record.number)
@@ -100,7 +119,7 @@ class Results:
 
     def plain(self) -> dict[str, Any]:
         """For programs."""
-        winner = self.final[0].trial if self.final else self.best[0] if self.best else None
+        winner = self.winner
         return {
             "sweep": self.plan.name,
             "folder": str(self.plan.folder),

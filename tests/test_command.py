@@ -154,6 +154,12 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         ("print('CUDA out of memory. Tried'); import time; time.sleep(99)", OutOfMemory, "out of memory", {}),
         ("print('begun', flush=True); import time; time.sleep(99)", ProgramFailed, "nothing for 1 s", {"silence_s": 1}),
         ("print('a last word'); raise SystemExit(7)", ProgramFailed, "exit code 7: a last word", {}),
+        (
+            "print('x.SomeError: no luck'); print(9 * '='); raise SystemExit(1)",
+            ProgramFailed,
+            "exit code 1: x.SomeE",
+            {},
+        ),
         ("import os; os.kill(os.getpid(), 9)", ProgramFailed, "SIGKILL", {}),
         ("print('all well')", RuntimeError, "no line of its", {}),
         ("print('step 1')", RuntimeError, "matches log.step_time_s", {"log": {"step_time_s": "took ([0-9.]+)"}}),
@@ -161,7 +167,18 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         (STEPS, Infeasible, "8 seqs: it has to be a whole number", {"global_batch": "8 seqs"}),
         (STEPS.replace("200", "3"), RuntimeError, "after 2 steps, all of them warm-up", {}),
     ],
-    ids=["out of memory", "silent", "exit", "killed", "no steps", "no match", "no number", "no batch", "warm-up only"],
+    ids=[
+        "out of memory",
+        "silent",
+        "exit",
+        "an error",
+        "killed",
+        "no steps",
+        "no match",
+        "no number",
+        "no batch",
+        "warm-up only",
+    ],
 )
 def test_each_way_to_fail_says_why(program: str, error: type[Exception], words: str, said: dict[str, Any]) -> None:
     started = time.monotonic()
