@@ -165,6 +165,8 @@ def start(target: Target) -> None:
 
 def _init(**options: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A Python process for each core of the machine, before anybody has asked for one, of which a sweep needs few.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; without it Ray warns
     umask = os.umask(0o077)  # Ray writes its access token with the umask
     try:

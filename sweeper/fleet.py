@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
-from sweeper import metrics
+from sweeper import metrics, table
 from sweeper.outcome import Record
 
 
@@ -70,4 +68,4 @@ def said(found: list[Member]) -> str:
 
 
 def csv(found: list[Member]) -> str:
-    return pd.DataFrame([vars(member) for member in found]).to_csv(index=False)
+    return table.csv_of([vars(member) for member in found])

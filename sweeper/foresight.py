@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import pandas as pd
 from rich.table import Table
 
 from sweeper.config import Config, workload_of
@@ -16,7 +15,7 @@ from sweeper.hardware import Target
 from sweeper.metrics import LINEAR_BANDS
 from sweeper.said import SaidWrongly
 from sweeper.space import Interval, Parameters, Space, point_key
-from sweeper.table import draw, said
+from sweeper.table import csv_of, draw, said
 from workloads.contract import Foreseen, Machine
 
 MOST_POINTS = 300_000
@@ -139,7 +138,7 @@ def csv(foresight: Foresight) -> str:
         {**seen.point, "said": seen.foreseen.said, **seen.foreseen.figures, "why_not": seen.foreseen.why_not}
         for seen in every
     ]
-    return pd.DataFrame(rows).to_csv(index=False)
+    return csv_of(rows)
 
 
 def _points(count: int) -> str:

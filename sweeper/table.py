@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv as format_csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 from rich import box
 from rich.table import Table
 
@@ -128,4 +129,14 @@ def csv(records: Iterable[Record]) -> str:
         }
         for record in sorted(records, key=lambda record: record.number)
     ]
-    return pd.DataFrame(flat).to_csv(index=False)
+    return csv_of(flat)
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A column for every name that any row has, empty where a row has none, and for NaN: as pandas would write it,
+    which takes a third of a second to import."""
+    text = io.StringIO()
+    writer = format_csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: value for name, value in row.items() if value == value} for row in rows)
+    return text.getvalue()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 # Several tests share few cores: threads that wait for one another there wait for a scheduler's time slices.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -89,9 +93,40 @@ class Place:
         return list(client.search_runs(experiments, f"tags.`sweeper.kind` = '{kind}'", max_results=5000))
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables with nothing in them, to be copied: making them takes longer than filling them."""
+    from mlflow import MlflowClient
+
+    folder = tmp_path_factory.mktemp("store")
+    with chdir(folder):
+        MlflowClient(tracking_uri="sqlite:///mlflow.db").search_experiments()
+    return folder / "mlflow.db"
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, empty_store: Path) -> Place:
+    shutil.copy(empty_store, tmp_path)
     return Place(tmp_path)
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command with words that start nothing, in this process: its imports cost more than its answer."""
+
+    def say(*words: str) -> Done:
+        from sweeper.__main__ import main
+
+        monkeypatch.setattr(sys, "argv", ["sweeper", *words])
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.chdir(tmp_path)
+        GlobalHydra.instance().clear()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return Done(int(ended.value.code or 0), out, err)
+
+    return say
 
 
 def wait_for(what: Any, timeout_s: float = 60) -> Any:

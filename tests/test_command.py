@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import Place, processes_with, wait_for
+from tests.conftest import Done, Place, processes_with, wait_for
 from tests.test_logs import MEGATRON
 from workloads.command.guard import marked
 from workloads.command.process import ProgramFailed
@@ -352,8 +353,10 @@ def steps_of_what_runs(store: Path) -> list[Any]:
     ],
     ids=str,
 )
-def test_what_is_said_wrongly_is_answered_before_anything_starts(place: Place, words: list[str], wanted: str) -> None:
+def test_what_is_said_wrongly_is_answered_before_anything_starts(
+    say: Callable[..., Done], words: list[str], wanted: str
+) -> None:
     words = words if any("workload=" in word for word in words) else ["workload=command", *words]
-    done = place.run(*words)
+    done = say(*words)
     assert done.code == 2 and wanted in done.err, done.err
     assert len(done.err.splitlines()) <= 2

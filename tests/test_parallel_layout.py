@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import Place
+from tests.conftest import Done
 from workloads.contract import Machine
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
@@ -140,8 +141,10 @@ def test_growing_adds_copies_and_sequences_and_never_beats_linear() -> None:
 # ── as a user sees it ──
 
 
-def test_a_plan_shows_what_would_be_tried_what_not_and_how_it_would_grow(place: Place) -> None:
-    done = place.run("workload=parallel", "gpus=2", "plan=true", "nodes=1,16", "price_per_hour=2.5")
+def test_a_plan_shows_what_would_be_tried_what_not_and_how_it_would_grow(
+    say: Callable[..., Done], tmp_path: Path
+) -> None:
+    done = say("workload=parallel", "gpus=2", "plan=true", "nodes=1,16", "price_per_hour=2.5")
     assert done.code == 0, done.err
     tried, left_out = (
         int(n.replace(",", "")) for n in re.findall(r"([\d,]+) points (?:may be tried|left out)", done.out)
@@ -149,12 +152,12 @@ def test_a_plan_shows_what_would_be_tried_what_not_and_how_it_would_grow(place: 
     assert 0 < tried < 100 and tried + left_out == 41_472
     assert "the degrees multiply to the number of ranks" in done.out
     assert "shard 2, micro-batch 4 x 1" in done.out and "of linear" in done.out and "assumed:" in done.out
-    written = next(place.path.glob("sweeps/*/plan.csv")).read_text().splitlines()
-    assert len(written) == 1 + 41_472 and not list(place.path.glob("sweeps/*/study.journal"))
+    written = next(tmp_path.glob("sweeps/*/plan.csv")).read_text().splitlines()
+    assert len(written) == 1 + 41_472 and not list(tmp_path.glob("sweeps/*/study.journal"))
 
 
-def test_a_plan_is_made_for_gpus_that_are_not_here(place: Place) -> None:
-    done = place.run("workload=parallel", "model=llama70b", "gpus=16", "hardware=h200", "plan=true", "space.tensor=8")
+def test_a_plan_is_made_for_gpus_that_are_not_here(say: Callable[..., Done]) -> None:
+    done = say("workload=parallel", "model=llama70b", "gpus=16", "hardware=h200", "plan=true", "space.tensor=8")
     assert done.code == 0, done.err
     assert "16 x h200, on paper" in done.out and "it fits into memory" in done.out
 
@@ -171,6 +174,8 @@ def test_a_plan_is_made_for_gpus_that_are_not_here(place: Place) -> None:
         (["gpus=2", "space.learning_rate=interval(0.1,0.2)"], "every point is looked at before"),
     ],
 )
-def test_what_no_layout_can_do_is_said_before_anything_starts(place: Place, words: list[str], wanted: str) -> None:
-    done = place.run("workload=parallel", *words)
+def test_what_no_layout_can_do_is_said_before_anything_starts(
+    say: Callable[..., Done], words: list[str], wanted: str
+) -> None:
+    done = say("workload=parallel", *words)
     assert done.code == 2 and wanted in done.err and len(done.err.splitlines()) <= 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 import subprocess
 import sys
 import threading
@@ -83,18 +82,6 @@ def test_training_reports_two_utilisations_and_a_product_one() -> None:
     assert both["mfu"] == pytest.approx(0.4) and both["mamf_utilization"] == pytest.approx(0.5)
     assert "mamf_utilization" not in derive([trained], {"bf16": 975.0})
     assert "mamf_utilization" not in derive([replace(trained, tokens_per_step=0)], {}, {"bf16": 780.0})
-
-
-def test_a_search_of_products_leaves_its_rate_behind_and_the_leaderboard_shows_it(place: Place) -> None:
-    said = ["space.m=128,256", "space.n=128", "space.k=128", "search=grid", "finals.rounds=2", "progress=json"]
-    done = place.run(*said)
-    assert done.code == 0, done.err
-    (kept,) = rates.read(place.path)
-    assert kept.dtype == "fp32" and kept.how == "mean of 2 rounds" and kept.shape in ("128x128x128", "256x128x128")
-    end = json.loads(done.err.strip().splitlines()[-1])
-    assert kept.tflops == pytest.approx(end["finals"][0]["figure"]["value"])
-    table = report(place.path, "leaderboard", "--type", "fp32")
-    assert kept.device in table.stdout and "mean of 2 rounds" in table.stdout
 
 
 def test_published_rates_stand_beside_with_their_statistic_and_nothing_is_claimed_of_here(tmp_path: Path) -> None:

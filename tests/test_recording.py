@@ -30,7 +30,7 @@ PARENT = {"params": {"seed": 0}, "tags": {"workload": "probe"}, "artifacts": {"c
 
 
 @pytest.fixture
-def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     return f"sqlite:///{tmp_path}/mlflow.db"
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from sweeper import cluster
-from sweeper.__main__ import main
-from tests.conftest import Place
+from tests.conftest import Done
 
 WRONG = {
     "workload=matmull": ["workload=matmull", "did you mean matmul?"],
@@ -65,26 +62,13 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_one_message_names_the_key_and_what_it_may_be(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: str, say: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(cluster, "start", started.append)
-    monkeypatch.setattr(sys, "argv", ["sweeper", *words.split()])
-    monkeypatch.chdir(tmp_path)
-    GlobalHydra.instance().clear()
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capfd.readouterr()
-    assert ended.value.code == 2
-    assert all(part in err for part in WRONG[words]), err
-    assert err.startswith("sweeper: ") and len(err.strip().splitlines()) <= 2
-    assert "Traceback" not in err and "secret" not in err
-    assert out == "" and started == []
-
-
-def test_resuming_with_another_space_names_the_difference(place: Place) -> None:
-    assert place.run("workload=probe", "name=mine", "budget.trials=1").code == 0
-    done = place.run("workload=probe", "name=mine", "space.x=interval(0,1)")
+    done = say(*words.split())
     assert done.code == 2
-    assert "space.x was interval(-10.0, 10.0), now interval(0.0, 1.0)" in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    assert all(part in done.err for part in WRONG[words]), done.err
+    assert done.err.startswith("sweeper: ") and len(done.err.strip().splitlines()) <= 2
+    assert "Traceback" not in done.err and "secret" not in done.err
+    assert done.out == "" and started == []

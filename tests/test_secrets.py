@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sweeper.secrets import is_secret, mask, masked, masked_arguments
-from tests.conftest import Place
+from tests.conftest import Done, Place
 
 SECRET = "hunter2hunter2"
 
@@ -60,8 +62,8 @@ def test_what_has_a_form_is_masked_by_its_names() -> None:
     assert masked_arguments(said) == ["a=1", "++command.environment.HF_TOKEN=***", "x.password=***"]
 
 
-def test_a_parameter_that_looks_like_a_secret_is_refused(place: Place) -> None:
-    done = place.run("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
+def test_a_parameter_that_looks_like_a_secret_is_refused(say: Callable[..., Done]) -> None:
+    done = say("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
     assert done.code == 2 and "looks like a secret" in done.err and SECRET not in done.err
 
 

@@ -6,17 +6,21 @@ import csv
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import PROBE, Place, environment, wait_for
+from sweeper import rates
+from tests.conftest import PROBE, Done, Place, environment, wait_for
+from tests.test_rates import report
 
 ALL_ENDINGS = "space.behaviour=ok,raise,hang,out_of_memory,killed,lie"
 
@@ -25,8 +29,31 @@ def outcomes(runs: list) -> Counter[str]:
     return Counter(run.data.tags["outcome"] for run in runs)
 
 
-def test_the_main_job_measures_this_machine(place: Place) -> None:
-    done = place.run("budget.trials=8", "space.m=range(64,513,64)", "space.n=256", "hardware=cpu")
+@dataclass
+class Ended:
+    """A sweep that several tests look at."""
+
+    place: Place
+    done: Done
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """From an empty directory: MLflow makes its tables."""
+    place = Place(tmp_path_factory.mktemp("held"))
+    return Ended(place, place.run(*PROBE, "budget.trials=3", "name=held"))
+
+
+@pytest.fixture(scope="module")
+def main_job(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Ended:
+    place = Place(tmp_path_factory.mktemp("main"))
+    shutil.copy(empty_store, place.path)
+    words = ["budget.trials=8", "space.m=range(64,513,64)", "space.n=256", "hardware=cpu", "progress=json"]
+    return Ended(place, place.run(*words))
+
+
+def test_the_main_job_measures_this_machine(main_job: Ended) -> None:
+    place, done = main_job.place, main_job.done
     assert done.code == 0, done.err
     assert "8 complete" in done.out and "TFLOP/s" in done.out
     assert "mlflow ui" in done.out and "budget.trials=16" in done.out  # how to look, and how to go on
@@ -38,6 +65,17 @@ def test_the_main_job_measures_this_machine(place: Place) -> None:
         flops = 2 * int(row["param.m"]) * 256 * int(row["param.k"])
         assert float(row["tflops"]) == pytest.approx(flops / float(row["step_time_ms"]) / 1e9, rel=1e-6)
         assert float(row["relative_error"]) < 1e-4
+
+
+def test_a_search_of_products_leaves_its_rate_behind_and_the_leaderboard_shows_it(main_job: Ended) -> None:
+    (kept,) = rates.read(main_job.place.path)
+    assert kept.dtype == "fp32" and kept.how == "mean of 5 rounds"
+    m, n, k = map(int, kept.shape.split("x"))
+    assert m % 64 == 0 and n == 256 and k > 0
+    end = json.loads(main_job.done.err.strip().splitlines()[-1])
+    assert kept.tflops == pytest.approx(end["finals"][0]["figure"]["value"])
+    table = report(main_job.place.path, "leaderboard", "--type", "fp32")
+    assert kept.device in table.stdout and "mean of 5 rounds" in table.stdout
 
 
 def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) -> None:
@@ -62,8 +100,9 @@ def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) ->
     assert done.out.count("such as trial") == 3 and "worker-" in done.out  # each with its log
 
 
-def test_mlflow_holds_the_sweep(place: Place) -> None:
-    assert place.run(*PROBE, "budget.trials=3", "name=held").code == 0
+def test_mlflow_holds_the_sweep(held: Ended) -> None:
+    place = held.place
+    assert held.done.code == 0, held.done.err
     (parent,) = place.runs("sweep")
     children = place.runs("trial")
     assert parent.info.status == "FINISHED" and parent.info.run_name == "held"
@@ -91,15 +130,31 @@ def test_mlflow_holds_the_sweep(place: Place) -> None:
         assert record["measurements"][0]["step_times_s"] and record["params"].keys() == {"x", "y"}
 
 
-def test_the_same_command_again_changes_nothing_and_a_larger_budget_goes_on(place: Place) -> None:
-    assert place.run(*PROBE, "budget.trials=3").code == 0
+def test_progress_for_programs(held: Ended) -> None:
+    events = [json.loads(line) for line in held.done.err.splitlines()]
+    assert events[-1]["event"] == "end" and events[-1]["outcomes"] == {"complete": 3} and events[-1]["exit_code"] == 0
+    trials = [event for event in events if event["event"] == "trial"]
+    assert [event["ended"] for event in trials] == [1, 2, 3]
+    assert all(event["outcome"] == "complete" and "score" in event["metrics"] for event in trials)
+
+
+def test_the_same_command_again_changes_nothing_and_a_larger_budget_goes_on(held: Ended, place: Place) -> None:
+    shutil.copytree(held.place.path / "sweeps", place.path / "sweeps")
     before = (place.sweeps[0] / "study.journal").read_bytes()
-    again = place.run(*PROBE, "budget.trials=3")
+    again = place.run(*PROBE, "budget.trials=3", "name=held")
     assert again.code == 0 and "3 complete" in again.out
     assert (place.sweeps[0] / "study.journal").read_bytes() == before
-    assert place.run(*PROBE, "budget.trials=5").code == 0
+    assert len(place.runs("trial")) == 3  # another store gets all of it
+    assert place.run(*PROBE, "budget.trials=5", "name=held").code == 0
     assert place.states() == {"COMPLETE": 5}
     assert len(place.runs("trial")) == 5 and len(place.runs("sweep")) == 1
+
+
+def test_resuming_with_another_space_names_the_difference(held: Ended) -> None:
+    done = held.place.run("workload=probe", "name=held", "space.x=interval(0,1)")
+    assert done.code == 2
+    assert "space.x was interval(-10.0, 10.0), now interval(0.0, 1.0)" in done.err
+    assert len(done.err.strip().splitlines()) == 1
 
 
 @pytest.mark.soak
@@ -114,19 +169,15 @@ def test_patience_and_time_end_a_sweep(place: Place) -> None:
     assert 5 <= done.err.count('"event": "trial"') <= 22
 
 
-def test_a_gang_runs_one_trial_on_all_its_ranks(place: Place) -> None:
+def test_a_gang_runs_one_trial_on_all_its_ranks_and_one_rank_that_fails_ends_it_for_all(place: Place) -> None:
     ledger = place.path / "ledger"
-    done = place.run(*PROBE, "gpus=2", "budget.trials=3", f"space.ledger={ledger}")
-    assert done.code == 0, done.err
-    lines = [line.split() for line in ledger.read_text().splitlines()]
-    assert Counter(rank for *_, rank in lines) == {"0": 3, "1": 3}
-    assert len({tuple(point) for *point, _ in lines}) == 3
-
-
-def test_one_rank_that_fails_ends_the_trial_for_all(place: Place) -> None:
-    done = place.run(*PROBE, "gpus=2", "budget.trials=2", "space.behaviour=killed", "trial.retries=0")
+    words = [*PROBE, "gpus=2", "search=grid", "space.x=1,2", "space.y=0", f"space.ledger={ledger}"]
+    done = place.run(*words, "space.behaviour=ok,killed", "trial.retries=0")
     assert done.code == 1, done.err
-    assert outcomes(place.runs("trial")) == {"lost": 2}
+    assert outcomes(place.runs("trial")) == {"complete": 2, "lost": 2}
+    lines = [line.split() for line in ledger.read_text().splitlines()]
+    assert Counter(rank for *_, rank in lines) == {"0": 2, "1": 2}
+    assert len({tuple(point) for *point, _ in lines}) == 2
 
 
 def test_a_cluster_that_is_there_is_used_and_left_standing(
@@ -151,7 +202,7 @@ def test_a_cluster_that_is_there_is_used_and_left_standing(
         address = next(line.split("'")[1] for line in head.stdout if "--address=" in line)
         refused = place.run(*PROBE, f"cluster.address={address}", "budget.trials=1")
         assert refused.code == 2 and "lets in whoever reaches it" in refused.err
-        assert len(refused.err.splitlines()) == 1 and not list(place.path.iterdir())
+        assert len(refused.err.splitlines()) == 1 and [path.name for path in place.path.iterdir()] == ["mlflow.db"]
         for _ in range(2):  # the second finds it unharmed by the first
             done = place.run(
                 *PROBE,
@@ -190,8 +241,11 @@ def in_flight(place: Place, at_least: int = 2) -> bool:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
-def test_the_first_signal_lets_what_is_in_flight_finish(place: Place, signum: int) -> None:
-    process = place.start(*PROBE, "budget.trials=50", "space.sleep_s=0.3")
+def test_the_first_signal_lets_what_is_in_flight_finish_and_the_second_leaves_at_once(
+    place: Place, signum: int
+) -> None:
+    words = [*PROBE, "space.sleep_s=0.7", "trial.grace_s=60"]
+    process = place.start(*words, "budget.trials=50")
     wait_for(lambda: in_flight(place))
     os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)  # as a terminal does
     out, err = process.communicate(timeout=60)
@@ -201,8 +255,23 @@ def test_the_first_signal_lets_what_is_in_flight_finish(place: Place, signum: in
     assert set(states) == {"COMPLETE"} and 2 <= states["COMPLETE"] < 50
     assert {run.info.status for run in place.runs("trial")} == {"FINISHED"}
     assert [run.info.status for run in place.runs("sweep")] == ["KILLED"]
-    assert place.run(*PROBE, "budget.trials=8", "space.sleep_s=0.3").code == 0
-    assert place.states() == {"COMPLETE": 8} and len(place.runs("trial")) == 8
+
+    process = place.start(*words, "budget.trials=50")
+    wait_for(lambda: in_flight(place, states["COMPLETE"] + 1))
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 130 and "to resume" in err
+    assert place.states()["RUNNING"] > 0
+
+    wanted = place.states()["COMPLETE"] + 3
+    done = place.run(*words, f"budget.trials={wanted}")
+    assert done.code == 0, done.err
+    assert place.states() == {"COMPLETE": wanted} and len(place.runs("trial")) == wanted
+    assert {run.info.status for run in place.runs("trial")} == {"FINISHED"}
     assert [run.info.status for run in place.runs("sweep")] == ["FINISHED"]
 
 
@@ -224,24 +293,6 @@ def test_after_the_grace_what_is_in_flight_is_cancelled_and_tried_again(place: P
     process.kill()
     process.communicate()
     assert {tuple(trial.params.values()) for trial in place.trials()[2:]} == cancelled
-
-
-def test_the_second_signal_leaves_at_once(place: Place) -> None:
-    process = place.start(
-        *PROBE, "budget.trials=50", "space.sleep_s=1", "trial.grace_s=60", SWEEPER_TEST=place.path.name
-    )
-    wait_for(lambda: in_flight(place, 1))
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    _, err = process.communicate(timeout=20)
-    assert time.monotonic() - started < 5
-    assert process.returncode == 130 and "to resume" in err
-    done = place.run(*PROBE, "budget.trials=3", "space.sleep_s=1")
-    assert done.code == 0, done.err
-    assert place.states() == {"COMPLETE": 3}
-    assert {run.info.status for run in place.runs("trial")} == {"FINISHED"}
 
 
 # ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────
@@ -291,15 +342,6 @@ def test_elsewhere_it_is_plain_lines_and_results_stand_apart(place: Place) -> No
     assert "trial" in done.out and "new best" not in done.out
     quiet = place.run("workload=probe", "budget.trials=5", "seed=2", "progress=never")
     assert "trials:" not in quiet.err and "5 complete" in quiet.out
-
-
-def test_progress_for_programs(place: Place) -> None:
-    done = place.run(*PROBE, "budget.trials=4")
-    events = [json.loads(line) for line in done.err.splitlines()]
-    assert events[-1]["event"] == "end" and events[-1]["outcomes"] == {"complete": 4} and events[-1]["exit_code"] == 0
-    trials = [event for event in events if event["event"] == "trial"]
-    assert [event["ended"] for event in trials] == [1, 2, 3, 4]
-    assert all(event["outcome"] == "complete" and "score" in event["metrics"] for event in trials)
 
 
 def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:

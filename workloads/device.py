@@ -36,7 +36,7 @@ def fresh(device: torch.device) -> None:
 
 def facts(device: torch.device) -> dict[str, Scalar]:
     """What a stranger needs to believe a figure: the device's own name, and the versions under it."""
-    found: dict[str, Scalar] = {"torch": torch.__version__, "host": socket.gethostname()}
+    found: dict[str, Scalar] = {"torch": str(torch.__version__), "host": socket.gethostname()}
     if device.type == "cpu":
         return found | {"device": cpu_name(), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
