@@ -85,6 +85,7 @@ class ClusterChoice:
     insecure: bool = False
     network_gb_s: float = field(default=50.0, metadata={"min": 0.001})
     workers: int | None = field(default=None, metadata={"min": 1})
+    set_aside_below: float | None = field(default=0.9, metadata={"min": 0, "max": 1})
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,17 @@ class Gang:
     hello: list[Any]  # those of them that have not come
     where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
     jobs: deque[Running] = field(default_factory=deque)
+    leaving: bool = False  # its nodes are no longer used: it ends with what it holds
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes trials."""
+        return self.ready and not self.leaving
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ray's ids, in the order of ranks."""
+        return list(dict.fromkeys(str(place["node_id"]) for place in self.where))
 
     @property
     def ready(self) -> bool:
@@ -78,7 +89,8 @@ class Gang:
     @property
     def said_place(self) -> dict[str, Scalar]:
         """Rank 0's, for the books: what it was met by is nobody's business."""
-        return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
+        kept = {name: value for name, value in self.where[0].items() if name not in ("address", "port", "node_id")}
+        return kept | {"node_ids": " ".join(self.nodes)}
 
     def ranks(self, device: str, turn: int) -> list[Rank]:
         """What each rank is told of its place."""
@@ -148,7 +160,11 @@ class Pool:
 
     def room(self) -> int:
         """How many more trials can be submitted now: none to gangs that have not started."""
-        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.ready) - len(self._backlog)
+        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.open) - len(self._backlog)
+
+    def nodes_with_room(self) -> set[str]:
+        """The nodes on which a gang could take a trial, of those that are on one node."""
+        return {gang.nodes[0] for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and len(gang.nodes) == 1}
 
     @property
     def starting(self) -> bool:
@@ -172,26 +188,32 @@ class Pool:
             lines.append(f"{gang.name} on {place['node']}{gpu}: {job}")
         return lines
 
-    def submit(self, trial: Trial) -> None:
-        """Hand a trial to the gang that will come to it first."""
-        self._backlog.append(trial)
-        self._hand_out()
+    def submit(self, trial: Trial, node: str | None = None) -> None:
+        """Hand a trial to the gang that will come to it first, of those on one node if that is named and has room."""
+        there = [gang for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and gang.nodes == [node]]
+        if there:
+            self._give(min(there, key=lambda gang: len(gang.jobs)), trial)
+        else:
+            self._backlog.append(trial)
+            self._hand_out()
 
     def _hand_out(self) -> None:
         while self._backlog:
-            gang = min((gang for gang in self.gangs if gang.ready), key=lambda gang: len(gang.jobs), default=None)
+            gang = min((gang for gang in self.gangs if gang.open), key=lambda gang: len(gang.jobs), default=None)
             if gang is None or len(gang.jobs) >= DEPTH:
                 return
-            trial = self._backlog.popleft()
-            parameters = {**self._constants, **trial.params}
-            device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
-            self._turns += 1
-            self._of_turn[self._turns] = trial
-            refs = [
-                worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
-                for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
-            ]
-            gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
+            self._give(gang, self._backlog.popleft())
+
+    def _give(self, gang: Gang, trial: Trial) -> None:
+        parameters = {**self._constants, **trial.params}
+        device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
+        self._turns += 1
+        self._of_turn[self._turns] = trial
+        refs = [
+            worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
+            for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
+        ]
+        gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
         """The trials that ended, after waiting up to `timeout_s` for the first of them."""
@@ -217,13 +239,24 @@ class Pool:
                     self._replace(gang)
                 elif gang.jobs:
                     gang.jobs[0].since_s = time.monotonic()
+            if gang.leaving and not gang.jobs and gang in self.gangs:
+                self._replace(gang)
         self._hand_out()
         return ended
 
-    def grow(self, target: Target, count: int) -> None:
-        """Use these nodes from now on, with as many gangs."""
-        self._target = target
-        self.gangs += [self._new_gang() for _ in range(count - len(self.gangs))]
+    def use(self, target: Target, count: int) -> None:
+        """Use these nodes and no others from now on, with as many gangs. One that is elsewhere runs what it holds and
+        goes; one that has not started may be waiting for a node that is gone, and starts anew."""
+        ids = {node.id for node in target.nodes}
+        fewer = not ids >= {node.id for node in self._target.nodes}
+        self._target, self._count = target, count
+        for gang in list(self.gangs):
+            if gang.ready:
+                gang.leaving = not ids >= {*gang.nodes}
+            elif fewer:
+                self._end(gang)
+                self.gangs.remove(gang)
+        self.gangs += [self._new_gang() for _ in range(count - sum(not gang.leaving for gang in self.gangs))]
 
     def heard(self, *, all_of_it: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Steps of trials that were over since this was last asked: which one, when, and its figures. What is not there
@@ -371,11 +404,13 @@ class Pool:
             gang.number()
 
     def _replace(self, gang: Gang) -> None:
-        """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""
+        """A new gang in the place of one that failed, unless that was to go; what it had not begun goes back to be
+        handed out first."""
         self._backlog.extendleft(reversed([job.trial for job in gang.jobs]))
         gang.jobs.clear()
         self._end(gang)
-        self.gangs[self.gangs.index(gang)] = self._new_gang()
+        place = self.gangs.index(gang)
+        self.gangs[place : place + 1] = [] if gang.leaving else [self._new_gang()]
 
     def _end(self, gang: Gang) -> None:
         for worker in gang.workers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -34,6 +34,11 @@ class Node:
         """What its GPUs are called: by the driver where it says, else by Ray."""
         return self.gpu_names[0] if self.gpu_names else self.accelerator
 
+    @property
+    def said(self) -> str:
+        """Several may share an address: on one machine, or one after the other."""
+        return f"{self.address} ({self.id[:8]})" if self.id else self.address
+
 
 @dataclass(frozen=True)
 class Target:
@@ -55,7 +60,7 @@ class Target:
         than there is room for.
         """
         most = self.devices // size
-        if whole_nodes and self.hardware.kind == "gpu":
+        if whole_nodes and self.hardware.kind == "gpu" and self.nodes:
             most = len(self.nodes) // -(-size // min(node.gpus for node in self.nodes))
         if wanted is not None and wanted > most:
             alone = " with exclusive=node" if whole_nodes else ""
@@ -66,6 +71,10 @@ class Target:
         """With those of these nodes that have the same devices."""
         alike = [node for node in nodes if self._is_alike(node)]
         return replace(self, nodes=(*self.nodes, *alike))
+
+    def without(self, ids: Collection[str]) -> Target:
+        """Without the nodes that have these ids of Ray's."""
+        return replace(self, nodes=tuple(node for node in self.nodes if node.id not in ids))
 
     def _is_alike(self, node: Node) -> bool:
         if self.hardware.kind == "gpu":

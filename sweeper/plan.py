@@ -52,7 +52,10 @@ class Plan:
         have += ", on paper" if target.nodes[0].address == "on paper" else ""
         each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
         alone = ", no two on one node" if self.whole_nodes and self.target.hardware.kind == "gpu" else ""
-        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}{alone}"
+        return f"{have}; {self.said_gangs()}{each}{alone}"
+
+    def said_gangs(self) -> str:
+        return f"{self.gangs} trial{'s' if self.gangs > 1 else ''} at once"
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size

@@ -14,11 +14,9 @@ from sweeper import fleet, pictures, rates, table
 from sweeper.board import Board
 from sweeper.config import workload_of
 from sweeper.finals import Standing, standings
-from sweeper.outcome import Ending, Record
+from sweeper.outcome import BAD, Ending, Record
 from sweeper.plan import Plan
 from sweeper.search import Study
-
-BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ class ProbeParameters:
     """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends.
 
     ledger: a file that gets a line for each time that a trial has run to its end, if one is named.
+
+    On a node whose processes have SWEEPER_PROBE=slow in their environment a trial takes twice as long, with
+    SWEEPER_PROBE=fails it fails.
     """
 
     x: float = 0.0
@@ -41,7 +44,10 @@ class Probe:
     def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
         start = time.perf_counter()
         print(f"probe {parameters}", flush=True)
-        time.sleep(parameters.sleep_s)
+        node_is = os.environ.get("SWEEPER_PROBE", "")
+        time.sleep(parameters.sleep_s * (2 if node_is == "slow" else 1))
+        if node_is == "fails":
+            raise RuntimeError("this node was told to fail")
         executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         match parameters.behaviour:
             case "raise":
