@@ -141,6 +141,7 @@ def _node(entry: dict[str, Any], answer: tuple[str, str, tuple[str, ...]]) -> No
         gpu_names=gpu_names if gpus else (),
         id=entry["NodeID"],
         cpu_architecture=cpu_architecture,
+        memory_gib=resources.get("memory", 0.0) / 2**30,
     )
 
 

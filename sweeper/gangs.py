@@ -127,7 +127,7 @@ class Pool:
 
     `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
     `constants` are the parameters that every trial has, `settings` those of the workload; `listens`: to the steps of
-    trials while they run; `whole_nodes`: no two gangs on one node.
+    trials while they run; `whole_nodes`: no two gangs on one node; `host_gib`: of its node's memory, for each rank.
     """
 
     def __init__(
@@ -139,13 +139,14 @@ class Pool:
         settings: Mapping[str, Any] | None,
         listens: bool,
         whole_nodes: bool = False,
+        host_gib: float = 0.0,
         size: int,
         count: int,
         timeout_s: float,
         share: int | None = None,
     ) -> None:
         self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
-        self._whole_nodes = whole_nodes
+        self._whole_nodes, self._memory = whole_nodes, int(host_gib * 2**30)
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
@@ -367,7 +368,7 @@ class Pool:
         self._made += 1
         options, group = self._options(), None
         if self._size > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._memory}
             bundle = {resource: amount for resource, amount in bundle.items() if amount}
             place = options.pop("label_selector")
             group = placement_group([bundle] * self._size, strategy="PACK", bundle_label_selector=[place] * self._size)
@@ -384,7 +385,8 @@ class Pool:
         place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
         if self._target.hardware.kind == "gpu":
             cores = self._target.cores_of_whole_nodes(self._size) if self._whole_nodes else 1
-            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place}
+            memory = {"memory": self._memory} if self._memory else {}
+            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place, **memory}
         cores = self._target.cores_for_each(self._share * self._size)
         return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 

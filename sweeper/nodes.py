@@ -41,7 +41,8 @@ class Nodes:
     def gangs(self, target: Target | None = None) -> int:
         """How many trials run at once."""
         wanted = self._plan.config.cluster.workers
-        most = (target or self.target).gangs(self._plan.gpus, None, whole_nodes=self._plan.whole_nodes)
+        planned = self._plan
+        most = (target or self.target).gangs(planned.gpus, None, whole_nodes=planned.whole_nodes, gib=planned.host_gib)
         return min(most, wanted or most)
 
     def said_aside(self) -> list[str]:

@@ -35,6 +35,7 @@ class Plan:
     gpus: int
     gangs: int
     whole_nodes: bool  # whether no two trials run on one node
+    host_gib: float  # that is reserved of a node's memory for each process of a trial
     identity: dict[str, Any]
     name: str
     folder: Path
@@ -85,8 +86,9 @@ def plan(said: Config) -> Plan:
     config.check_gpus(said, gpus)
     said = config.with_strategy(said, target.hardware.kind, target.architecture)
     whole_nodes = (said.exclusive or getattr(config.workload_of(said), "exclusive", "gpu")) == "node"
-    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes)
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
+    host_gib = min(config.host_gib(said, space), target.least_memory_gib())  # what needs more says so itself
+    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes, gib=host_gib)
     folder_of_all = Path(said.dir).expanduser().resolve()
     reached = rates.reached_tflops(rates.read(folder_of_all), target.model)
     machine = foresight.machine_of(target, gpus, said.cluster.network_gb_s, reached)
@@ -119,7 +121,8 @@ def plan(said: Config) -> Plan:
         first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
     folder = folder_of_all / "sweeps" / name
     return Plan(
-        said, target, space, left_out, first, gpus, gangs, whole_nodes, identity, name, folder, reached, foreseen
+        *(said, target, space, left_out, first, gpus, gangs, whole_nodes, host_gib, identity, name, folder),
+        *(reached, foreseen),
     )
 
 

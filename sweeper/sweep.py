@@ -125,6 +125,7 @@ class Sweep:
             constants=self._plan.space.constants,
             settings=settings_of(self._config),
             whole_nodes=self._plan.whole_nodes,
+            host_gib=self._plan.host_gib,
             listens=getattr(workload_of(self._config), "tells_steps", False),
             size=self._plan.gpus,
             count=count,
