@@ -59,6 +59,17 @@ class Gang:
     hello: list[Any]  # those of them that have not come
     where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
     jobs: deque[Running] = field(default_factory=deque)
+    leaving: bool = False  # its nodes are no longer used: it ends with what it holds
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes trials."""
+        return self.ready and not self.leaving
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ray's ids, in the order of ranks."""
+        return list(dict.fromkeys(str(place["node_id"]) for place in self.where))
 
     @property
     def ready(self) -> bool:
@@ -78,7 +89,8 @@ class Gang:
     @property
     def said_place(self) -> dict[str, Scalar]:
         """Rank 0's, for the books: what it was met by is nobody's business."""
-        return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
+        kept = {name: value for name, value in self.where[0].items() if name not in ("address", "port", "node_id")}
+        return kept | {"node_ids": " ".join(self.nodes)}
 
     def headed(self, reply: Reply) -> str:
         """Its last lines; of one of several ranks below where that was."""
@@ -121,7 +133,7 @@ class Pool:
 
     `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
     `constants` are the parameters that every trial has, `settings` those of the workload; `listens`: to the steps of
-    trials while they run; `whole_nodes`: no two gangs on one node.
+    trials while they run; `whole_nodes`: no two gangs on one node; `host_gib`: of its node's memory, for each rank.
     """
 
     def __init__(
@@ -133,13 +145,14 @@ class Pool:
         settings: Mapping[str, Any] | None,
         listens: bool,
         whole_nodes: bool = False,
+        host_gib: float = 0.0,
         size: int,
         count: int,
         timeout_s: float,
         share: int | None = None,
     ) -> None:
         self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
-        self._whole_nodes = whole_nodes
+        self._whole_nodes, self._memory = whole_nodes, int(host_gib * 2**30)
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
@@ -154,7 +167,11 @@ class Pool:
 
     def room(self) -> int:
         """How many more trials can be submitted now: none to gangs that have not started."""
-        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.ready) - len(self._backlog)
+        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.open) - len(self._backlog)
+
+    def nodes_with_room(self) -> set[str]:
+        """The nodes on which a gang could take a trial, of those that are on one node."""
+        return {gang.nodes[0] for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and len(gang.nodes) == 1}
 
     @property
     def starting(self) -> bool:
@@ -178,26 +195,32 @@ class Pool:
             lines.append(f"{gang.name} on {place['node']}{gpu}: {job}")
         return lines
 
-    def submit(self, trial: Trial) -> None:
-        """Hand a trial to the gang that will come to it first."""
-        self._backlog.append(trial)
-        self._hand_out()
+    def submit(self, trial: Trial, node: str | None = None) -> None:
+        """Hand a trial to the gang that will come to it first, of those on one node if that is named and has room."""
+        there = [gang for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and gang.nodes == [node]]
+        if there:
+            self._give(min(there, key=lambda gang: len(gang.jobs)), trial)
+        else:
+            self._backlog.append(trial)
+            self._hand_out()
 
     def _hand_out(self) -> None:
         while self._backlog:
-            gang = min((gang for gang in self.gangs if gang.ready), key=lambda gang: len(gang.jobs), default=None)
+            gang = min((gang for gang in self.gangs if gang.open), key=lambda gang: len(gang.jobs), default=None)
             if gang is None or len(gang.jobs) >= DEPTH:
                 return
-            trial = self._backlog.popleft()
-            parameters = {**self._constants, **trial.params}
-            device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
-            self._turns += 1
-            self._of_turn[self._turns] = trial
-            refs = [
-                worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
-                for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
-            ]
-            gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
+            self._give(gang, self._backlog.popleft())
+
+    def _give(self, gang: Gang, trial: Trial) -> None:
+        parameters = {**self._constants, **trial.params}
+        device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
+        self._turns += 1
+        self._of_turn[self._turns] = trial
+        refs = [
+            worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
+            for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
+        ]
+        gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
         """The trials that ended, after waiting up to `timeout_s` for the first of them."""
@@ -223,13 +246,24 @@ class Pool:
                     self._replace(gang)
                 elif gang.jobs:
                     gang.jobs[0].since_s = time.monotonic()
+            if gang.leaving and not gang.jobs and gang in self.gangs:
+                self._replace(gang)
         self._hand_out()
         return ended
 
-    def grow(self, target: Target, count: int) -> None:
-        """Use these nodes from now on, with as many gangs."""
-        self._target = target
-        self.gangs += [self._new_gang() for _ in range(count - len(self.gangs))]
+    def use(self, target: Target, count: int) -> None:
+        """Use these nodes and no others from now on, with as many gangs. One that is elsewhere runs what it holds and
+        goes; one that has not started may be waiting for a node that is gone, and starts anew."""
+        ids = {node.id for node in target.nodes}
+        fewer = not ids >= {node.id for node in self._target.nodes}
+        self._target, self._count = target, count
+        for gang in list(self.gangs):
+            if gang.ready:
+                gang.leaving = not ids >= {*gang.nodes}
+            elif fewer:
+                self._end(gang)
+                self.gangs.remove(gang)
+        self.gangs += [self._new_gang() for _ in range(count - sum(not gang.leaving for gang in self.gangs))]
 
     def heard(self, *, all_of_it: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Steps of trials that were over since this was last asked: which one, when, and its figures. What is not there
@@ -340,7 +374,7 @@ class Pool:
         self._made += 1
         options, group = self._options(), None
         if self._size > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._memory}
             bundle = {resource: amount for resource, amount in bundle.items() if amount}
             place = options.pop("label_selector")
             group = placement_group([bundle] * self._size, strategy="PACK", bundle_label_selector=[place] * self._size)
@@ -357,7 +391,8 @@ class Pool:
         place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
         if self._target.hardware.kind == "gpu":
             cores = self._target.cores_of_whole_nodes(self._size) if self._whole_nodes else 1
-            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place}
+            memory = {"memory": self._memory} if self._memory else {}
+            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place, **memory}
         cores = self._target.cores_for_each(self._share * self._size)
         return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 
@@ -377,11 +412,13 @@ class Pool:
             gang.number()
 
     def _replace(self, gang: Gang) -> None:
-        """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""
+        """A new gang in the place of one that failed, unless that was to go; what it had not begun goes back to be
+        handed out first."""
         self._backlog.extendleft(reversed([job.trial for job in gang.jobs]))
         gang.jobs.clear()
         self._end(gang)
-        self.gangs[self.gangs.index(gang)] = self._new_gang()
+        place = self.gangs.index(gang)
+        self.gangs[place : place + 1] = [] if gang.leaving else [self._new_gang()]
 
     def _end(self, gang: Gang) -> None:
         for worker in gang.workers:

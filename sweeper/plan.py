@@ -35,6 +35,7 @@ class Plan:
     gpus: int
     gangs: int
     whole_nodes: bool  # whether no two trials run on one node
+    host_gib: float  # that is reserved of a node's memory for each process of a trial
     identity: dict[str, Any]
     name: str
     folder: Path
@@ -53,7 +54,10 @@ class Plan:
         have += ", on paper" if target.nodes[0].address == "on paper" else ""
         each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
         alone = ", no two on one node" if self.whole_nodes and self.target.hardware.kind == "gpu" else ""
-        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}{alone}"
+        return f"{have}; {self.said_gangs()}{each}{alone}"
+
+    def said_gangs(self) -> str:
+        return f"{self.gangs} trial{'s' if self.gangs > 1 else ''} at once"
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size
@@ -84,8 +88,9 @@ def plan(said: Config) -> Plan:
     config.check_gpus(said, gpus)
     said = config.with_strategy(said, target.hardware.kind, target.architecture)
     whole_nodes = (said.exclusive or getattr(config.workload_of(said), "exclusive", "gpu")) == "node"
-    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes)
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
+    host_gib = min(config.host_gib(said, space), target.least_memory_gib())  # what needs more says so itself
+    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes, gib=host_gib)
     folder_of_all = Path(said.dir).expanduser().resolve()
     reached = rates.reached_tflops(rates.read(folder_of_all), target.model)
     machine = foresight.machine_of(target, gpus, said.cluster.network_gb_s, reached)
@@ -120,8 +125,8 @@ def plan(said: Config) -> Plan:
         first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
     folder = folder_of_all / "sweeps" / name
     return Plan(
-        *(said, target, space, left_out, first, gpus, gangs, whole_nodes, identity, name, folder, reached, foreseen),
-        projected,
+        *(said, target, space, left_out, first, gpus, gangs, whole_nodes, host_gib, identity, name, folder),
+        *(reached, foreseen, projected),
     )
 
 

@@ -13,12 +13,11 @@ from sweeper import fleet, foresight, pictures, rates, table
 from sweeper.board import Board
 from sweeper.config import workload_of
 from sweeper.finals import Standing, standings
-from sweeper.outcome import Ending, Record
+from sweeper.outcome import BAD, Ending, Record
 from sweeper.plan import Plan
 from sweeper.search import Study
 
 PROJECTED_TO = (1, 2, 4, 8)  # times the devices of a trial, unless nodes= says others
-BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class Worker:
             "address": ray.util.get_node_ip_address(),
             "port": port,
             "node": socket.gethostname(),
+            "node_id": ray.get_runtime_context().get_node_id(),
             "pid": os.getpid(),
             "log": str(log.readlink()) if log.is_symlink() else "",
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "",
