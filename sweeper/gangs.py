@@ -31,6 +31,8 @@ from workloads.contract import Rank, Scalar
 DEPTH = 2  # trials that a gang holds: one running, one next
 STARTS_BEFORE_GIVING_UP = 3
 PATIENCE_FOR_THE_REASON_S = 3.0
+KNOWING = (Ending.INFEASIBLE, Ending.PRUNED, Ending.TIMED_OUT)  # what no rank says because another was gone
+ENDING_ITSELF_S = 15.0  # what a program and all that it started may take to end once its time is over
 
 
 class ClusterTrouble(Exception):
@@ -98,7 +100,7 @@ class Gang:
             return reply.detail
         return f"rank {reply.rank} on {self.where[reply.rank]['node']}:\n{reply.detail}"
 
-    def ranks(self, device: str, turn: int) -> list[Rank]:
+    def ranks(self, device: str, turn: int, timeout_s: float) -> list[Rank]:
         """What each rank is told of its place."""
         addresses = [str(place["address"]) for place in self.where]
         nodes, found = list(dict.fromkeys(addresses)), list[Rank]()
@@ -111,6 +113,7 @@ class Gang:
                     node_rank=nodes.index(address),
                     nodes=len(nodes),
                     node_devices=",".join(filter(None, there)),
+                    timeout_s=timeout_s,
                 )
             )
         return found
@@ -154,6 +157,7 @@ class Pool:
         self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
         self._whole_nodes, self._memory = whole_nodes, int(host_gib * 2**30)
         self._size, self._count, self._timeout_s = size, count, timeout_s
+        self._limit_s = timeout_s + (ENDING_ITSELF_S if listens else 0.0)  # from where on a trial is ended from outside
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
         self._why_no_start = ""
@@ -218,7 +222,7 @@ class Pool:
         self._of_turn[self._turns] = trial
         refs = [
             worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
-            for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
+            for worker, rank in zip(gang.workers, gang.ranks(device, self._turns, self._timeout_s), strict=True)
         ]
         gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
 
@@ -334,7 +338,7 @@ class Pool:
                 where=gang.said_place,
                 sound=True,
             )
-        if time.monotonic() - job.since_s > self._timeout_s:
+        if time.monotonic() - job.since_s > self._limit_s:
             return self._bad(gang, job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={self._timeout_s:g}")
         return None
 
@@ -352,8 +356,7 @@ class Pool:
                 found.append(self._bad(gang, job, *_death(error)))
                 continue
             if reply.measurement is None:
-                ending = Ending.INFEASIBLE if reply.infeasible else Ending.PRUNED if reply.hopeless else Ending.FAILED
-                bad = self._bad(gang, job, ending, reply.reason, gang.headed(reply))
+                bad = self._bad(gang, job, _ending(reply), reply.reason, gang.headed(reply))
                 # Of several ranks, the others may wait for the one that refused.
                 found.append(replace(bad, sound=reply.sound and self._size == 1))
             else:
@@ -366,7 +369,7 @@ class Pool:
         return Outcome(ending, started, now, reason, detail or _tail(gang.where[0].get("log")), where=gang.said_place)
 
     def _next_deadline_s(self) -> float:
-        return min((g.jobs[0].since_s + self._timeout_s for g in self.gangs if g.ready and g.jobs), default=math.inf)
+        return min((g.jobs[0].since_s + self._limit_s for g in self.gangs if g.ready and g.jobs), default=math.inf)
 
     # ── gangs ──
 
@@ -427,10 +430,17 @@ class Pool:
             remove_placement_group(gang.group)
 
 
+def _ending(reply: Reply) -> Ending:
+    """Of a rank that has measured nothing."""
+    if reply.infeasible:
+        return Ending.INFEASIBLE
+    return Ending.PRUNED if reply.hopeless else Ending.TIMED_OUT if reply.timed_out else Ending.FAILED
+
+
 def _of_all(found: Sequence[Outcome]) -> Outcome:
-    """How a trial ended in which these ranks did badly: as one says that could not do it, else as the first says, with
-    the last lines of all. What one has seen is often only that another was gone."""
-    first = min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE)
+    """How a trial ended in which these ranks did badly: as one says that knows, else as the first says, with the last
+    lines of all. What one has seen is often only that another was gone."""
+    first = min(found, key=lambda bad: KNOWING.index(bad.ending) if bad.ending in KNOWING else len(KNOWING))
     return replace(first, detail="\n\n".join(dict.fromkeys(bad.detail for bad in found if bad.detail)))
 
 

@@ -168,9 +168,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def check_uri(uri: str) -> None:
-    """Raises SaidWrongly where the tracking address is none, or nothing answers there."""
-    shown = f"tracking.uri={mask(uri)}"
+def check_uri(uri: str, word: str = "tracking.uri=") -> None:
+    """Raises SaidWrongly where the tracking address, said after `word`, is none, or nothing answers there."""
+    shown = f"{word}{mask(uri)}"
     try:
         parts = urllib.parse.urlsplit(uri)
         host, port = parts.hostname, parts.port

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from workloads.contract import Hopeless, Infeasible, Measurement, OutOfMemory, Rank, Scalar
+from workloads.contract import Hopeless, Infeasible, Measurement, OutOfMemory, Rank, Scalar, TookTooLong
 from workloads.trial import run_trial
 
 LAST_LINES = 120  # of a traceback, at whose end a program's own last lines stand
@@ -44,6 +44,7 @@ class Reply:
     measurement: Measurement | None = None
     infeasible: bool = False
     hopeless: bool = False
+    timed_out: bool = False
     sound: bool = False  # whether the process is as it was: it refused, and tried nothing
     reason: str = ""
     detail: str = ""
@@ -80,6 +81,9 @@ class Worker:
             return Reply(job.rank.rank, started_at_s, time.time(), infeasible=True, sound=sound, reason=str(error))
         except Hopeless:
             return Reply(rank.rank, started_at_s, time.time(), hopeless=True, sound=True, reason="worse than others")
+        except TookTooLong as error:
+            lines = "\n".join(getattr(error, "__notes__", ()))
+            return Reply(rank.rank, started_at_s, time.time(), timed_out=True, reason=str(error), detail=lines)
         except Exception as error:
             last = traceback.format_exc().strip().splitlines()[-LAST_LINES:]
             reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]

@@ -291,16 +291,19 @@ def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(place: Place) ->
 
 
 def test_nothing_of_a_trial_that_took_too_long_is_left(place: Place) -> None:
-    """A child in a session of its own, of a program whose worker Ray has killed with its own children."""
+    """A child in a session of its own; and what the program had said is kept."""
     child = "import time, sys; sys.stdout.close(); time.sleep(601)"
     program = (
         f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
     )
-    (place.path / "train.py").write_text(program + "time.sleep(602)\n")
+    (place.path / "train.py").write_text(program + "print('so far so good', flush=True)\ntime.sleep(602)\n")
     words = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "trial.timeout_s=3"]
     done = place.run(*words, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
     assert done.code == 1 and "took longer than trial.timeout_s=3" in done.out + done.err
     wait_for(lambda: not processes_with("OF_THIS_TEST", "timed_out"), 20)
+    (trial,) = place.trials()
+    record = json.loads(trial.user_attrs["record"])
+    assert record["ending"] == "timed_out" and "so far so good" in record["detail"]
 
 
 def test_steps_are_seen_while_a_trial_runs_and_a_hopeless_one_is_ended(place: Place) -> None:

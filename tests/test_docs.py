@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from sweeper.metrics import SHOWN
 from tests.conftest import REPOSITORY, Place
 
 BLOCKS = dict(re.findall(r"```\w+\n# (\S+)\n(.+?)```", (REPOSITORY / "docs/workloads.md").read_text(), re.DOTALL))
+
+
+def test_every_figure_of_a_table_is_explained() -> None:
+    explained = re.findall(r"`([^`]+)`", (REPOSITORY / "docs/metrics.md").read_text())
+    endings = tuple(name.removeprefix("…") for name in explained if name.startswith("…"))
+    names = set(SHOWN) - {"m", "n", "k"}
+    assert {name for name in names if not name.endswith(endings)} <= set(explained)
 
 
 def written(place: Place, name: str, text: str | None = None) -> Path:

@@ -51,7 +51,7 @@ def write(
     for number, (budget, speed) in enumerate(speeds.items()):
         metrics = {"steps": 3.0, "peak_device_gib": 20.0 + number}
         if speed is not None:
-            metrics |= {"tokens_per_s": speed, "mfu": speed / 2e4}
+            metrics |= {"tokens_per_s": speed, "mfu": speed / 2e4, "tflops": speed / 20}
             metrics |= {"tokens_per_s_ci_low": speed * (1 - spread), "tokens_per_s_ci_high": speed * (1 + spread)}
         ending = Ending.COMPLETE if speed is not None else Ending.INFEASIBLE
         measurement = {"facts": {"power_limit_w": 700.0, "tainted": number == 1}, "matrix_dtype": "bf16"}
@@ -110,7 +110,12 @@ def test_the_best_of_each_device_at_each_kind_of_work_is_one_row(folder: Path) -
     (table,) = [t for t in summary.tables(stored(folder), 2.0) if t.title == "Peaks"]
     best = next(row for row in table.rows if "11,400 tokens/s" in row)
     row = dict(zip(table.heading, best, strict=True))
-    assert row["as executed"] == "budget=40" and row["MFU %"] == "57.0" and row["95%"] == "11,286 to 11,514"
+    assert (
+        row["TFLOP/s"] == "570"
+        and row["as executed"] == "budget=40"
+        and row["MFU %"] == "57.0"
+        and row["95%"] == "11,286 to 11,514"
+    )
     assert row["10^9 tokens a day"] == "0.985" and row["cost of 10^6 tokens"] == "0.0487"
 
 
@@ -373,6 +378,7 @@ def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
         (["--dir", "/nowhere"], "there is no such store"),
         (["--compare", "first", "secund"], "did you mean second?"),
         (["ledderboard"], "did you mean leaderboard?"),
+        (["--store", "http://127.0.0.1:9"], "--store http://127.0.0.1:9: nothing answers there"),
         (["--fromat", "csv"], "unrecognized arguments: --fromat"),
     ],
 )

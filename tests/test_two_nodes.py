@@ -41,6 +41,7 @@ dist.barrier()
 if behaviour == "fail" and dist.get_rank() == dist.get_world_size() - 1:
     raise ValueError("out of luck on " + socket.gethostname())
 for _ in range(600 if behaviour == "hang" else 0):
+    print("still here on", socket.gethostname(), flush=True)
     time.sleep(1)
 for _ in range(20):
     dist.barrier()
@@ -217,5 +218,7 @@ def test_one_nodes_failure_ends_both_and_is_what_is_told(there: There) -> None:
 def test_a_trial_that_takes_too_long_ends_on_both(there: There) -> None:
     done = run(there, TORCHRUN, "hang", "trial.timeout_s=40")
     assert done.code == 1
-    (trial,) = there.runs("trial")
-    assert trial.data.tags["outcome"] == "timed_out" and len(said_by_ranks(there)) == 4
+    (trial,) = there.trials()
+    record = json.loads(trial.user_attrs["record"])
+    assert record["ending"] == "timed_out" and record["reason"] == "took longer than trial.timeout_s=40"
+    assert all(f"still here on {node}" in record["detail"] for node in NODES), record["detail"]

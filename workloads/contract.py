@@ -6,6 +6,7 @@ A workload is a class with a `Parameters` dataclass and a `run`. It can be run b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,10 @@ class Infeasible(Exception):
 
 class Hopeless(Exception):
     """A trial that was asked to end, since others were better at the same step."""
+
+
+class TookTooLong(Exception):
+    """A trial that ended itself once its time was over, so that it can say what it had come to."""
 
 
 class OutOfMemory(Infeasible):
@@ -50,6 +55,7 @@ class Rank:
     node_rank, nodes, local_rank: which of the gang's nodes this is, and which of the ranks on it
     node_devices: all that the gang has on this node, as CUDA_VISIBLE_DEVICES names them; empty on a CPU
     listener: whom a workload that `tells_steps` tells them, as soon as each is over
+    timeout_s: after so long one that `tells_steps` ends itself (TookTooLong); any other is ended from outside
     meeting: host:port where rank 0 listens for the others; the same for every trial of a gang, so `turn`, which is
     another for each, keeps them apart
     """
@@ -65,6 +71,7 @@ class Rank:
     nodes: int = 1
     node_devices: str = ""
     listener: Listener | None = None
+    timeout_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ class Workload(Protocol):
 
     `exclusive`, where it has it, is "node" for what another trial on the same node would disturb; else "gpu".
 
-    `tells_steps`, where it has it and it is true: it says each step of a trial while it runs.
+    `tells_steps`, where it has it and it is true: it says each step of a trial while it runs, and ends one in time.
 
     `method` names how the figures are taken, with a version: figures of different methods do not compare.
     `max_world_size` is how many processes one trial may span, None for any number. `sets_ceiling` says whether its

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sweeper.ingest import formats
 from sweeper.ingest.derive import disagreements, figures
+from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.words import Words
 
@@ -34,6 +35,8 @@ def main() -> None:
 def take_all(said: argparse.Namespace) -> int:
     """A line for each file."""
     uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
+    if not uri.startswith("sqlite:") and not said.check:
+        check_uri(uri, "--store ")  # MLflow would try for minutes
     for path in said.paths:
         print(take(path, None if said.check else uri, said.experiment))
     return 0

@@ -28,6 +28,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sweeper import rates, table
+from sweeper.recorder import check_uri
 from sweeper.report import leaderboard
 from sweeper.said import SaidWrongly, nearest
 from sweeper.summary import shown_width
@@ -68,6 +69,8 @@ def show_report(said: argparse.Namespace) -> int:
     from sweeper.report import compare, store, summary  # MLflow takes seconds to import: not for a wrong word
 
     uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
+    if not uri.startswith("sqlite:"):
+        check_uri(uri, "--store ")  # MLflow would try for minutes
     if said.compare or said.baseline:
         stored = store.read(uri, said.experiment)
         one, other = said.compare or (said.baseline, said.sweep or compare.last(stored, said.baseline))

@@ -72,7 +72,7 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
     kinds = [name for name in WORK if any(name in peak.work for peak in found)]
     shares = {"mfu": "MFU", "hfu": "HFU", "mamf_utilization": "of reached"}
     shown = [name for name in shares if any(not math.isnan(peak.metric(name)) for peak in found)]
-    heading = [*kinds, "device", "speed", "95%", "per device"]
+    heading = [*kinds, "device", "speed", "95%", "per device", "TFLOP/s"]
     heading += [f"{shares[name]} %" for name in shown] + ["GiB", "repeats", "of trials"]
     tokens = any(peak.speed == "tokens_per_s" for peak in found)
     heading += ["10^9 tokens a day"] * tokens + ["cost of 10^6 tokens"] * (tokens and price_per_hour is not None)
@@ -84,6 +84,7 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         cells = [peak.work.get(name, "") for name in kinds]
         cells += [peak.platform, f"{_short(figure.value)} {SPEEDS[peak.speed]}"]
         cells += [interval, _short(figure.value / count) if count > 1 else ""]
+        cells += [_short(peak.metric("tflops")) if peak.speed != "tflops" else ""]  # not what stands there already
         cells += ["" if math.isnan(peak.metric(name)) else f"{100 * peak.metric(name):.1f}" for name in shown]
         memory = next(
             (v for n in ("peak_device_gib", "peak_memory_gib") if not math.isnan(v := peak.metric(n))), math.nan

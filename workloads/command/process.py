@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workloads.command import guard
 from workloads.command.guard import end_marked
-from workloads.contract import OutOfMemory
+from workloads.contract import OutOfMemory, TookTooLong
 
 LAST_LINES = 100  # torchrun alone says forty after what its processes said
 LOOKS_EVERY_S = 1.0  # whether a silent program has ended, or was to end
@@ -38,7 +38,7 @@ class Program:
     """Runs `arguments` (a text: by a shell) until it ends, or until `enough` says so of a line that it printed, or
     `over` whenever it is asked.
 
-    Raises OutOfMemory, ProgramFailed (with the last lines), FileNotFoundError.
+    Raises OutOfMemory, ProgramFailed and TookTooLong (with the last lines), FileNotFoundError.
     """
 
     def __init__(
@@ -48,12 +48,14 @@ class Program:
         directory: Path,
         *,
         silence_s: float,
+        timeout_s: float,
         enough: Callable[[str], bool],
         over: Callable[[], bool],
     ) -> None:
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self.log = bytearray()
         self._silence_s, self._enough, self._over, self._rest = silence_s, enough, over, b""
+        self._until_s, self._timeout_s = time.monotonic() + timeout_s, timeout_s
         self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
@@ -91,6 +93,8 @@ class Program:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
+                if time.monotonic() > self._until_s:
+                    raise self._with_last_lines(TookTooLong(f"took longer than trial.timeout_s={self._timeout_s:g}"))
                 if not selector.select(LOOKS_EVERY_S):
                     if self._over():
                         return True
@@ -124,8 +128,10 @@ class Program:
         telling = [line for line in self.last if TELLING.search(line)]
         return (telling or self.last or ["it printed nothing"])[-1].strip()
 
-    def _failed(self, why: str) -> ProgramFailed:
-        error = ProgramFailed(why)
+    def _failed(self, why: str) -> Exception:
+        return self._with_last_lines(ProgramFailed(why))
+
+    def _with_last_lines(self, error: Exception) -> Exception:
         error.add_note("\n".join(self.last))
         return error
 

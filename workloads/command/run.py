@@ -99,6 +99,7 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
             {**_variables(settings, rank, values), **environment},
             Path(settings.directory),
             silence_s=settings.silence_s,
+            timeout_s=rank.timeout_s,
             enough=enough,
             over=lambda: bool(listener and listener.is_over()),
         )
