@@ -17,6 +17,7 @@ from sweeper.outcome import BAD, Again, Ending, Outcome, Record
 from sweeper.search import Trial
 from sweeper.space import point_key
 
+JUDGED = (*BAD, Ending.COMPLETE, Ending.PRUNED)
 RECENT = 50  # so many of a node's last trials say how it is now
 LEAST_FAILURES = 3
 ONCE_IN = 2_000  # so rarely would chance alone bring as many failures as make a node suspect
@@ -56,17 +57,18 @@ def _nodes(of: Record | Outcome) -> tuple[str, ...]:
 # ── where trials fail ──
 
 
-def failing(sightings: Sequence[Sighting], nodes: Collection[str], suspects: Iterable[str]) -> dict[str, str]:
+def failing(sightings: Iterable[Sighting], nodes: Collection[str], suspects: Iterable[str]) -> dict[str, str]:
     """Those of the suspects on which more of the last trials failed than chance would have it, and how many; the worst
     first. They are held against the others of `nodes`, where any trial ended well.
 
     Failures of one node count once where they came from one event, so that trials which were lost together are one.
     """
-    judged = [s for s in sightings if s.ending in (*BAD, Ending.COMPLETE, Ending.PRUNED) and {*s.nodes} & {*nodes}]
+    among = {*nodes}
+    judged = [s for s in sightings if s.ending in JUDGED and not among.isdisjoint(s.nodes)]
     to_blame = _points_to_blame(judged)
     judged = [s for s in judged if s.ending not in BAD or s.point not in to_blame]
     found = []
-    for node in {*suspects} & {*nodes}:
+    for node in among & {*suspects}:
         here = [s for s in judged if node in s.nodes][-RECENT:]
         there = [s for s in judged if node not in s.nodes]
         failed, failed_there = _failures(here), len({s.point for s in there if s.ending in BAD})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
 from sweeper import cluster
@@ -13,6 +14,7 @@ from sweeper.plan import Plan
 from sweeper.search import Trial
 
 LOOKED_AT_EVERY_S = 10.0
+SEEN_LAST = 5000  # so many tries say how nodes are; to look at more would take longer than trials do
 
 
 class Nodes:
@@ -28,8 +30,10 @@ class Nodes:
         self._scout, self._unlike, self._gone = cluster.Scout(), set[str](), set[str]()
         self._look_at_s = 0.0
         self.aside: dict[str, str] = {}  # why, by Ray's id
-        self._sightings, self._compared = list[Sighting](), list[Sighting]()
-        self._suspects, self._changed = set[str](), False
+        self._sightings = deque[Sighting](maxlen=SEEN_LAST)
+        self._measured = Counter[str]()  # how many trials have a figure, by node
+        self._suspects = set[str]()  # where a trial failed since that was last looked at
+        self._compared, self._compared_anew = list[Sighting](), False
         self._comparing: dict[int, str] = {}  # where trials in flight compare, by number
         self._round, self._wanted = Round(0, 0, {}), list[str]()  # the round of comparing, and where it is wanted,
         self._round_as_of: tuple[int, list[str]] = (0, [])  # as of so many measurements, of these nodes
@@ -50,8 +54,7 @@ class Nodes:
         lines = []
         for node in self._every.nodes:
             if why := self.aside.get(node.id or ""):
-                stand = sum(s.figure is not None and node.id in s.nodes for s in self._sightings)
-                lines.append(f"{node.said}: {why}; {stand} measured there stand as they are")
+                lines.append(f"{node.said}: {why}; {self._measured[node.id or '']} measured there stand as they are")
         return lines
 
     # ── what has changed ──
@@ -74,18 +77,19 @@ class Nodes:
         if time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + LOOKED_AT_EVERY_S
             lines = self._looked(may_join)
-        if self._changed:
-            self._changed = False
+        if self._suspects or self._compared_anew:
             lines += self._set_aside()
         return lines
 
     def _note(self, sighting: Sighting) -> None:
         if not sighting.nodes:
             return
-        self._changed = True
         self._sightings.append(sighting)
+        if sighting.figure is not None:
+            self._measured.update(sighting.nodes)
         if sighting.again and not sighting.again.among:
             self._compared.append(sighting)
+            self._compared_anew = True
         if sighting.ending in BAD:
             self._suspects |= {*sighting.nodes}
 
@@ -108,11 +112,11 @@ class Nodes:
 
     def _set_aside(self) -> list[str]:
         nodes, lines = [node.id for node in self.target.nodes if node.id], []
-        found = failing(self._sightings, nodes, self._suspects)
-        self._suspects.clear()
-        compared, below = last_round(self._compared), self._plan.config.cluster.set_aside_below
-        if compared and below is not None:
+        found = failing(self._sightings, nodes, self._suspects) if self._suspects else {}
+        below = self._plan.config.cluster.set_aside_below
+        if self._compared_anew and below is not None and (compared := last_round(self._compared)):
             found |= compared.behind(nodes, below, self._plan.config.workload.direction)
+        self._suspects, self._compared_anew = set(), False
         for node in self.target.nodes:
             if node.id in found and self.gangs(self.target.without([node.id])):
                 self.aside[node.id] = found[node.id]

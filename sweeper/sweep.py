@@ -159,7 +159,9 @@ class Sweep:
     def _tend_nodes(self) -> None:
         """Use what joined, and no longer what is lost or set aside."""
         assert self._pool is not None
-        for line in self._nodes.news(may_join=not (self._stops or self._finals_asked)):
+        if self._stops:
+            return
+        for line in self._nodes.news(may_join=not self._finals_asked):
             self._plan = replace(self._plan, target=self._nodes.target, gangs=self._nodes.gangs())
             self._pool.use(self._plan.target, 1 if self._finals_asked else self._plan.gangs)
             self._progress.note(f"{line}; {self._plan.said_gangs()}")

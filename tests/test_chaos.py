@@ -236,7 +236,7 @@ def test_whatever_happens_the_results_are_those_of_a_quiet_run(
     quiet = Place(tmp_path / "quiet")
     quiet.path.mkdir()
     words = [*PROBE, "search=random", "seed=3", f"budget.trials={chaos.trials}", "cluster.insecure=true"]
-    done = quiet.run(*words, timeout_s=300)
+    done = quiet.run(*words, timeout_s=600)
     assert done.code == 0, done.err
     found, expected = results(place_of(chaos)), results(quiet)
     assert found.keys() == expected.keys()
