@@ -96,22 +96,22 @@ def test_a_program_and_all_it_started_end_with_the_trial(tmp_path: Path) -> None
 
 
 def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
-    script = (
-        "import time\nprint('begun', flush=True)\nimport os; open('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)"
-    )
+    script = "import os, sys, time\nprint('begun', flush=True)\nos.chdir(sys.argv[1])\n"
+    script += "open(sys.argv[2], 'w').write(f'{os.getpid()} {os.getcwd()}')\ntime.sleep(600)"
     worker = subprocess.Popen(
         [sys.executable, "-c", "import sys; from workloads.trial import run_trial as run; "
          "from workloads.contract import Rank; "
-         "run('command', {}, Rank(), {'run': ['{python}', '-c', sys.argv[1]], 'directory': sys.argv[2]})",
-         script, str(tmp_path)],
+         "run('command', {}, Rank(), {'run': ['{python}', '-c', sys.argv[1], '{output}', sys.argv[2]]})",
+         script, str(tmp_path / "place")],
         cwd=Path(__file__).parent.parent,
     )  # fmt: skip
-    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    program = int((tmp_path / "pid").read_text())
-    assert program in marked("SWEEPER_PROGRAM=", -1)
+    place = tmp_path / "place"
+    wait_for(lambda: place.exists() and place.read_text())
+    program, output = int(place.read_text().split()[0]), Path(place.read_text().split()[1])
+    assert program in marked("SWEEPER_PROGRAM=", -1) and output.exists()
     worker.kill()
     worker.wait()
-    wait_for(lambda: program not in marked("SWEEPER_PROGRAM=", -1))
+    wait_for(lambda: program not in marked("SWEEPER_PROGRAM=", -1) and not output.exists())
 
 
 def test_parameters_places_and_variables_reach_the_program() -> None:

@@ -1,6 +1,7 @@
 """Ends a program and all that it started, when told or when whoever started it is gone.
 
-    python guard.py MARK SESSION      waits for the end of its standard input, and then ends what is marked
+    python guard.py MARK SESSION FOLDER      waits for the end of its standard input, then ends what is marked, and
+                                             removes the folder that it worked in
 
 A process is marked if the mark stands in its environment, which children inherit, also those in a session of their own
 whose parent has ended; or if it is of the program's session, whatever has become of its environment. Run as a file of
@@ -10,6 +11,7 @@ its own by an interpreter without the packages: only the standard library.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -55,3 +57,4 @@ if __name__ == "__main__":
     os.setsid()
     sys.stdin.read()
     end_marked(sys.argv[1], int(sys.argv[2]))
+    shutil.rmtree(sys.argv[3], ignore_errors=True)

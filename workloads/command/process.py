@@ -35,8 +35,8 @@ class ProgramFailed(Exception):
 
 
 class Program:
-    """Runs `arguments` (a text: by a shell) until it ends, or until `enough` says so of a line that it printed, or
-    `over` whenever it is asked.
+    """Runs `arguments` (a text: by a shell) in `directory` until it ends, or until `enough` says so of a line that it
+    printed, or `over` whenever it is asked. Afterwards the folder `output` is gone.
 
     Raises OutOfMemory, ProgramFailed and TookTooLong (with the last lines), FileNotFoundError.
     """
@@ -46,6 +46,7 @@ class Program:
         arguments: Sequence[str] | str,
         environment: Mapping[str, str],
         directory: Path,
+        output: Path,
         *,
         silence_s: float,
         timeout_s: float,
@@ -70,7 +71,8 @@ class Program:
         )
         # Should this process be killed, the program would go on and keep its GPUs.
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid)], stdin=subprocess.PIPE
+            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid), str(output)],
+            stdin=subprocess.PIPE,
         )
         self._guard.wait()  # what goes on is a child of it
 

@@ -98,6 +98,7 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
             _words(settings, values),
             {**_variables(settings, rank, values), **environment},
             Path(settings.directory),
+            output,
             silence_s=settings.silence_s,
             timeout_s=rank.timeout_s,
             enough=enough,
