@@ -7,6 +7,7 @@ failure its workers are killed and a new gang takes its place.
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 import time
@@ -59,6 +60,7 @@ class Gang:
     hello: list[Any]  # those of them that have not come
     where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
     jobs: deque[Running] = field(default_factory=deque)
+    ended: bool = False
 
     @property
     def ready(self) -> bool:
@@ -142,6 +144,9 @@ class Pool:
         self._of_turn: dict[int, Trial] = {}
         self._news: Any = None  # a reference to what the ear has heard
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
+        self._in_flight: dict[int, Trial] = {}  # by number: thousands, of which only the count is asked for each trial
+        self._with_room: list[tuple[int, int, Gang]] = []  # a heap by what they held then; see _least_loaded
+        self._noted = 0
         self.gangs = [self._new_gang() for _ in range(count)]
 
     # ── trials ──
@@ -157,12 +162,16 @@ class Pool:
 
     def in_flight(self) -> list[Trial]:
         """The trials that were submitted and have not ended."""
-        return [job.trial for gang in self.gangs for job in gang.jobs] + list(self._backlog)
+        return list(self._in_flight.values())
 
-    def said(self) -> list[str]:
-        """What each gang is at, in a line."""
+    def count_in_flight(self) -> int:
+        """How many those are."""
+        return len(self._in_flight)
+
+    def said(self, most: int) -> list[str]:
+        """What each of the first `most` gangs is at, in a line."""
         now, lines = time.monotonic(), []
-        for gang in self.gangs:
+        for gang in self.gangs[:most]:
             if not gang.ready:
                 lines.append(f"{gang.name}: starting, or waiting for {self._target.unit} that are in use")
                 continue
@@ -174,14 +183,12 @@ class Pool:
 
     def submit(self, trial: Trial) -> None:
         """Hand a trial to the gang that will come to it first."""
+        self._in_flight[trial.number] = trial
         self._backlog.append(trial)
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._backlog:
-            gang = min((gang for gang in self.gangs if gang.ready), key=lambda gang: len(gang.jobs), default=None)
-            if gang is None or len(gang.jobs) >= DEPTH:
-                return
+        while self._backlog and (gang := self._least_loaded()):
             trial = self._backlog.popleft()
             parameters = {**self._constants, **trial.params}
             device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
@@ -192,6 +199,22 @@ class Pool:
                 for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
             ]
             gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
+            self._note_room(gang)
+
+    def _note_room(self, gang: Gang) -> None:
+        """A gang that is up holds another number of trials than before."""
+        if len(gang.jobs) < DEPTH:
+            self._noted += 1
+            heapq.heappush(self._with_room, (len(gang.jobs), self._noted, gang))
+
+    def _least_loaded(self) -> Gang | None:
+        """The gang that will come to a trial first, None where none has room. What was noted of one and has changed is
+        passed over: to look through thousands of them would take longer than all else that a trial costs."""
+        while self._with_room:
+            held, _, gang = heapq.heappop(self._with_room)
+            if not gang.ended and held == len(gang.jobs):
+                return gang
+        return None
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
         """The trials that ended, after waiting up to `timeout_s` for the first of them."""
@@ -212,11 +235,15 @@ class Pool:
             if not gang.ready:
                 self._welcome(gang, arrived)
             elif outcome := self._outcome(gang, arrived):
-                ended.append((gang.jobs.popleft().trial, outcome))
+                trial = gang.jobs.popleft().trial
+                del self._in_flight[trial.number]
+                ended.append((trial, outcome))
                 if not outcome.sound:
                     self._replace(gang)
-                elif gang.jobs:
+                    continue
+                if gang.jobs:
                     gang.jobs[0].since_s = time.monotonic()
+                self._note_room(gang)
         self._hand_out()
         return ended
 
@@ -253,6 +280,7 @@ class Pool:
         now = time.time()
         trials = self.in_flight()
         self._backlog.clear()
+        self._in_flight.clear()
         self.close()
         return [(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
@@ -369,6 +397,7 @@ class Pool:
         if gang.ready:
             self._failed_starts = 0
             gang.number()
+            self._note_room(gang)
 
     def _replace(self, gang: Gang) -> None:
         """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""
@@ -378,6 +407,7 @@ class Pool:
         self.gangs[self.gangs.index(gang)] = self._new_gang()
 
     def _end(self, gang: Gang) -> None:
+        gang.ended = True
         for worker in gang.workers:
             ray.kill(worker, no_restart=True)
         if gang.group is not None:

@@ -139,9 +139,11 @@ class Sweep:
                     f"stopping: {limits.grace_s:g} s for the trials in flight; Ctrl-C again leaves at once"
                 )
                 self._cancel_unfinished()
-            while self._pool.room() > 0 and wants() and (trial := ask()):
+            for _ in range(self._pool.room()):
+                if not (wants() and (trial := ask())):
+                    break
                 self._pool.submit(trial)
-            if not (self._pool.in_flight() or wants()):
+            if not (self._pool.count_in_flight() or wants()):
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
@@ -157,9 +159,11 @@ class Sweep:
     def _use_nodes_that_joined(self) -> None:
         """Of a cluster that others run, from time to time, where it was not said how many trials run at once."""
         planned, now = self._plan, time.monotonic()
+        if now < self._look_again_at_s:
+            return
         known = {node.id for node in planned.target.nodes if node.id}
         fixed = not known or self._config.cluster.workers is not None or self._stops > 0 or self._finals_asked > 0
-        if fixed or planned.target.hardware.kind == "cpu" or now < self._look_again_at_s:
+        if fixed or planned.target.hardware.kind == "cpu":
             return  # on a CPU one trial runs at once, however many nodes there are
         self._look_again_at_s = now + NODES_LOOKED_FOR_EVERY_S
         joined = cluster.joined(known | self._unlike)
@@ -200,7 +204,7 @@ class Sweep:
         return bool(self._study.unfinished) or self._wants_more()
 
     def _wants_more(self) -> bool:
-        in_flight = len(self._pool.in_flight()) if self._pool else 0
+        in_flight = self._pool.count_in_flight() if self._pool else 0
         return not (self._stops or self._study.exhausted) and self._board.wants_more(in_flight)
 
     def _heed_signals(self) -> None:
@@ -309,16 +313,16 @@ class Sweep:
 
     def _state(self) -> progress.State:
         trials = self._config.budget.trials
-        flying = self._pool.in_flight() if self._pool else []
         return progress.State(
             counts=self._board.counts,
             trials=trials if trials is None else int(min(trials, self._plan.space.size)),
-            running=len(flying),
+            running=self._pool.count_in_flight() if self._pool else 0,
             elapsed_s=self._board.elapsed_s,
             left_s=self._board.left_s(),
             best=self._board.best,
             objective=self._config.workload.objective,
-            workers=self._pool.said() if self._pool else ["starting Ray"],
+            workers=self._pool.said if self._pool else lambda _: ["starting Ray"],
+            gangs=len(self._pool.gangs) if self._pool else 1,
             trouble=self._recorder.trouble,
             starting=self._pool is None or self._pool.starting,
             stopping=self._stops > 0,
