@@ -9,6 +9,9 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -19,6 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from sweeper.hardware import Node, Target
 from sweeper.said import SaidWrongly
 from workloads import host
+
+ANSWERS_WITHIN_S = 60.0
+HEAD_ASKED_EVERY_S, HEAD_PATIENCE_S = 5.0, 30.0
 
 # ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -50,15 +56,14 @@ def look(address: str | None, insecure: bool = False) -> list[Node]:
 
 def _that_answer(entries: list[dict[str, Any]]) -> list[Node]:
     """A node may be lost just now: it is left out, and said. Raises SaidWrongly where none answers."""
-    found, silent = [], list[SaidWrongly]()
-    asked = [(entry, _ask_names(entry)) for entry in entries]  # all at once: of a thousand, each takes a second
-    for entry, names in asked:
+    found, silent = [], list[str]()
+    for entry, answer in [(entry, _ask(entry)) for entry in entries]:
         try:
-            found.append(_node(entry, names))
-        except SaidWrongly as error:
-            silent.append(error)
+            found.append(_node(entry, ray.get(answer, timeout=ANSWERS_WITHIN_S)))
+        except (RayError, GetTimeoutError) as error:
+            silent.append(f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({brief(error)})")
     if silent and not found:
-        raise silent[0]
+        raise SaidWrongly(silent[0])
     for why in silent:
         print(f"sweeper: left out, {why}", file=sys.stderr)
     return found
@@ -118,44 +123,75 @@ def _this_machine() -> Node:
     )
 
 
-def _ask_names(entry: dict[str, Any]) -> Any:
-    """A reference to what the node's devices are called."""
+def _ask(entry: dict[str, Any]) -> Any:
+    """A reference to what a node will say of itself."""
     there = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     return ray.remote(_names).options(num_cpus=0, scheduling_strategy=there).remote()
 
 
-def _node(entry: dict[str, Any], names: Any, patience_s: float = 60) -> Node:
-    resources = entry["Resources"]
-    label = next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None)
-    try:
-        cpu_name, cpu_architecture, gpu_names = ray.get(names, timeout=patience_s)
-    except (RayError, GetTimeoutError) as error:
-        raise SaidWrongly(f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({brief(error)})") from error
+def _node(entry: dict[str, Any], answer: tuple[str, str, tuple[str, ...]]) -> Node:
+    resources, (cpu_name, cpu_architecture, gpu_names) = entry["Resources"], answer
     gpus = int(resources.get("GPU", 0))
     return Node(
         address=entry["NodeManagerAddress"],
         cpus=int(resources.get("CPU", 0)),
         cpu_name=cpu_name,
         gpus=gpus,
-        accelerator=label,
+        accelerator=next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None),
         gpu_names=gpu_names if gpus else (),
         id=entry["NodeID"],
         cpu_architecture=cpu_architecture,
+        memory_gib=resources.get("memory", 0.0) / 2**30,
     )
 
 
-def joined(known: set[str]) -> list[Node]:
-    """The nodes of the connected cluster that are up and not among those; what does not answer is left for later."""
-    found = []
-    for entry in ray.nodes():
-        if entry["Alive"] and entry["NodeID"] not in known:
-            with contextlib.suppress(SaidWrongly):
-                found.append(_node(entry, _ask_names(entry), patience_s=10))
-    return found
+class Scout:
+    """Sees which nodes of the connected cluster are up, and waits for none of them."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Any] = {}  # references to what nodes will say of themselves, by Ray's ids
+
+    def look(self, known: set[str]) -> tuple[list[Node], set[str]]:
+        """The nodes that are up, are not among the known and have said what they are; and the ids of all that are up.
+        One that does not answer, or not yet, is asked or looked at again the next time."""
+        up = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
+        self._asked = {node: answer for node, answer in self._asked.items() if node in up}
+        self._asked |= {node: _ask(entry) for node, entry in up.items() if node not in known | self._asked.keys()}
+        found = []
+        for node, answer in list(self._asked.items()):
+            if ray.wait([answer], timeout=0)[0]:
+                del self._asked[node]
+                with contextlib.suppress(RayError):
+                    found.append(_node(up[node], ray.get(answer)))
+        return found, set(up)
 
 
 def _names() -> tuple[str, str, tuple[str, ...]]:
     return host.cpu_name(), host.cpu_architecture(), host.gpu_names()
+
+
+@contextlib.contextmanager
+def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
+    """Call `lost` with the address of the connected cluster's head once that has not answered for a while. From a
+    thread: Ray waits a minute for a head inside whatever is asked of it, and then ends the process."""
+    address, over = ray.get_runtime_context().gcs_address, threading.Event()
+    host, _, port = address.rpartition(":")
+
+    def watch() -> None:
+        answered_s = time.monotonic()
+        while not over.wait(HEAD_ASKED_EVERY_S):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_ASKED_EVERY_S).close()
+                answered_s = time.monotonic()
+            except OSError:
+                if time.monotonic() - answered_s > HEAD_PATIENCE_S:
+                    return lost(address)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────

@@ -85,6 +85,7 @@ class ClusterChoice:
     insecure: bool = False
     network_gb_s: float = field(default=50.0, metadata={"min": 0.001})
     workers: int | None = field(default=None, metadata={"min": 1})
+    set_aside_below: float | None = field(default=0.9, metadata={"min": 0, "max": 1})
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,17 @@ def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spa
             else:
                 constants[name] = can[0]
     return spaces.Space(dimensions, constants), left_out
+
+
+def host_gib(config: Config, space: spaces.Space) -> float:
+    """The most of its node's memory that a process of a trial may take, by what its parameters say."""
+    found = 0.0
+    for each in fields(workload_of(config).Parameters):
+        if each.metadata.get("host_memory"):
+            dimension = space.dimensions.get(each.name)
+            values = _extremes(dimension) if dimension else [space.constants.get(each.name, each.default)]
+            found += max(float(value) for value in values if isinstance(value, (int, float)))
+    return found
 
 
 def _of_kind(full: str, dimension: spaces.Dimension, hint: Any, bounds: Mapping[str, Any]) -> spaces.Dimension:

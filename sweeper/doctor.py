@@ -8,9 +8,7 @@ of them (--quick: does not). Each finding says what to do. Exit code 1 where the
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ from sweeper.outcome import Ending, Outcome, Record
 from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.search import Trial
+from sweeper.words import Words
 from workloads.health import health
 
 LEAST_SHARED_GIB, LEAST_FREE_GIB, LEAST_DISK_GIB = 2.0, 8.0, 5.0
@@ -50,22 +49,13 @@ class Finding:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m sweeper.doctor", usage=__doc__, add_help=False)
-    parser.add_argument("--address")
-    parser.add_argument("--dir", default=".")
-    parser.add_argument("--uri")
-    parser.add_argument("--insecure", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
-    said = parser.parse_args()
-    if said.help:
-        print(__doc__)
-        return
-    try:
-        sys.exit(examine(said.address, said.dir, said.uri, insecure=said.insecure, quick=said.quick))
-    except SaidWrongly as error:
-        print(f"sweeper.doctor: {error}", file=sys.stderr)
-        sys.exit(2)
+    words = Words("sweeper.doctor", __doc__)
+    words.add_argument("--address")
+    words.add_argument("--dir", default=".")
+    words.add_argument("--uri")
+    words.add_argument("--insecure", action="store_true")
+    words.add_argument("--quick", action="store_true")
+    words.run(lambda said: examine(said.address, said.dir, said.uri, insecure=said.insecure, quick=said.quick))
 
 
 def examine(address: str | None, folder: str, uri: str | None, *, insecure: bool, quick: bool) -> int:

@@ -77,6 +77,8 @@ def standings(
 ) -> list[Standing]:
     """The finalists, the best first, from the rounds that all of them completed. Empty with fewer than two rounds."""
     finalists = {record.number: record for record in best_first[:top]}
+    if not finalists:
+        return []
     among = tuple(sorted(finalists))
     figures: dict[int, dict[int, float]] = {number: {} for number in finalists}
     for record in records:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sweeper.config import Config, workload_of
 from sweeper.hardware import Target
+from sweeper.metrics import LINEAR_BANDS
 from sweeper.said import SaidWrongly
 from sweeper.space import Interval, Parameters, Space, point_key
 from sweeper.table import csv_of, draw, said
@@ -20,7 +21,6 @@ from workloads.contract import Foreseen, Machine
 MOST_POINTS = 300_000
 SHARE_OF_PEAK = 0.7  # of the vendor's dense peak, where no product was measured
 MEMORY_LEFT = 0.97  # of a device's memory, to a process
-LINEAR_BANDS = (0.85, 0.95)  # what clusters are often assumed to reach of linear scaling
 
 
 @dataclass(frozen=True)
@@ -145,29 +145,55 @@ def _points(count: int) -> str:
     return f"{count:,} point{'' if count == 1 else 's'}"
 
 
+@dataclass(frozen=True)
+class Projection:
+    """A point on more and more devices, as it is foreseen: the objective by the number of devices, the fewest first."""
+
+    said: str
+    by_devices: dict[int, float]
+    assumed: str
+
+    @property
+    def of_linear(self) -> list[float]:
+        """Of each number, the share of what as many times the fewest would give."""
+        (fewest, alone), *_ = self.by_devices.items()
+        return [figure / (alone / fewest * devices) for devices, figure in self.by_devices.items()]
+
+
 def project(
-    config: Config, space: Space, foresight: Foresight, nodes: Sequence[int], price: float | None, width: int
-) -> list[str | Table]:
-    """The most promising point on more and more nodes, with what that assumes. `price` is of a device for an hour."""
-    workload = workload_of(config)
+    config: Config, space: Space, foresight: Foresight, point: Parameters, nodes: Sequence[int]
+) -> Projection | None:
+    """The point on so many times the machine's devices; None for a workload that does not say how it would grow."""
+    workload, machine = workload_of(config), foresight.machine
     scaled = getattr(workload, "scaled", None)
     if scaled is None:
-        raise SaidWrongly(f"nodes: {config.workload.name} does not say how it would grow")
-    best, machine, rows = foresight.legal[0], foresight.machine, []
-    parameters = workload.Parameters(**space.constants, **best.point)
-    alone = best.foreseen.figures[foresight.objective]
-    for count in nodes:
+        return None
+    parameters, by_devices, words = workload.Parameters(**space.constants, **point), dict[int, float](), ""
+    for count in sorted({1, *nodes}):
         grown = replace(machine, world_size=machine.world_size * count)
         there: Foreseen = workload.foresee(scaled(parameters, count), grown)  # type: ignore[attr-defined]
-        figure, devices = there.figures.get(foresight.objective, math.nan), grown.world_size
-        row = [str(count), str(devices), said(figure), said(figure / devices), f"{figure / alone / count:.1%}"]
-        row += [said(alone * count * band) for band in LINEAR_BANDS] + [said(figure * 86400 / 1e9)]
-        rows.append(row + ([said(devices * price / figure / 3600 * 1e6)] if price else []))
-    heading = ["nodes", "devices", foresight.objective, "per device", "of linear"]
-    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), "10^9 a day"] + (["cost of 10^6"] if price else [])
+        words = words or there.said
+        if foresight.objective in there.figures:
+            by_devices[grown.world_size] = there.figures[foresight.objective]
+    each = "each device" if machine.world_size == 1 else f"every {machine.world_size} devices"
     assumed = (
-        f"assumed: {best.foreseen.said} on every {machine.world_size} devices; its copies average gradients over "
+        f"{words} on {each}; its copies average gradients over "
         f"{machine.network_gb_s:g} GB/s a device, {machine.link_gb_s:g} GB/s within a node; the batch grows with the "
         "copies; nothing fails, nothing lags, and nobody else uses the network"
     )
-    return ["", draw(heading, rows, 4, width), assumed]
+    return Projection(words, by_devices, assumed)
+
+
+def tell_projection(projection: Projection, config: Config, width: int) -> list[str | Table]:
+    """More and more nodes, with what that assumes."""
+    price = config.price_per_hour  # of a device
+    (fewest, alone), *_ = projection.by_devices.items()
+    rows = []
+    for (devices, figure), share in zip(projection.by_devices.items(), projection.of_linear, strict=True):
+        linear = alone / fewest * devices
+        row = [str(devices // fewest), str(devices), said(figure), said(figure / devices), f"{share:.1%}"]
+        row += [said(linear * band) for band in LINEAR_BANDS] + [said(figure * 86400 / 1e9)]
+        rows.append(row + ([said(devices * price / figure / 3600 * 1e6)] if price else []))
+    heading = ["nodes", "devices", config.workload.objective, "per device", "of linear"]
+    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), "10^9 a day"] + (["cost of 10^6"] if price else [])
+    return ["", draw(heading, rows, 4, width), f"assumed: {projection.assumed}"]

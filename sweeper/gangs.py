@@ -31,7 +31,7 @@ from workloads.contract import Rank, Scalar
 
 DEPTH = 2  # trials that a gang holds: one running, one next
 STARTS_BEFORE_GIVING_UP = 3
-PATIENCE_FOR_THE_REASON_S = 1.0
+PATIENCE_FOR_THE_REASON_S = 3.0
 
 
 class ClusterTrouble(Exception):
@@ -61,6 +61,17 @@ class Gang:
     where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
     jobs: deque[Running] = field(default_factory=deque)
     ended: bool = False
+    leaving: bool = False  # its nodes are no longer used: it ends with what it holds
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes trials."""
+        return self.ready and not self.leaving
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ray's ids, in the order of ranks."""
+        return list(dict.fromkeys(str(place["node_id"]) for place in self.where))
 
     @property
     def ready(self) -> bool:
@@ -80,7 +91,14 @@ class Gang:
     @property
     def said_place(self) -> dict[str, Scalar]:
         """Rank 0's, for the books: what it was met by is nobody's business."""
-        return {name: value for name, value in self.where[0].items() if name not in ("address", "port")}
+        kept = {name: value for name, value in self.where[0].items() if name not in ("address", "port", "node_id")}
+        return kept | {"node_ids": " ".join(self.nodes)}
+
+    def headed(self, reply: Reply) -> str:
+        """Its last lines; of one of several ranks below where that was."""
+        if len(self.workers) == 1 or not reply.detail:
+            return reply.detail
+        return f"rank {reply.rank} on {self.where[reply.rank]['node']}:\n{reply.detail}"
 
     def ranks(self, device: str, turn: int) -> list[Rank]:
         """What each rank is told of its place."""
@@ -117,7 +135,7 @@ class Pool:
 
     `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
     `constants` are the parameters that every trial has, `settings` those of the workload; `listens`: to the steps of
-    trials while they run; `whole_nodes`: no two gangs on one node.
+    trials while they run; `whole_nodes`: no two gangs on one node; `host_gib`: of its node's memory, for each rank.
     """
 
     def __init__(
@@ -129,13 +147,14 @@ class Pool:
         settings: Mapping[str, Any] | None,
         listens: bool,
         whole_nodes: bool = False,
+        host_gib: float = 0.0,
         size: int,
         count: int,
         timeout_s: float,
         share: int | None = None,
     ) -> None:
         self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
-        self._whole_nodes = whole_nodes
+        self._whole_nodes, self._memory = whole_nodes, int(host_gib * 2**30)
         self._size, self._count, self._timeout_s = size, count, timeout_s
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
@@ -153,7 +172,11 @@ class Pool:
 
     def room(self) -> int:
         """How many more trials can be submitted now: none to gangs that have not started."""
-        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.ready) - len(self._backlog)
+        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.open) - len(self._backlog)
+
+    def nodes_with_room(self) -> set[str]:
+        """The nodes on which a gang could take a trial, of those that are on one node."""
+        return {gang.nodes[0] for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and len(gang.nodes) == 1}
 
     @property
     def starting(self) -> bool:
@@ -181,25 +204,31 @@ class Pool:
             lines.append(f"{gang.name} on {place['node']}{gpu}: {job}")
         return lines
 
-    def submit(self, trial: Trial) -> None:
-        """Hand a trial to the gang that will come to it first."""
+    def submit(self, trial: Trial, node: str | None = None) -> None:
+        """Hand a trial to the gang that will come to it first, of those on one node if that is named and has room."""
         self._in_flight[trial.number] = trial
-        self._backlog.append(trial)
-        self._hand_out()
+        there = [g for g in self.gangs if g.open and len(g.jobs) < DEPTH and g.nodes == [node]] if node else []
+        if there:
+            self._give(min(there, key=lambda gang: len(gang.jobs)), trial)
+        else:
+            self._backlog.append(trial)
+            self._hand_out()
 
     def _hand_out(self) -> None:
         while self._backlog and (gang := self._least_loaded()):
-            trial = self._backlog.popleft()
-            parameters = {**self._constants, **trial.params}
-            device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
-            self._turns += 1
-            self._of_turn[self._turns] = trial
-            refs = [
-                worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
-                for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
-            ]
-            gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
-            self._note_room(gang)
+            self._give(gang, self._backlog.popleft())
+
+    def _give(self, gang: Gang, trial: Trial) -> None:
+        parameters = {**self._constants, **trial.params}
+        device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
+        self._turns += 1
+        self._of_turn[self._turns] = trial
+        refs = [
+            worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
+            for worker, rank in zip(gang.workers, gang.ranks(device, self._turns), strict=True)
+        ]
+        gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
+        self._note_room(gang)
 
     def _note_room(self, gang: Gang) -> None:
         """A gang that is up holds another number of trials than before."""
@@ -212,7 +241,7 @@ class Pool:
         passed over: to look through thousands of them would take longer than all else that a trial costs."""
         while self._with_room:
             held, _, gang = heapq.heappop(self._with_room)
-            if not gang.ended and held == len(gang.jobs):
+            if gang.open and not gang.ended and held == len(gang.jobs):
                 return gang
         return None
 
@@ -244,13 +273,26 @@ class Pool:
                 if gang.jobs:
                     gang.jobs[0].since_s = time.monotonic()
                 self._note_room(gang)
+            if gang.leaving and not gang.jobs and gang in self.gangs:
+                self._replace(gang)
         self._hand_out()
         return ended
 
-    def grow(self, target: Target, count: int) -> None:
-        """Use these nodes from now on, with as many gangs."""
-        self._target = target
-        self.gangs += [self._new_gang() for _ in range(count - len(self.gangs))]
+    def use(self, target: Target, count: int) -> None:
+        """Use these nodes and no others from now on, with as many gangs. One that is elsewhere runs what it holds and
+        goes; one that has not started may be waiting for a node that is gone, and starts anew."""
+        ids = {node.id for node in target.nodes}
+        fewer = not ids >= {node.id for node in self._target.nodes}
+        self._target, self._count = target, count
+        for gang in list(self.gangs):
+            if gang.ready:
+                gang.leaving = not ids >= {*gang.nodes}
+                if gang.open:  # it may have been leaving
+                    self._note_room(gang)
+            elif fewer:
+                self._end(gang)
+                self.gangs.remove(gang)
+        self.gangs += [self._new_gang() for _ in range(count - sum(not gang.leaving for gang in self.gangs))]
 
     def heard(self, *, all_of_it: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Steps of trials that were over since this was last asked: which one, when, and its figures. What is not there
@@ -306,10 +348,10 @@ class Pool:
         job = gang.jobs[0]
         bad = self._take_replies(gang, job, [ref for ref in job.waiting if ref in arrived])
         if bad and bad.ending is not Ending.INFEASIBLE and job.waiting:
-            # What one rank says may be that another is gone: the one that knows why speaks within a second.
+            # What one rank says may be that another is gone: the one that knows why speaks soon.
             late = ray.wait(job.waiting, num_returns=len(job.waiting), timeout=PATIENCE_FOR_THE_REASON_S)[0]
             other = self._take_replies(gang, job, late)
-            bad = other if other and other.ending is Ending.INFEASIBLE else bad
+            bad = _of_all([bad, other]) if other else bad
         if bad:
             return bad
         if not job.waiting:
@@ -327,7 +369,7 @@ class Pool:
         return None
 
     def _take_replies(self, gang: Gang, job: Running, refs: Sequence[Any]) -> Outcome | None:
-        """Note what these ranks reply; how the trial ended where any did badly, by the one that says why."""
+        """Note what these ranks reply; how the trial ended where any did badly."""
         found = []
         for ref in refs:
             job.waiting.remove(ref)
@@ -341,12 +383,12 @@ class Pool:
                 continue
             if reply.measurement is None:
                 ending = Ending.INFEASIBLE if reply.infeasible else Ending.PRUNED if reply.hopeless else Ending.FAILED
-                bad = self._bad(gang, job, ending, reply.reason, reply.detail)
+                bad = self._bad(gang, job, ending, reply.reason, gang.headed(reply))
                 # Of several ranks, the others may wait for the one that refused.
                 found.append(replace(bad, sound=reply.sound and self._size == 1))
             else:
                 job.replies.append(reply)
-        return min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE, default=None)
+        return _of_all(found) if found else None
 
     def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
         now = time.time()
@@ -362,7 +404,7 @@ class Pool:
         self._made += 1
         options, group = self._options(), None
         if self._size > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._memory}
             bundle = {resource: amount for resource, amount in bundle.items() if amount}
             place = options.pop("label_selector")
             group = placement_group([bundle] * self._size, strategy="PACK", bundle_label_selector=[place] * self._size)
@@ -379,7 +421,8 @@ class Pool:
         place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
         if self._target.hardware.kind == "gpu":
             cores = self._target.cores_of_whole_nodes(self._size) if self._whole_nodes else 1
-            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place}
+            memory = {"memory": self._memory} if self._memory else {}
+            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place, **memory}
         cores = self._target.cores_for_each(self._share * self._size)
         return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 
@@ -400,11 +443,13 @@ class Pool:
             self._note_room(gang)
 
     def _replace(self, gang: Gang) -> None:
-        """A new gang in the place of one that failed; what it had not begun goes back to be handed out first."""
+        """A new gang in the place of one that failed, unless that was to go; what it had not begun goes back to be
+        handed out first."""
         self._backlog.extendleft(reversed([job.trial for job in gang.jobs]))
         gang.jobs.clear()
         self._end(gang)
-        self.gangs[self.gangs.index(gang)] = self._new_gang()
+        place = self.gangs.index(gang)
+        self.gangs[place : place + 1] = [] if gang.leaving else [self._new_gang()]
 
     def _end(self, gang: Gang) -> None:
         gang.ended = True
@@ -412,6 +457,13 @@ class Pool:
             ray.kill(worker, no_restart=True)
         if gang.group is not None:
             remove_placement_group(gang.group)
+
+
+def _of_all(found: Sequence[Outcome]) -> Outcome:
+    """How a trial ended in which these ranks did badly: as one says that could not do it, else as the first says, with
+    the last lines of all. What one has seen is often only that another was gone."""
+    first = min(found, key=lambda bad: bad.ending is not Ending.INFEASIBLE)
+    return replace(first, detail="\n\n".join(dict.fromkeys(bad.detail for bad in found if bad.detail)))
 
 
 def _new_ear() -> Any:

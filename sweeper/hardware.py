@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -28,11 +28,21 @@ class Node:
     gpu_names: tuple[str, ...] = ()
     id: str | None = None  # Ray's, of a node of a cluster that is up
     cpu_architecture: str = "cpu"
+    memory_gib: float | None = None  # that the scheduler gives out; None: of a cluster that is not up yet
+
+    def room(self, gib: float) -> int:
+        """How many processes it holds that take a GPU, and so much of its memory, each."""
+        return self.gpus if not gib or self.memory_gib is None else min(self.gpus, int(self.memory_gib / gib))
 
     @property
     def model(self) -> str | None:
         """What its GPUs are called: by the driver where it says, else by Ray."""
         return self.gpu_names[0] if self.gpu_names else self.accelerator
+
+    @property
+    def said(self) -> str:
+        """Several may share an address: on one machine, or one after the other."""
+        return f"{self.address} ({self.id[:8]})" if self.id else self.address
 
 
 @dataclass(frozen=True)
@@ -48,17 +58,21 @@ class Target:
         """How many GPUs, or on a CPU how many cores, there are of it."""
         return sum(node.gpus if self.hardware.kind == "gpu" else node.cpus for node in self.nodes)
 
-    def gangs(self, size: int, wanted: int | None, *, whole_nodes: bool = False) -> int:
+    def least_memory_gib(self) -> float:
+        """Of any of its nodes; nothing where that is not known."""
+        return min((node.memory_gib or 0.0 for node in self.nodes), default=0.0)
+
+    def gangs(self, size: int, wanted: int | None, *, whole_nodes: bool = False, gib: float = 0.0) -> int:
         """How many gangs of `size` run at once: as wanted, else one for each `size` GPUs, on a CPU one.
 
-        `whole_nodes`: no two on one node. On a CPU neighbours disturb each other's timings. Raises SaidWrongly for more
-        than there is room for.
+        `whole_nodes`: no two on one node; `gib`: of its node's memory, that each process takes. On a CPU neighbours
+        disturb each other's timings. Raises SaidWrongly for more than there is room for.
         """
-        most = self.devices // size
-        if whole_nodes and self.hardware.kind == "gpu":
+        most = (sum(node.room(gib) for node in self.nodes) if self.hardware.kind == "gpu" else self.devices) // size
+        if whole_nodes and self.hardware.kind == "gpu" and self.nodes:
             most = len(self.nodes) // -(-size // min(node.gpus for node in self.nodes))
         if wanted is not None and wanted > most:
-            alone = " with exclusive=node" if whole_nodes else ""
+            alone = " with exclusive=node" if whole_nodes else f" with {gib:g} GiB of memory each" if gib else ""
             raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}{alone}")
         return wanted or (most if self.hardware.kind == "gpu" else 1)
 
@@ -66,6 +80,10 @@ class Target:
         """With those of these nodes that have the same devices."""
         alike = [node for node in nodes if self._is_alike(node)]
         return replace(self, nodes=(*self.nodes, *alike))
+
+    def without(self, ids: Collection[str]) -> Target:
+        """Without the nodes that have these ids of Ray's."""
+        return replace(self, nodes=tuple(node for node in self.nodes if node.id not in ids))
 
     def _is_alike(self, node: Node) -> bool:
         if self.hardware.kind == "gpu":

@@ -14,6 +14,7 @@ import numpy as np
 
 from workloads.contract import Measurement
 
+LINEAR_BANDS = (0.85, 0.95)  # what clusters are often assumed to reach of linear scaling
 # How a metric reads in a table: its name there, its unit, and the factor from the stored value to the shown one.
 SHOWN = {
     "m": ("m", "", 1.0),

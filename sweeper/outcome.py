@@ -23,6 +23,9 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"  # the user stopped the sweep: run again when it is resumed
 
 
+BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)  # as no trial should end
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came back from the cluster for one trial.
@@ -30,7 +33,7 @@ class Outcome:
     reason        one line; empty for a complete trial
     detail        the last lines of what the worker said, for a person
     measurements  one for each rank, complete trials only
-    where         node, process and log of rank 0
+    where         node, process and log of rank 0, and Ray's ids of all its nodes
     sound         whether its worker may be used again: it succeeded, or refused before it tried
     """
 
@@ -46,7 +49,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Again:
-    """A trial that measures another one's parameters again: trial `of`, in this round, beside all of `among`."""
+    """A trial that measures another one's parameters again: trial `of`, in this round, beside all of `among`; among
+    none it compares nodes (`sweeper/equals.py`)."""
 
     of: int
     round: int
@@ -74,7 +78,7 @@ class Record:
     elapsed_s: float  # of the whole sweep's searching when this trial ended, over all its runs
     attempts: int = 1
     files: list[str] = field(default_factory=list)
-    again: Again | None = None  # not of the search: a finalist measured again
+    again: Again | None = None  # not of the search: a finalist measured again, or nodes compared
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=float)  # a workload may have left a NumPy number in its figures

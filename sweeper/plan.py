@@ -35,11 +35,13 @@ class Plan:
     gpus: int
     gangs: int
     whole_nodes: bool  # whether no two trials run on one node
+    host_gib: float  # that is reserved of a node's memory for each process of a trial
     identity: dict[str, Any]
     name: str
     folder: Path
     reached_tflops: dict[str, float]
     foresight: Foresight | None
+    nodes: list[int]  # on how many times the devices of a trial what is foreseen is wanted as well
 
     @property
     def directory(self) -> Path:
@@ -52,7 +54,10 @@ class Plan:
         have += ", on paper" if target.nodes[0].address == "on paper" else ""
         each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
         alone = ", no two on one node" if self.whole_nodes and self.target.hardware.kind == "gpu" else ""
-        return f"{have}; {self.gangs} trial{'s' if self.gangs > 1 else ''} at once{each}{alone}"
+        return f"{have}; {self.said_gangs()}{each}{alone}"
+
+    def said_gangs(self) -> str:
+        return f"{self.gangs} trial{'s' if self.gangs > 1 else ''} at once"
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size
@@ -72,6 +77,7 @@ def plan(said: Config) -> Plan:
     """Hold what was said against the cluster that is there. Raises SaidWrongly."""
     if said.tracking.uri:
         check_uri(said.tracking.uri)
+    projected = config.read_nodes(said)
     nodes = cluster.look(said.cluster.address, said.cluster.insecure)
     wanted, ranks = said.hardware, said.gpus if isinstance(said.gpus, int) else 1
     absent = wanted.name in catalogue() and not any(is_a(wanted, node) for node in nodes)
@@ -82,12 +88,15 @@ def plan(said: Config) -> Plan:
     config.check_gpus(said, gpus)
     said = config.with_strategy(said, target.hardware.kind, target.architecture)
     whole_nodes = (said.exclusive or getattr(config.workload_of(said), "exclusive", "gpu")) == "node"
-    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes)
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
+    host_gib = min(config.host_gib(said, space), target.least_memory_gib())  # what needs more says so itself
+    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes, gib=host_gib)
     folder_of_all = Path(said.dir).expanduser().resolve()
     reached = rates.reached_tflops(rates.read(folder_of_all), target.model)
     machine = foresight.machine_of(target, gpus, said.cluster.network_gb_s, reached)
     foreseen = foresight.look(said, space, machine)
+    if projected and not (foreseen and hasattr(config.workload_of(said), "scaled")):
+        raise SaidWrongly(f"nodes: {said.workload.name} does not foresee how it would grow")
     if foreseen:
         space = replace(space, only=tuple(seen.point for seen in foreseen.legal))
     if said.search.sampler == "grid":
@@ -116,7 +125,8 @@ def plan(said: Config) -> Plan:
         first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
     folder = folder_of_all / "sweeps" / name
     return Plan(
-        said, target, space, left_out, first, gpus, gangs, whole_nodes, identity, name, folder, reached, foreseen
+        *(said, target, space, left_out, first, gpus, gangs, whole_nodes, host_gib, identity, name, folder),
+        *(reached, foreseen, projected),
     )
 
 
@@ -131,15 +141,13 @@ def show(planned: Plan) -> int:
     console = Console()
     console.print(f"device   {planned.said_devices()}\nsearch   {planned.said_search()}", highlight=False)
     if planned.foresight is None:
-        if planned.config.nodes:
-            raise SaidWrongly(f"nodes: {planned.config.workload.name} foresees nothing")
         return 0
-    width, nodes = console.width, config.read_nodes(planned.config)
+    width = console.width
     parts = foresight.tell(planned.foresight, width)
-    if nodes:
-        parts += foresight.project(
-            planned.config, planned.space, planned.foresight, nodes, planned.config.price_per_hour, width
-        )
+    if planned.nodes:
+        best = planned.foresight.legal[0].point
+        projection = foresight.project(planned.config, planned.space, planned.foresight, best, planned.nodes)
+        parts += foresight.tell_projection(projection, planned.config, width) if projection else []
     for part in parts:
         console.print(part, highlight=False)
     planned.folder.mkdir(parents=True, exist_ok=True)

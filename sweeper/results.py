@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeper import fleet, pictures, rates, table
+from sweeper import fleet, foresight, pictures, rates, table
 from sweeper.board import Board
 from sweeper.config import workload_of
 from sweeper.finals import Standing, standings
-from sweeper.outcome import Ending, Record
+from sweeper.outcome import BAD, Ending, Record
 from sweeper.plan import Plan
 from sweeper.search import Study
 
-BAD = (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT)
+PROJECTED_TO = (1, 2, 4, 8)  # times the devices of a trial, unless nodes= says others
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,29 @@ class Results:
         pairs = [pair for pair in pairs if pair[0]]
         if not pairs:
             return {}
-        import pandas as pd  # a third of a second, that a sweep without foresight is spared
+        import pandas as pd  # a third of a second, which a sweep that foresees nothing is spared
 
         known = pd.DataFrame(pairs, columns=["predicted", "measured"])
         found = {"predicted_error": float((known.predicted / known.measured - 1).abs().median())}
         order = known.rank().corr().to_numpy()[0, 1] if len(known) > 2 else math.nan
         return found if math.isnan(order) else found | {"predicted_order": float(order)}
+
+    def projection(self) -> dict[str, str]:
+        """What is foreseen of the winner on more devices, as tags of the parent run for whoever draws it; nothing where
+        nothing is foreseen."""
+        plan = self.plan
+        if not (plan.foresight and self.winner):
+            return {}
+        nodes = plan.nodes or PROJECTED_TO
+        found = foresight.project(plan.config, plan.space, plan.foresight, dict(self.winner.params), nodes)
+        if found is None:
+            return {}
+        return {f"projected_{self.objective}": json.dumps(found.by_devices), "projection_assumes": found.assumed}
+
+    @property
+    def winner(self) -> Record | None:
+        """Of the finals where there were any, else the best of the search."""
+        return self.final[0].trial if self.final else self.best[0] if self.best else None
 
     def pictures(self, study: Study) -> list[Path]:
         """Drawn into the sweep's folder; none of a small search."""
@@ -101,7 +119,7 @@ class Results:
 
     def plain(self) -> dict[str, Any]:
         """For programs."""
-        winner = self.final[0].trial if self.final else self.best[0] if self.best else None
+        winner = self.winner
         return {
             "sweep": self.plan.name,
             "folder": str(self.plan.folder),

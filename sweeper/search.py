@@ -171,9 +171,12 @@ class Study:
         return trial.should_prune()
 
     def tell(self, record: Record) -> None:
-        """Store how a trial ended."""
+        """Store how a trial ended, and for the pruner of a later run what was heard of it meanwhile."""
+        store, disk_id = self._disk._storage.set_trial_user_attr, self._disk_id(record.number)
+        if not record.again and (steps := self._steps(record.number)):
+            store(disk_id, "steps", steps)  # as one line: each as Optuna's intermediate value is one to be synced
         # The record first, then the state: a driver killed between the two finds the record.
-        self._disk._storage.set_trial_user_attr(self._disk_id(record.number), "record", record.to_json())
+        store(disk_id, "record", record.to_json())
         self._finish(record)
 
     def _finish(self, record: Record) -> None:
@@ -189,6 +192,10 @@ class Study:
         if record.ending is Ending.INFEASIBLE:
             self._memory._storage.set_trial_system_attr(self._memory_id(in_memory), *INFEASIBLE)
         self._memory.tell(in_memory, value, state=state)
+
+    def _steps(self, number: int) -> dict[int, float]:
+        """What a running trial has told of the objective, by its steps."""
+        return self._memory._storage.get_trial(self._memory_id(self._in_memory[number])).intermediate_values
 
     def _disk_id(self, number: int) -> int:
         return self._disk._storage.get_trial_id_from_study_id_trial_number(self._disk._study_id, number)
@@ -253,6 +260,7 @@ def _copy(trial: FrozenTrial, distributions: dict[str, BaseDistribution], *, inf
         params=trial.params,
         distributions=distributions,
         value=trial.value,
+        intermediate_values={int(step): value for step, value in trial.user_attrs.get("steps", {}).items()},
         system_attrs=dict([INFEASIBLE]) if infeasible else {},
     )
 
@@ -269,8 +277,7 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def make_pruner(name: str) -> optuna.pruners.BasePruner:
-    """median: a trial ends whose best step so far is worse than the median of the others' up to the same step. Those of
-    an earlier run are not among them: their steps are not kept."""
+    """median: a trial ends whose best step so far is worse than the median of the others' up to the same step."""
     if name == "median":
         return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=STARTUP_STEPS)
     return optuna.pruners.NopPruner()

@@ -25,11 +25,13 @@ SHOWN_OF_ALL = 120
 
 @dataclass(frozen=True)
 class Summary:
-    """`command` is what runs or resumes the sweep, `command_for_more` what extends it."""
+    """`command` is what runs or resumes the sweep, `command_for_more` what extends it; `aside` are nodes that were set
+    aside."""
 
     results: Results
     command: str
     command_for_more: str
+    aside: Sequence[str] = ()
 
     @property
     def title(self) -> str:
@@ -53,6 +55,8 @@ class Summary:
             ]
         if self.results.gpus:
             lines += [fleet.said(self.results.gpus), ""]
+        for node in self.aside:
+            lines += [f"set aside: {node}", ""]
         return "\n".join([*lines, f"`{self.command}`"])
 
     def verdict(self) -> str:
@@ -90,6 +94,8 @@ class Summary:
             out.print(f"foresaw  {self._foresight()}")
         if self.results.gpus:
             out.print(f"GPUs     {fleet.said(self.results.gpus)}")
+        for node in self.aside:
+            out.print(f"aside    {node}")
         for line in self._unranked():
             out.print(line)
         for line in self._failures():
@@ -129,13 +135,14 @@ class Summary:
 
     def _failed_finals(self) -> list[str]:
         """Which finalists did not come through, and why."""
-        failed = [r for r in self.results.again if r.ending not in (Ending.COMPLETE, Ending.CANCELLED)]
+        finals = [r for r in self.results.again if r.again and r.again.among]
+        failed = [r for r in finals if r.ending not in (Ending.COMPLETE, Ending.CANCELLED)]
         if not failed:
             return []
         last = failed[-1]
         assert last.again is not None
         return [
-            f"finals   {len(failed)} of {len(self.results.again)} trials did not complete, such as trial {last.number} "
+            f"finals   {len(failed)} of {len(finals)} trials did not complete, such as trial {last.number} "
             f"(again {last.again.of}), {last.ending.value}: {last.reason}"
         ]
 

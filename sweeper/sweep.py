@@ -21,6 +21,7 @@ from sweeper import cluster, gangs, lock, metrics, progress, provenance, secrets
 from sweeper.board import Board
 from sweeper.config import settings_of, workload_of
 from sweeper.finals import still_wanted
+from sweeper.nodes import Nodes
 from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
 from sweeper.recorder import Recorder
@@ -31,7 +32,6 @@ from sweeper.summary import Summary
 COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 RECORDER_PATIENCE_S = 20.0
 STARTING_PATIENCE_S = 20.0
-NODES_LOOKED_FOR_EVERY_S = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -65,8 +65,7 @@ class Sweep:
         self._pool: gangs.Pool | None = None
         self._attempts: Counter[int] = Counter()
         self._stops = 0
-        self._look_again_at_s = 0.0
-        self._unlike = set[str]()  # nodes of the cluster without what is wanted
+        self._nodes = Nodes(planned, self._study.records.values())
         self._finals_ended = self._finals_asked = 0
 
     # ── from beginning to end ──
@@ -104,9 +103,10 @@ class Sweep:
                     if self._plan.target.hardware.kind == "cpu":
                         os.nice(5)  # behind the trials, which are timed on the cores that this process shares
                     self._board.start()
-                    if self._has_trials():
-                        self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
-                    self._run_finals()
+                    with cluster.head_watched(self._leave_without_head):
+                        if self._has_trials():
+                            self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
+                        self._run_finals()
             except gangs.ClusterTrouble as error:
                 self._cancel_in_flight()
                 return str(error)
@@ -125,6 +125,7 @@ class Sweep:
             constants=self._plan.space.constants,
             settings=settings_of(self._config),
             whole_nodes=self._plan.whole_nodes,
+            host_gib=self._plan.host_gib,
             listens=getattr(workload_of(self._config), "tells_steps", False),
             size=self._plan.gpus,
             count=count,
@@ -139,6 +140,7 @@ class Sweep:
                     f"stopping: {limits.grace_s:g} s for the trials in flight; Ctrl-C again leaves at once"
                 )
                 self._cancel_unfinished()
+            self._compare_nodes()
             for _ in range(self._pool.room()):
                 if not (wants() and (trial := ask())):
                     break
@@ -150,31 +152,31 @@ class Sweep:
             self._hear()
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
-            self._use_nodes_that_joined()
+            self._tend_nodes()
             self._recorder.watch()
             self._progress.update(self._state())
         self._hear(all_of_it=True)
         self._pool.close(0 if self._stops else STARTING_PATIENCE_S)
 
-    def _use_nodes_that_joined(self) -> None:
-        """Of a cluster that others run, from time to time, where it was not said how many trials run at once."""
-        planned, now = self._plan, time.monotonic()
-        if now < self._look_again_at_s:
+    def _tend_nodes(self) -> None:
+        """Use what joined, and no longer what is lost or set aside."""
+        assert self._pool is not None
+        for line in self._nodes.news(may_join=not (self._stops or self._finals_asked)):
+            self._plan = replace(self._plan, target=self._nodes.target, gangs=self._nodes.gangs())
+            self._pool.use(self._plan.target, 1 if self._finals_asked else self._plan.gangs)
+            self._progress.note(f"{line}; {self._plan.said_gangs()}")
+
+    def _compare_nodes(self) -> None:
+        """From time to time the best trial again, on every node, while the search goes on."""
+        assert self._pool is not None
+        if self._finals_asked or not self._wants_more():
             return
-        known = {node.id for node in planned.target.nodes if node.id}
-        fixed = not known or self._config.cluster.workers is not None or self._stops > 0 or self._finals_asked > 0
-        if fixed or planned.target.hardware.kind == "cpu":
-            return  # on a CPU one trial runs at once, however many nodes there are
-        self._look_again_at_s = now + NODES_LOOKED_FOR_EVERY_S
-        joined = cluster.joined(known | self._unlike)
-        target = planned.target.with_more(joined)
-        self._unlike |= {node.id for node in joined if node.id} - {node.id for node in target.nodes}
-        if more := len(target.nodes) - len(planned.target.nodes):
-            gangs_now = target.gangs(planned.gpus, None, whole_nodes=planned.whole_nodes)
-            self._plan = replace(planned, target=target, gangs=gangs_now)
-            assert self._pool is not None
-            self._pool.grow(target, gangs_now)
-            self._progress.note(f"joined   {more} node{'s' if more > 1 else ''}; {gangs_now} trials at once")
+        for record, again, node in self._nodes.to_compare(
+            self._board.best, self._board.ended, self._pool.nodes_with_room()
+        ):
+            trial = self._study.ask_again(dict(record.params), again)
+            self._nodes.compares(trial, node)
+            self._pool.submit(trial, node)
 
     def _run_finals(self) -> None:
         """Measure the best trials again, beside each other on the same devices."""
@@ -215,9 +217,19 @@ class Sweep:
         """First Ctrl-C or SIGTERM: no new trials. Second: out at once; the next start puts things right."""
         self._stops += 1
         if self._stops > 1:
-            show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live block hides it
-            os.write(2, f"{show_cursor}\nleft at once; to resume:\n  {self._command}\n".encode())
-            os._exit(INTERRUPTED)
+            self._leave("left at once", INTERRUPTED)
+
+    def _leave_without_head(self, address: str) -> None:
+        self._leave(
+            f"stopped  the cluster's head {address} does not answer; what had finished is kept. Start it again",
+            SOME_FAILED,
+        )
+
+    def _leave(self, why: str, code: int) -> None:
+        """From wherever this process is, at once."""
+        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live block hides it
+        os.write(2, f"{show_cursor}\n{why}; to resume:\n  {self._command}\n".encode())
+        os._exit(code)
 
     # ── one trial's steps, and its end ──
 
@@ -241,9 +253,11 @@ class Sweep:
             self._progress.note(
                 f"trial {trial.number} lost, tried again ({attempt}/{self._config.trial.retries}): {outcome.reason}"
             )
+            self._nodes.tried(trial, outcome)
             self._pool.submit(trial)
             return
         record = self._judge(trial, outcome, attempt)
+        self._nodes.seen(record)
         self._study.tell(record)
         self._finals_ended += record.again is not None
         better = not record.again and self._board.add(record)
@@ -363,6 +377,7 @@ class Sweep:
                     "workload": said.workload.name,
                     "hardware": planned.target.hardware.name,
                     "device": planned.target.model,
+                    "machine": planned.said_devices(),
                     "command": self._command,
                     "git_commit": self._provenance["git"].get("commit", ""),
                     **versions,
@@ -384,7 +399,8 @@ class Sweep:
             (self._plan.folder / name).write_text(text)
         if over:
             results.keep_rates()
-        summary = Summary(results, self._command, self._command_for_more())
+        aside = self._nodes.said_aside()
+        summary = Summary(results, self._command, self._command_for_more(), aside)
         if self._recorder.opened and self._recorder.behind > 20:
             self._progress.note(
                 f"writing {self._recorder.behind} results to MLflow; Ctrl-C leaves them to the next start"
@@ -397,6 +413,8 @@ class Sweep:
                     "mlflow.note.content": summary.markdown(),
                     "outcome": table.said_counts(self._board.counts),
                     "winner": summary.verdict(),
+                    **results.projection(),
+                    **({"set_aside": "\n".join(aside)} if aside else {}),
                 },
                 "artifacts": texts,
                 "pictures": [] if interrupted else self._pictures(results),

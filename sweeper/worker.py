@@ -20,6 +20,8 @@ from ray.exceptions import RayError
 from workloads.contract import Hopeless, Infeasible, Measurement, OutOfMemory, Rank, Scalar
 from workloads.trial import run_trial
 
+LAST_LINES = 120  # of a traceback, at whose end a program's own last lines stand
+
 
 @dataclass(frozen=True)
 class Job:
@@ -60,6 +62,7 @@ class Worker:
             "address": ray.util.get_node_ip_address(),
             "port": port,
             "node": socket.gethostname(),
+            "node_id": ray.get_runtime_context().get_node_id(),
             "pid": os.getpid(),
             "log": str(log.readlink()) if log.is_symlink() else "",
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "",
@@ -78,7 +81,7 @@ class Worker:
         except Hopeless:
             return Reply(rank.rank, started_at_s, time.time(), hopeless=True, sound=True, reason="worse than others")
         except Exception as error:
-            last = traceback.format_exc().strip().splitlines()[-30:]
+            last = traceback.format_exc().strip().splitlines()[-LAST_LINES:]
             reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
             return Reply(job.rank.rank, started_at_s, time.time(), reason=reason, detail="\n".join(last))
         return Reply(job.rank.rank, started_at_s, time.time(), measurement)

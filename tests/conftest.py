@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +127,25 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         return Done(int(ended.value.code or 0), out, err)
 
     return say
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A `tests.raylets.Cluster` of two nodes."""
+    from tests.raylets import Cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # for the workers, should another checkout be installed
+    found = Cluster(2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own patience with a node that does not answer is more than a minute."""
+    for name, value in {"period_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3}.items():
+        monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
 
 
 def wait_for(what: Any, timeout_s: float = 60) -> Any:

@@ -155,6 +155,12 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         ("print('CUDA out of memory. Tried'); import time; time.sleep(99)", OutOfMemory, "out of memory", {}),
         ("print('begun', flush=True); import time; time.sleep(99)", ProgramFailed, "nothing for 1 s", {"silence_s": 1}),
         ("print('a last word'); raise SystemExit(7)", ProgramFailed, "exit code 7: a last word", {}),
+        (
+            "print('x.SomeError: no luck'); print(9 * '='); raise SystemExit(1)",
+            ProgramFailed,
+            "exit code 1: x.SomeE",
+            {},
+        ),
         ("import os; os.kill(os.getpid(), 9)", ProgramFailed, "SIGKILL", {}),
         ("print('all well')", RuntimeError, "no line of its", {}),
         ("print('step 1')", RuntimeError, "matches log.step_time_s", {"log": {"step_time_s": "took ([0-9.]+)"}}),
@@ -162,7 +168,18 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         (STEPS, Infeasible, "8 seqs: it has to be a whole number", {"global_batch": "8 seqs"}),
         (STEPS.replace("200", "3"), RuntimeError, "after 2 steps, all of them warm-up", {}),
     ],
-    ids=["out of memory", "silent", "exit", "killed", "no steps", "no match", "no number", "no batch", "warm-up only"],
+    ids=[
+        "out of memory",
+        "silent",
+        "exit",
+        "an error",
+        "killed",
+        "no steps",
+        "no match",
+        "no number",
+        "no batch",
+        "warm-up only",
+    ],
 )
 def test_each_way_to_fail_says_why(program: str, error: type[Exception], words: str, said: dict[str, Any]) -> None:
     started = time.monotonic()
@@ -218,13 +235,26 @@ def test_torchtitan_takes_what_its_preset_says(place: Place, tmp_path: Path) -> 
     text = rendered("config.toml", preset["command"]["files"]["config.toml"], values)
     (tmp_path / "config.toml").write_text(text)
     read = "import sys; from torchtitan.config import ConfigManager as M; c = M().parse_args(sys.argv[1:]); "
-    read += (
-        "print(c.parallelism.tensor_parallel_degree, c.training.seq_len, c.activation_checkpoint.mode, c.model.flavor)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", read, f"--job.config_file={tmp_path}/config.toml"], capture_output=True, text=True
-    )
-    assert done.stdout.splitlines()[-1:] == ["2 8192 full 8B"], done.stderr[-2000:]
+    read += "print(c.parallelism.tensor_parallel_degree, c.training.seq_len, c.activation_checkpoint.mode, "
+    read += "c.model.flavor, *c.model.converters)"
+    fp8 = preset["command"]["options"]["precision"]["fp8_tensorwise"]
+    words = [sys.executable, "-c", read, f"--job.config_file={tmp_path}/config.toml", *fp8]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["2 8192 full 8B quantize.linear.float8"], done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+def test_torchtitans_debug_model_trains(place: Place) -> None:
+    pytest.importorskip("torchtitan", exc_type=ImportError)
+    from benchmarks.trainers import make_text
+
+    make_text(place.path)
+    words = [f"space.assets={place.path}/assets", f"space.dataset_path={place.path}/text"]
+    words += ["space.micro_batch=2", "space.checkpointing=none", "gpus=1"]
+    done = place.run("workload=torchtitan_debug", "search=grid", "progress=never", *words)
+    assert done.code == 0, done.out + done.err
+    (run_,) = place.runs("trial")
+    assert run_.data.metrics["tokens_per_s"] > 0 and run_.data.metrics["steps"] == 10
 
 
 # ── as a user sees it ──

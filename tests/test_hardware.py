@@ -3,8 +3,9 @@
 import csv
 
 import pytest
+from hydra import compose, initialize_config_dir
 
-from sweeper.config import Hardware
+from sweeper.config import CONF, Hardware, host_gib, read, read_space
 from sweeper.hardware import Node, catalogue, choose, kind_of
 from sweeper.said import SaidWrongly
 from tests.conftest import REPOSITORY
@@ -106,3 +107,23 @@ def test_with_whole_nodes_there_are_as_many_gangs_as_nodes_hold() -> None:
     )
     with pytest.raises(SaidWrongly, match="at most 4 fit on 32 GPUs with exclusive=node"):
         target.gangs(1, 5, whole_nodes=True)
+
+
+def test_a_hosts_memory_leaves_room_for_fewer_gangs_than_its_gpus_do() -> None:
+    nodes = tuple(Node(f"n{n}", 64, "cpu", gpus=8, accelerator="H200", memory_gib=1000.0 + n) for n in range(4))
+    target = choose(catalogue()["h200"], nodes, 1)
+    assert [target.gangs(1, None, gib=gib) for gib in (0, 100, 300, 1000)] == [32, 32, 12, 4]
+    assert target.gangs(2, None, gib=300) == 6 and target.least_memory_gib() == 1000.0
+    with pytest.raises(SaidWrongly, match="at most 12 fit on 32 GPUs with 300 GiB of memory each"):
+        target.gangs(1, 13, gib=300)
+
+
+def test_what_is_reserved_of_a_hosts_memory_is_the_most_that_any_point_takes() -> None:
+    def reserved(*words: str) -> float:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            said = read(compose("config", overrides=["workload=probe", *words]))
+        return host_gib(said, read_space(said, "gpu", None)[0])
+
+    assert reserved() == 0
+    assert reserved("++space.host_gib=3") == 3
+    assert reserved('++space.host_gib="4,16,8"') == 16

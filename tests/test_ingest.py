@@ -82,11 +82,20 @@ def test_what_does_not_fit_together_is_named(tmp_path: Path) -> None:
         "the strategy is called balanced and other",
         "10 steps are claimed, 32 times are there",
         "degrees 2 x 1 x 4 do not make 16 GPUs",
-        "262,144 tokens/s are claimed; 64 x 2048 tokens in 2 s are 65,536, unless a sequence has 8,192 tokens",
     )
-    assert disagreements(found, figures(found)) == [
-        "tokens_per_s 2.621e+05 is claimed, its steps after warm-up give 6.554e+04"
-    ]
+    claimed = "tokens_per_s 262,144 is claimed, its steps after warm-up give 65,536"
+    assert disagreements(found, figures(found)) == [f"{claimed}, unless a sequence has 8,192 tokens"]
+
+
+def test_a_claim_and_its_share_of_each_gpu_are_told_once(tmp_path: Path) -> None:
+    plain = benchmark()
+    plain["performance_metrics"] |= {"tokens_per_second": 68000.0, "tokens_per_second_per_gpu": 8500.0}
+    (found,) = recognise(path := written(tmp_path, plain)).read(path)
+    words = "tokens_per_s 68,000 is claimed, its steps after warm-up give 65,536"
+    assert disagreements(found, figures(found)) == [words]  # no length of a sequence explains 4%
+    plain["performance_metrics"] |= {"tokens_per_second_per_gpu": 4250.0}  # of twice as many GPUs: another claim
+    (found,) = recognise(path := written(tmp_path, plain)).read(path)
+    assert len(disagreements(found, figures(found))) == 2
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, OLDER])
@@ -100,7 +109,7 @@ def test_lines_of_budgets_with_and_without_what_was_used(tmp_path: Path, columns
         good.feasible and figures(good)["tokens_per_s"] == pytest.approx(68 * 8192 / 50) and good.claims["mfu"] == 0.5
     )
     assert not zeros.feasible and not figures(zeros) and not zeros.claims
-    assert odd.contradictions == ("100,000 tokens/s are claimed; 557,056 tokens in 50 s are 11,141",)
+    assert disagreements(odd, figures(odd)) == ["tokens_per_s 100,000 is claimed, its steps after warm-up give 11,141"]
 
 
 def test_an_import_is_whole_and_only_once(tmp_path: Path) -> None:
@@ -229,6 +238,15 @@ def test_claims_of_a_log_are_held_against_its_own_figures(tmp_path: Path) -> Non
     (found,) = recognise(path).read(path)
     assert found.device == "NVIDIA H200"
     assert "an MFU of 22.7% is stated; of the dense bf16 peak its 449 TFLOP/s are 45.4%" in found.contradictions
+
+
+def test_a_rate_that_disagrees_is_told_once_with_the_length_that_would_fit(tmp_path: Path) -> None:
+    rate = "tokens per GPU (tokens/s/GPU): 524288.0 | throughput per GPU"
+    path = written(tmp_path, megatron().replace("throughput per GPU", rate), "run.log")
+    told = "tokens_per_s_per_gpu 524,288 is claimed, its steps after warm-up give 131,072"
+    assert take(path, None, "imported").endswith(
+        f", 1 result; 1 contradiction: {told}, unless a sequence has 32,768 tokens"
+    )
 
 
 def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:

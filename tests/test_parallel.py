@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import multiprocessing
 import socket
 import traceback
@@ -275,3 +276,6 @@ def test_a_sweep_finds_a_layout_and_says_how_well_it_foresaw(place: Place) -> No
     assert "foresaw  what was predicted is" in done.out
     (parent,) = place.runs("sweep")
     assert parent.data.metrics["predicted_error"] > 0
+    projected = json.loads(parent.data.tags["projected_tokens_per_s"])
+    assert list(projected) == ["2", "4", "8", "16"] and projected["4"] > 1.5 * projected["2"] > 0
+    assert "the batch grows with the copies" in parent.data.tags["projection_assumes"]

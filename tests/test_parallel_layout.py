@@ -169,7 +169,8 @@ def test_a_plan_is_made_for_gpus_that_are_not_here(say: Callable[..., Done]) -> 
         ([*(f"space.{name}=1" for name in DEGREES), "space.micro_batch=3"], "no multiple of micro-batch 3"),
         (["gpus=2", "strategy=balanced", "model=llama70b"], "it has llama3_8b, qwen2_5_7b"),
         (["gpus=2", "hardware=h200"], "hardware=h200: there is none"),
-        (["gpus=2", "plan=true", "nodes=2,x"], "nodes=2,x: numbers of nodes"),
+        (["gpus=2", "nodes=2,x"], "nodes=2,x: numbers of nodes"),
+        (["workload=matmul", "nodes=2"], "nodes: matmul does not foresee how it would grow"),
         (["gpus=2", "space.learning_rate=interval(0.1,0.2)"], "every point is looked at before"),
     ],
 )

@@ -54,7 +54,7 @@ def write(
             metrics |= {"tokens_per_s": speed, "mfu": speed / 2e4}
             metrics |= {"tokens_per_s_ci_low": speed * (1 - spread), "tokens_per_s_ci_high": speed * (1 + spread)}
         ending = Ending.COMPLETE if speed is not None else Ending.INFEASIBLE
-        measurement = {"facts": {}, "matrix_dtype": "bf16"}
+        measurement = {"facts": {"power_limit_w": 700.0, "tainted": number == 1}, "matrix_dtype": "bf16"}
         found = Record(
             number=number,
             params={"budget": budget},
@@ -122,7 +122,7 @@ def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Pat
     ]
     assert not worse and compare.sweeps(stored(folder), "second", "first", 0.02)[1]
     (line,), worse = compare.sweeps(stored(folder), "first", "small", 0.02)
-    assert "nothing to compare with (model llama3_8b against llama3_1b)" in line and not worse
+    assert "nothing to compare with (model llama3_8b against llama3_1b)" in line and worse is None
 
 
 @given(*[st.floats(1, 1e6)] * 2, *[st.floats(0, 0.5)] * 2)
@@ -218,9 +218,26 @@ def test_maps_over_two_budgets_are_drawn_of_speed_and_utilisation_and_mark_what_
         "tag.reason": "3 GiB too little",
     }
     (picture,) = figures._heat("sweep", pd.DataFrame(rows))
-    assert picture.title == "sweep: best tokens/s, TFLOP/s, MFU, HFU over host_gib and device_gib"
-    assert [each.data[0].colorbar.title.text for each in picture.figures] == ["tokens/s", "TFLOP/s", "MFU", "HFU"]
+    assert picture.title == "sweep: best tokens/s, TFLOP/s, MFU %, HFU % over host_gib and device_gib"
+    assert [each.data[0].colorbar.title.text for each in picture.figures] == ["tokens/s", "TFLOP/s", "MFU %", "HFU %"]
+    assert np.nanmax(picture.figures[2].data[0].z) == 50
     assert list(picture.figures[0].data[1].text) == ["3 GiB too little"]
+    # Where something else worked in the same cell its figure stands there alone; of what is not known there is no map.
+    rows.append({**rows[1], "param.host_gib": "40", "param.device_gib": "24"})
+    unknown = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
+    (picture,) = figures._heat("sweep", unknown)
+    assert len(picture.figures) == 2 and not picture.figures[0].data[1].x
+
+
+def test_scattered_shapes_are_drawn_each_in_its_place() -> None:
+    random = np.random.default_rng(0)
+    rows = trials({"H200": list(range(1, 41))}, m=random.integers(1, 9999, 40), n=random.integers(1, 9999, 40))
+    picture = next(each for each in drawn(rows.drop(columns="metric.tokens_per_s")) if "over m and n" in each.title)
+    assert picture.title == "s: TFLOP/s over m and n"
+    (places,) = picture.figures[0].data
+    fastest = rows.iloc[-1]
+    assert len(places.x) == 40 and max(places.marker.color) == places.marker.color[-1] == 2  # on top of the others
+    assert (places.x[-1], places.y[-1]) == (float(fastest["param.m"]), float(fastest["param.n"]))
 
 
 def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:
@@ -232,11 +249,24 @@ def test_images_are_of_one_kind_of_work_each(folder: Path) -> None:
 def test_scaling_is_held_against_the_smallest_number_of_the_same_device() -> None:
     counted = [trials({"H200": [1000.0 * n * 0.9 ** (n > 1)], "MI300X": [900.0 * n]}, devices=n) for n in (1, 4)]
     (picture,) = [each for each in drawn(pd.concat(counted)) if each.title.startswith("Scaling")]
-    measured, ideal = picture.figures[0].data[:2]
-    assert list(measured.x) == list(ideal.x) == [1, 4] and list(measured.text) == ["", "90%"]
-    assert list(measured.y) == [1000, 3600] and list(ideal.y) == [1000, 4000]
-    assert measured.error_y.array[1] == pytest.approx(360)
+    own = {line.name: line for line in picture.figures[0].data[:4]}
+    assert list(own["H200"].x) == list(own["ideal"].x) == [1, 4] and list(own["H200"].text) == ["", "90%"]
+    assert list(own["H200"].y) == [1000, 3600] and list(own["ideal"].y) == [1000, 4000]
+    assert (list(own["85%"].y), list(own["95%"].y)) == ([850, 3400], [950, 3800])
+    assert own["H200"].error_y.array[1] == pytest.approx(360)
     assert not [each for each in drawn(counted[0]) if each.title.startswith("Scaling")]
+
+
+def test_what_was_foreseen_is_drawn_beside_what_was_measured() -> None:
+    said = {"tag.projected_tokens_per_s": ['{"1": 1100.0, "2": 2150.0, "8": 8000.0}'], "tag.projection_assumes": ["so"]}
+    (picture,) = [each for each in drawn(trials({"H200": [1000.0]}), **said) if each.title.startswith("Scaling")]
+    lines = {line.name: line for line in picture.figures[0].data}
+    assert (list(lines["H200"].y), list(lines["H200, foreseen"].y)) == ([1000], [1100, 2150, 8000])
+    assert list(lines["ideal"].y) == [1000, 2000, 8000] and picture.note.endswith("Assumed: H200: so")
+    two = pd.concat([trials({"H200": [1000.0]}), trials({"H200": [1900.0]}, devices=2)])
+    (picture,) = [each for each in drawn(two, **said) if each.title.startswith("Scaling")]
+    lines = {line.name: line for line in picture.figures[0].data}
+    assert list(lines["H200"].text) == ["", "95%"] and list(lines["ideal"].x) == [1, 2, 8]
 
 
 def test_a_parameter_matters_as_much_as_it_explains_of_the_ranks() -> None:
@@ -266,7 +296,7 @@ def test_what_a_parameter_explains_is_a_share(points: list[tuple[str, int]]) -> 
         assert known["digit"] == pytest.approx(1)
 
 
-def drawn(table: pd.DataFrame) -> list[figures.Picture]:
+def drawn(table: pd.DataFrame, **sweep: list[str]) -> list[figures.Picture]:
     plain = {
         "tag.sweep": "s",
         "tag.sweeper.study": "s",
@@ -275,7 +305,8 @@ def drawn(table: pd.DataFrame) -> list[figures.Picture]:
         "start": 0,
         "tag.sweeper.trial": "0",
     }
-    return list(figures.figures(store.Stored(pd.DataFrame(), table.assign(**plain))))
+    sweeps = pd.DataFrame({"tag.sweeper.study": ["s"], **sweep})
+    return list(figures.figures(store.Stored(sweeps, table.assign(**plain))))
 
 
 def test_others_figures_stand_apart_and_are_never_ranked(
@@ -312,20 +343,26 @@ def test_a_store_of_imported_results_alone_has_a_report(tmp_path: Path, monkeypa
     line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / 1e4},10000,500,0.5,0.6\n"
     (tmp_path / "h100_8b.csv").write_text(line)
     take(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
-    assert "imported: h100_8b line 1" in report(tmp_path, "--format", "markdown").out
+    told = report(tmp_path, "--format", "markdown").out
+    assert "imported: h100_8b line 1" in told and "Peaks" not in told
+    assert "there is no complete trial" in report(tmp_path, "--format", "csv").err
     assert report(tmp_path).code == 0 and "there is no complete trial" in report(tmp_path, "--format", "png").err
     assert "there is no such sweep" in report(tmp_path, "--compare", "a", "b").err
 
 
 def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
     plain = json.loads(report(folder, "--format", "json").out)
-    assert {row["sweep"]: row["trials"] for row in plain["What ran where"]}["first"] == "2 complete, 1 infeasible"
+    first = next(row for row in plain["What ran where"] if row["sweep"] == "first")
+    assert first["trials"] == "2 complete, 1 infeasible, 1 tainted" and first["versions"] == "torch 2.11"
+    assert first["power limit W"] == "700" and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
     assert report(folder, "--format", "csv").out.startswith("workload,model,sequence length,type,device")
     assert "| offload | llama3_8b |" in report(folder, "--format", "markdown", "--sweep", "first").out
     slower = report(folder, "--baseline", "second", "--sweep", "first")
     assert slower.code == 1 and "1.12 times as fast" in slower.out
     assert report(folder, "--baseline", "first", "--sweep", "second").code == 0
     assert report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
+    nothing = report(folder, "--baseline", "first", "--sweep", "small")
+    assert nothing.code == 2 and "nothing of small compares with it" in nothing.err
 
 
 @pytest.mark.parametrize(
@@ -336,6 +373,7 @@ def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
         (["--dir", "/nowhere"], "there is no such store"),
         (["--compare", "first", "secund"], "did you mean second?"),
         (["ledderboard"], "did you mean leaderboard?"),
+        (["--fromat", "csv"], "unrecognized arguments: --fromat"),
     ],
 )
 def test_what_is_said_wrongly_is_said_in_a_line(folder: Path, words: list[str], wanted: str) -> None:

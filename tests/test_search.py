@@ -176,3 +176,17 @@ for sampler in SAMPLERS:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_pruner_knows_the_steps_of_an_earlier_run(tmp_path: Path, resumed: bool) -> None:
+    study = open_study(tmp_path, pruner="median")
+    for score in range(10, 15):
+        trial = asked(study)
+        assert not any(study.is_hopeless(trial.number, step, float(score)) for step in range(1, 10))
+        study.tell(ended(trial, score=float(score)))
+    if resumed:
+        study = open_study(tmp_path, pruner="median")
+    slow, fast = asked(study), asked(study)
+    assert [study.is_hopeless(slow.number, step, 1.0) for step in (1, 9)] == [False, True]
+    assert not study.is_hopeless(fast.number, 9, 13.0)

@@ -69,3 +69,4 @@ def test_a_gpu_tells_its_state_and_a_cold_cache_costs_time() -> None:
     assert sorted(cold.step_times_s)[25] > sorted(warm.step_times_s)[25]
     assert cold.figures["sm_clock_mhz"] > 300 and cold.figures["temperature_c"] > 10 and cold.figures["power_w"] > 30
     assert "tainted" in cold.facts
+    assert float(str(cold.facts["power_limit_w"])) > 30

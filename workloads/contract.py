@@ -115,7 +115,8 @@ class Measurement:
                      recomputation and emulation are not counted
     hardware_flops_per_step  those that the device does, with what it computes again; 0 where that is the same
     tokens_per_step  tokens that one step trains on, on this rank; 0 where there are none
-    matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU
+    matrix_dtype     the data type that the matrix units ran in, which decides the peak of an MFU; a recipe's name where
+                     they ran in several, which have no peak together
     figures          further raw figures, each named with its unit
     facts            what the process saw of its device and its software
     files            what is kept beside the figures, by file name: a trace
@@ -143,7 +144,8 @@ class Workload(Protocol):
     """One kind of trial.
 
     `Parameters` is a frozen dataclass of every parameter. Its types say what each may be (`Literal` for
-    choices), `field(metadata={"min": …})` bounds a number, and a field without a default must be given.
+    choices), `field(metadata={"min": …})` bounds a number, and a field without a default must be given. With
+    `"host_memory": True` a number is GiB of its node's memory that a process takes, which is reserved for it.
     It is read in the driver, so the module that defines it imports no torch; `run` may.
 
     `exclusive`, where it has it, is "node" for what another trial on the same node would disturb; else "gpu".

@@ -9,6 +9,7 @@ import torch
 
 from workloads.contract import Rank, Scalar
 from workloads.host import cpu_architecture, cpu_name
+from workloads.telemetry import power_limit_w
 
 
 def of(rank: Rank) -> torch.device:
@@ -47,4 +48,5 @@ def facts(device: torch.device) -> dict[str, Scalar]:
         "hip": torch.version.hip,
         "architecture": architecture(device),
         "gpu_uuid": str(properties.uuid),
+        "power_limit_w": power_limit_w(device),
     }

@@ -99,11 +99,24 @@ def _reader(device: torch.device) -> Callable[[Watch], None] | None:
     if torch.version.hip:
         return partial(_read_amdsmi, device) if importlib.util.find_spec("amdsmi") else None
     try:
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return partial(_read_nvml, _handle(device))
     except nvml.NVMLError:
         return None
-    return partial(_read_nvml, handle)
+
+
+def _handle(device: torch.device) -> Any:
+    nvml.nvmlInit()
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+
+def power_limit_w(device: torch.device) -> float | None:
+    """What an NVIDIA GPU may draw, as it is enforced now; None where that is not known."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    try:
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(_handle(device)) / 1e3)
+    except nvml.NVMLError:
+        return None
 
 
 def _read_nvml(handle: Any, watch: Watch) -> None:

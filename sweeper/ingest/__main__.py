@@ -12,34 +12,31 @@ nothing. --check reads and says, and writes nothing.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from sweeper.ingest import formats
 from sweeper.ingest.derive import disagreements, figures
 from sweeper.said import SaidWrongly
+from sweeper.words import Words
 
 
 def main() -> None:
     """The command line. Exit code 2 for a file that cannot be imported; those before it are."""
-    parser = argparse.ArgumentParser("python -m sweeper.ingest", usage=__doc__, add_help=False)
-    parser.add_argument("paths", nargs="*", type=Path)
-    parser.add_argument("--dir", default=".")
-    parser.add_argument("--store")
-    parser.add_argument("--experiment", default="imported")
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
-    said = parser.parse_args()
-    if said.help or not said.paths:
-        print(__doc__)
-        return
+    words = Words("sweeper.ingest", __doc__)
+    words.add_argument("paths", nargs="+", type=Path, metavar="PATH")
+    words.add_argument("--dir", default=".")
+    words.add_argument("--store")
+    words.add_argument("--experiment", default="imported")
+    words.add_argument("--check", action="store_true")
+    words.run(take_all)
+
+
+def take_all(said: argparse.Namespace) -> int:
+    """A line for each file."""
     uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
-    try:
-        for path in said.paths:
-            print(take(path, None if said.check else uri, said.experiment))
-    except SaidWrongly as error:
-        print(f"sweeper.ingest: {error}", file=sys.stderr)
-        sys.exit(2)
+    for path in said.paths:
+        print(take(path, None if said.check else uri, said.experiment))
+    return 0
 
 
 def take(path: Path, uri: str | None, experiment: str) -> str:
@@ -52,7 +49,8 @@ def take(path: Path, uri: str | None, experiment: str) -> str:
     failed = sum(not each.feasible for each in results)
     words += [f"{failed} of them did not work"] if failed else []
     odd = [words for each in results for words in (*each.contradictions, *disagreements(each, figures(each)))]
-    words += [f"{len(odd)} contradictions, such as: {odd[0]}"] if odd else []
+    if odd:
+        words.append(f"{len(odd)} contradictions, such as: {odd[0]}" if len(odd) > 1 else f"1 contradiction: {odd[0]}")
     if uri is not None:
         from sweeper.ingest import write  # MLflow takes seconds to import
 

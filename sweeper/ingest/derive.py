@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from sweeper import metrics
@@ -9,6 +10,8 @@ from sweeper.hardware import named
 from sweeper.ingest.imported import NOT_THE_SAME, Imported
 from workloads.contract import Measurement
 
+ABOUT = 0.1  # warm-up may be in a claim
+MOST_TIMES = 1024  # that a stated length may be off
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
 
 
@@ -36,10 +39,29 @@ def figures(result: Imported) -> dict[str, float]:
 
 
 def disagreements(result: Imported, found: dict[str, float]) -> list[str]:
-    """Where a claim is more than 2% from what its own tokens and times give."""
-    both = [(name, claim, found[name]) for name, claim in result.claims.items() if name in found]
+    """Where a claim is more than 2% from what its own tokens and times give; a rate and its share of each GPU once."""
+    times = {name: claim / found[name] for name, claim in result.claims.items() if found.get(name)}
+    odd = {name: ratio for name, ratio in times.items() if abs(ratio - 1) > NOT_THE_SAME}
+    whole, share = odd.get("tokens_per_s"), odd.get("tokens_per_s_per_gpu")
+    if whole is not None and share is not None and abs(share - whole) <= NOT_THE_SAME * whole:
+        del odd["tokens_per_s_per_gpu"]
     return [
-        f"{name} {claim:,.4g} is claimed, its steps after warm-up give {value:,.4g}"
-        for name, claim, value in both
-        if abs(claim / value - 1) > NOT_THE_SAME
+        f"{name} {_short(result.claims[name])} is claimed, its steps after warm-up give {_short(found[name])}"
+        + (_unless(result, ratio) if name.startswith("tokens_per_s") else "")
+        for name, ratio in odd.items()
     ]
+
+
+def _unless(result: Imported, ratio: float) -> str:
+    """With which length of a sequence a rate would be right, where it is off by about a power of two."""
+    length = result.params.get("sequence_length")
+    if not isinstance(length, (int, float)) or not 1 / MOST_TIMES < ratio < MOST_TIMES:
+        return ""
+    power = 2.0 ** round(math.log2(ratio))
+    if power == 1 or abs(ratio / power - 1) > ABOUT:
+        return ""
+    return f", unless a sequence has {length * power:,.0f} tokens"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

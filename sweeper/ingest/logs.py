@@ -55,7 +55,7 @@ def read_log(path: Path) -> Iterator[Imported]:
         device=reader.device,
         claims=claims,
         facts={"program": reader.kind, "loss": _last(steps, "loss")},
-        contradictions=tuple(_contradictions(reader.device, claims, batches, batch, length, gpus, times)),
+        contradictions=tuple(_contradictions(reader.device, claims, batches, batch)),
     )
 
 
@@ -70,9 +70,6 @@ def _contradictions(
     claims: dict[str, float],
     batches: set[float],
     batch: int | None,
-    length: int | None,
-    gpus: int | None,
-    times: tuple[float, ...],
 ) -> Iterator[str]:
     if len(batches) > 1:
         yield f"the global batch changes, from {min(batches):g} to {max(batches):g}"
@@ -84,14 +81,6 @@ def _contradictions(
         own = tflops / peak
         if abs(mfu / own - 1) > NOT_THE_SAME:
             yield f"an MFU of {mfu:.1%} is stated; of the dense bf16 peak its {tflops:,.4g} TFLOP/s are {own:.1%}"
-    if batch and length and gpus and (rate := claims.get("tokens_per_s_per_gpu")):
-        typical = statistics.median(times[int(STEADY_FROM * len(times)) :])
-        computed = batch * length / typical / gpus
-        if abs(computed / rate - 1) > NOT_THE_SAME:
-            yield (
-                f"{rate:,.0f} tokens/s per GPU are stated; {batch} x {length} tokens in {typical:.4g} s on {gpus} GPUs "
-                f"are {computed:,.0f}, unless a sequence has {rate * typical * gpus / batch:,.0f} tokens"
-            )
 
 
 def _last(steps: list[Step], name: str) -> str:

@@ -12,7 +12,7 @@ report_….png: training in nine panels, other work by its speed; the other form
 
 --compare     two sweeps, where they did the same work: which is faster, with both intervals, or that none is
 --baseline    the same of an earlier sweep and the last one (or --sweep); exit code 1 where it is slower by more than
-              the threshold and outside both intervals
+              the threshold and outside both intervals, 2 where nothing compares
 leaderboard   the highest matrix rates measured here (workload=matmul keeps them in DIR/rates.json) beside those that
               others have published; rates with different statistics do not compare
   --json      what --send would send, and nothing else
@@ -31,37 +31,34 @@ from sweeper import rates, table
 from sweeper.report import leaderboard
 from sweeper.said import SaidWrongly, nearest
 from sweeper.summary import shown_width
+from sweeper.words import Words
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
 
 
 def main() -> None:
     """The command line. Exit code 2 for what is said wrongly, 1 for a regression."""
-    parser = argparse.ArgumentParser("python -m sweeper.report", usage=__doc__, add_help=False)
-    parser.add_argument("verb", nargs="?")
-    parser.add_argument("--dir", default=".")
+    words = Words("sweeper.report", __doc__)
+    words.add_argument("verb", nargs="?")
+    words.add_argument("--dir", default=".")
     for name in ("--type", "--send", "--store", "--experiment", "--sweep", "--baseline", "--out"):
-        parser.add_argument(name)
-    parser.add_argument("--compare", nargs=2)
-    parser.add_argument("--format", default="html")
-    parser.add_argument("--threshold", type=float, default=0.02)
-    parser.add_argument("--price-per-hour", type=float)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
-    said = parser.parse_args()
-    if said.help:
-        print(__doc__)
-        return
-    try:
-        if said.verb == "leaderboard":
-            show_leaderboard(Path(said.dir), said.type, said.json, said.send)
-            return
-        if said.verb is not None:
-            raise SaidWrongly(f"{said.verb}: there is no such report; {nearest(said.verb, ['leaderboard'])}")
-        sys.exit(show_report(said))
-    except SaidWrongly as error:
-        print(f"sweeper.report: {error}", file=sys.stderr)
-        sys.exit(2)
+        words.add_argument(name)
+    words.add_argument("--compare", nargs=2)
+    words.add_argument("--format", default="html")
+    words.add_argument("--threshold", type=float, default=0.02)
+    words.add_argument("--price-per-hour", type=float)
+    words.add_argument("--json", action="store_true")
+    words.run(show)
+
+
+def show(said: argparse.Namespace) -> int:
+    """What the verb says; the exit code."""
+    if said.verb == "leaderboard":
+        show_leaderboard(Path(said.dir), said.type, said.json, said.send)
+        return 0
+    if said.verb is not None:
+        raise SaidWrongly(f"{said.verb}: there is no such report; {nearest(said.verb, ['leaderboard'])}")
+    return show_report(said)
 
 
 def show_report(said: argparse.Namespace) -> int:
@@ -76,7 +73,9 @@ def show_report(said: argparse.Namespace) -> int:
         one, other = said.compare or (said.baseline, said.sweep or compare.last(stored, said.baseline))
         lines, worse = compare.sweeps(stored, one, other, said.threshold)
         print("\n".join(lines))
-        return int(bool(said.baseline) and worse)
+        if said.baseline and worse is None:
+            raise SaidWrongly(f"--baseline {one}: nothing of {other} compares with it")
+        return int(bool(said.baseline and worse))
     stored = store.read(uri, said.experiment, said.sweep)
     if said.format == "png":
         from sweeper.report import still

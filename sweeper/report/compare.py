@@ -15,15 +15,16 @@ def last(stored: Stored, besides: str) -> str:
     return str(others["run"].iloc[-1])
 
 
-def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list[str], bool]:
+def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list[str], bool | None]:
     """What may be said of two sweeps, a line for each kind of work; and whether `other` is slower anywhere, by more
-    than the threshold and beyond both intervals. Raises SaidWrongly for a name that is none."""
+    than the threshold and beyond both intervals, or None where nothing compares. Raises SaidWrongly for a name that is
+    none."""
     names = set(stored.sweeps["run"])
     for name in (one, other):
         if name not in names:
             raise SaidWrongly(f"{name}: there is no such sweep; {nearest(name, names)}")
     mine, theirs = (peaks(stored.trials[stored.trials["tag.sweep"] == name]) for name in (one, other))
-    lines, worse = [], False
+    lines, slower = list[str](), list[bool]()
     for peak in mine:
         same = [each for each in theirs if each.work == peak.work and each.speed == peak.speed]
         if not same:
@@ -34,8 +35,8 @@ def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list
             a, b = (f"{name} on {_device(p)}" for name, p in ((one, peak), (other, each)))
             before, now = peak.figure.over(peak.devices), each.figure.over(each.devices)
             lines.append(f"{_said(peak)}: {compared(before, now, a, b)}")
-            worse |= now.value < (1 - threshold) * before.value and now.below(before)
-    return lines or [f"{one} has no complete trial"], worse
+            slower.append(now.value < (1 - threshold) * before.value and now.below(before))
+    return lines or [f"{one} has no complete trial"], any(slower) if slower else None
 
 
 def _device(peak: Peak) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from sweeper.metrics import LINEAR_BANDS
 from sweeper.report import importance, nine
 from sweeper.report.nine import COLOURS
 from sweeper.report.peaks import SPEEDS, Peak, by_work, complete, kinds, speed_of, varying
@@ -43,7 +45,7 @@ def figures(stored: Stored) -> Iterator[Picture]:
         found = sorted(found, key=lambda peak: (peak.device, peak.devices))
         if len(found) > 1:
             yield _platforms(work, found)
-            yield from _scaling(work, found)
+        yield from _scaling(work, found, stored.sweeps)
         yield from _parameters(work, found)
     for name, swept in trials.groupby("tag.sweep"):
         for work, own in kinds(swept):
@@ -73,7 +75,8 @@ def _panel(panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> g
         figure.add_box(x=spread[:MOST_POINTS], name=name, marker_color=colour, boxpoints="outliers")
     if panel.empty:
         figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
-    several = len(panel.series) > 1
+        figure.update_xaxes(showticklabels=False)
+    several = len(panel.series) > 1 and not panel.empty
     height = max(320, 160 + ROW_PIXELS * len(names))
     figure.update_layout(title=panel.title, height=height, showlegend=several, legend={"orientation": "h", "y": -0.3})
     figure.update_yaxes(autorange="reversed", automargin=True, type="category")
@@ -86,42 +89,76 @@ def _errors(values: Sequence[Any]) -> dict[str, Any] | None:
     return {"array": [f.high - f.value for f in values], "arrayminus": [f.value - f.low for f in values]}
 
 
-def _scaling(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
-    """The same work on more devices, beside what as many times the smallest would give."""
+def _scaling(work: str, found: Sequence[Peak], sweeps: pd.DataFrame) -> Iterator[Picture]:
+    """The same work on more devices, beside what as many times the smallest would give and what was foreseen."""
     if found[0].speed != "tokens_per_s":
         return
-    figure = go.Figure()
+    figure, assumed = go.Figure(), []
     for n, device in enumerate(dict.fromkeys(peak.device for peak in found)):
         own = sorted((peak for peak in found if peak.device == device), key=lambda peak: peak.devices)
-        if len(own) < 2:
-            continue
-        counts, first, colour = [peak.devices for peak in own], own[0], COLOURS[n % len(COLOURS)]
-        ideal = [first.figure.value / first.devices * count for count in counts]
-        share = [f"{peak.figure.value / best:.0%}" for peak, best in zip(own[1:], ideal[1:], strict=True)]
-        values = [peak.figure for peak in own]
-        figure.add_scatter(
-            x=counts,
-            y=[f.value for f in values],
-            error_y=_errors(values),
-            text=["", *share],
-            textposition="top left" if n % 2 else "bottom right",
-            mode="lines+markers+text",
-            line_color=colour,
-            name=device,
-        )
-        dashed = {"color": colour, "dash": "dash"}
-        figure.add_scatter(x=counts, y=ideal, mode="lines", line=dashed, name="ideal", showlegend=False)
+        foreseen, words = _projected(own[0], sweeps)
+        assumed += [f"{device}: {words}"] if words else []
+        if len(own) > 1 or foreseen:
+            _scaled(figure, own, foreseen, COLOURS[n % len(COLOURS)])
     if not figure.data:
         return
-    counts = sorted({peak.devices for peak in found})
-    figure.update_xaxes(title="GPUs", type="log", tickvals=counts).update_yaxes(
-        title="tokens/s", type="log", dtick="D2"
-    )
+    for axis, title, room in ((figure.update_xaxes, "GPUs", 1.5), (figure.update_yaxes, "tokens/s", 1.5)):
+        values = [value for line in figure.data for value in (line.x if title == "GPUs" else line.y)]
+        ends = [math.log10(min(values) / room), math.log10(max(values) * room)]
+        axis(title=title, type="log", range=ends, tickvals=sorted(set(values)) if title == "GPUs" else _steps(*ends))
     note = (
         "Points are the best configuration of so many GPUs with its 95% interval and its share of the ideal (dashed), "
-        "the smallest number's times as many. What a plan foresees of more GPUs is not in the store, and not drawn."
+        "the smallest number's times as many; the band is 85 to 95% of that."
     )
-    yield Picture(f"Scaling of {work}", [figure], note)
+    if assumed:
+        note += " Dotted is what the cost model foresees of the smallest number's winner on more. Assumed: "
+    yield Picture(f"Scaling of {work}", [figure], note + "; ".join(assumed))
+
+
+def _scaled(figure: go.Figure, own: Sequence[Peak], foreseen: dict[int, float], colour: str) -> None:
+    """One device's lines."""
+    first, known = own[0], [peak.figure for peak in own]
+    alone = first.figure.value / first.devices
+    all_counts = sorted({peak.devices for peak in own} | set(foreseen))
+    low, high = ([band * alone * count for count in all_counts] for band in LINEAR_BANDS)
+    quiet = {"x": all_counts, "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
+    figure.add_scatter(y=low, line={"width": 0}, name="85%", **quiet)
+    figure.add_scatter(y=high, line={"width": 0}, fill="tonexty", fillcolor=f"{colour}22", name="95%", **quiet)
+    ideal = [alone * count for count in all_counts]
+    figure.add_scatter(y=ideal, line={"color": colour, "dash": "dash"}, name="ideal", **quiet)
+    if foreseen:
+        dotted = {"color": colour, "dash": "dot"}
+        style = {"mode": "lines+markers", "marker": {"symbol": "circle-open"}, "name": f"{first.device}, foreseen"}
+        figure.add_scatter(x=list(foreseen), y=list(foreseen.values()), line=dotted, **style)
+    shares = [f"{peak.figure.value / (alone * peak.devices):.0%}" for peak in own[1:]]
+    figure.add_scatter(
+        x=[peak.devices for peak in own],
+        y=[f.value for f in known],
+        error_y=_errors(known),
+        text=["", *shares],
+        textposition="bottom right",
+        mode="lines+markers+text",
+        line_color=colour,
+        name=first.device,
+    )
+
+
+def _projected(peak: Peak, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
+    """What the sweep of this peak foresaw of more devices, by their number, and what that assumes."""
+    column = f"tag.projected_{peak.speed}"
+    if column not in sweeps:
+        return {}, ""
+    own = sweeps[(sweeps["tag.sweeper.study"] == peak.trial["tag.sweeper.study"]) & sweeps[column].notna()]
+    if own.empty:
+        return {}, ""
+    plain = json.loads(own[column].iloc[0])
+    return {int(count): float(figure) for count, figure in plain.items()}, str(own["tag.projection_assumes"].iloc[0])
+
+
+def _steps(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, between two powers of ten."""
+    every = (first * 10.0**power for power in range(math.floor(low), math.ceil(high)) for first in (1, 2, 5))
+    return [value for value in every if low <= math.log10(value) <= high]
 
 
 def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
@@ -138,8 +175,9 @@ def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
         figure.update_layout(height=max(320, 160 + ROW_PIXELS * len(known)))
         figure.update_xaxes(title=importance.MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
         note = (
-            "How much of a trial's rank among those of its platform each parameter explains by itself. It sees no "
-            "parameters that matter only together, and a sampler that has settled leaves little to explain."
+            "How much of a trial's rank among those of its platform each parameter explains by itself (Kelley's "
+            "epsilon squared). It sees no parameters that matter only together, and a sampler that has settled leaves "
+            "little to explain."
         )
         yield Picture(f"What mattered: {work}", [figure], note)
 
@@ -180,28 +218,45 @@ def _numbers(trials: pd.DataFrame) -> list[str]:
 
 
 # Of training, what a map of its speed is drawn of beside it; all of one kind of work, so of one order in tokens/s.
-BESIDE_TOKENS = {"tflops": "TFLOP/s", "mfu": "MFU", "hfu": "HFU"}
+BESIDE_TOKENS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 
 
 def _heat(name: str, trials: pd.DataFrame) -> Iterator[Picture]:
-    """The best over the first two numbers that vary; what cannot work is marked so."""
-    speed, numbers = speed_of(complete(trials)), _numbers(trials)
+    """The best over the first two numbers that vary; what cannot work is marked so. Where mostly other cells were tried
+    than their grid has, each trial in its place."""
+    rows, numbers = complete(trials), _numbers(trials)
+    speed = speed_of(rows)
     if speed is None or len(numbers) < 2:
         return
     x, y = numbers[0], numbers[1]
     grid = trials.assign(x=pd.to_numeric(trials[f"param.{x}"]), y=pd.to_numeric(trials[f"param.{y}"]))
     shape = grid.x.nunique(), grid.y.nunique()
-    if min(shape) < 2 or shape[0] * shape[1] > min(MOST_POINTS, 4 * len(grid)):
-        return  # one line, or mostly cells that nothing was tried in
+    if min(shape) < 2:
+        return
+    if shape[0] * shape[1] > min(MOST_POINTS, 4 * len(grid)):
+        yield Picture(f"{name}: {SPEEDS[speed]} over {x} and {y}", [_places(complete(grid), speed, x, y)])
+        return
     beside = BESIDE_TOKENS if speed == "tokens_per_s" else {}
-    shown = {speed: SPEEDS[speed]} | {m: label for m, label in beside.items() if f"metric.{m}" in complete(trials)}
+    measured = {m: label for m, label in beside.items() if f"metric.{m}" in rows and rows[f"metric.{m}"].notna().any()}
+    shown = {speed: SPEEDS[speed]} | measured
     maps = [_map(grid, metric, label, x, y) for metric, label in shown.items()]
     yield Picture(f"{name}: best {', '.join(shown.values())} over {x} and {y}", maps)
+
+
+def _places(grid: pd.DataFrame, speed: str, x: str, y: str) -> go.Figure:
+    """Each trial at its place, coloured by its speed: the fastest on top of the others."""
+    grid = grid.sort_values(f"metric.{speed}").tail(MOST_POINTS)
+    values = grid[f"metric.{speed}"]
+    scale = {"color": values, "colorscale": "Viridis", "colorbar": {"title": SPEEDS[speed]}, "size": 11}
+    words = {"text": [f"{run}: {_cell(value)} {SPEEDS[speed]}" for run, value in zip(grid["run"], values, strict=True)]}
+    figure = go.Figure(go.Scatter(x=grid.x, y=grid.y, mode="markers", marker=scale, **words))
+    return figure.update_xaxes(title=x).update_yaxes(title=y)
 
 
 def _map(grid: pd.DataFrame, metric: str, label: str, x: str, y: str) -> go.Figure:
     """The most of a metric in each cell of grid.x and grid.y."""
     best = grid.pivot_table(index="y", columns="x", values=f"metric.{metric}", aggfunc="max", dropna=False)
+    best = best * (100 if label.endswith("%") else 1)
     figure = go.Figure(
         go.Heatmap(
             z=best.values,
@@ -213,7 +268,8 @@ def _map(grid: pd.DataFrame, metric: str, label: str, x: str, y: str) -> go.Figu
             texttemplate="%{text}" if best.size <= 100 else None,
         )
     )
-    no = grid[grid["tag.outcome"] == "infeasible"]
+    worked = complete(grid).set_index(["x", "y"]).index
+    no = grid[(grid["tag.outcome"] == "infeasible") & ~grid.set_index(["x", "y"]).index.isin(worked)]
     figure.add_scatter(
         x=[f"{value:g}" for value in no.x],
         y=[f"{value:g}" for value in no.y],
@@ -284,9 +340,13 @@ def _timeline(trials: pd.DataFrame) -> Iterator[Picture]:
             y=places[own.index],
             orientation="h",
             name=str(outcome),
-            marker_color=COLOURS[n % 8],
+            # A trial of minutes in a store of months is narrower than a pixel: its edge is not.
+            marker={"color": COLOURS[n % 8], "line": {"width": 1.5, "color": COLOURS[n % 8]}},
             text=own["run"],
             textposition="none",
         )
-    figure.update_xaxes(type="date", title="UTC").update_layout(barmode="overlay", showlegend=True)
-    yield Picture("Which device did what when", [figure])
+    last = rows[rows["tag.sweeper.study"] == rows.sort_values("start")["tag.sweeper.study"].iloc[-1]]
+    figure.update_xaxes(type="date", title="UTC", range=[last["start"].min(), last["end"].max()])
+    figure.update_layout(barmode="overlay", showlegend=True)
+    note = "Of the last sweep; a double click shows all." if len(last) < len(rows) else ""
+    yield Picture("Which device did what when", [figure], note)

@@ -12,7 +12,7 @@ from sweeper.report.peaks import Peak, varying
 
 FEWEST_TRIALS = 20
 MOST_BINS = 8
-MEASURE = "share of the variance of ranks (Kelley's ε²)"
+MEASURE = "share of the variance of ranks"
 
 
 def trials_of(found: Sequence[Peak]) -> pd.DataFrame:

@@ -64,13 +64,13 @@ def _picture(picture: Picture, *, carries_plotly: bool) -> str:
         top = {"t": 50 if several else 70 if picture.wide else 40}
         figure.update_layout(template="plotly_white", height=figure.layout.height or 440, font={"size": 13})
         figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
-        if not several:  # beside the picture there is no room on a phone
-            figure.update_layout(legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"})
+        if not several:  # beside the picture there is no room on a phone, above it only for a line
+            figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
     drawn = [
         figure.to_html(
             full_html=False,
             include_plotlyjs=carries_plotly and not n,
-            config={"responsive": True, "displaylogo": False, "displayModeBar": not several},
+            config={"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"},
         )
         for n, figure in enumerate(picture.figures)
     ]

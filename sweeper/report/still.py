@@ -19,6 +19,7 @@ from matplotlib import pyplot
 
 HATCHES = ["", "///", "..."]
 DPI = 150
+THOUSANDS = EngFormatter(sep="")  # below one it would say 300m
 
 
 def images(found: Sequence[Peak], path: Path) -> Iterator[Path]:
@@ -28,7 +29,9 @@ def images(found: Sequence[Peak], path: Path) -> Iterator[Path]:
         own = sorted(own, key=lambda peak: (peak.device, peak.devices))
         panels = nine.panels(own)
         side = 3 if len(panels) > 1 else 1
-        figure, axes = pyplot.subplots(side, side, figsize=(5.2 * side, (1.8 + 0.3 * len(own)) * side), squeeze=False)
+        figure, axes = pyplot.subplots(
+            side, side, figsize=(5.2 * side, max(3.4, 1.8 + 0.3 * len(own)) * side), squeeze=False
+        )
         for panel, place in zip(panels, np.ravel(axes), strict=True):
             _draw(place, panel, nine.names(own), nine.colours(own))
         figure.suptitle(work)
@@ -45,7 +48,7 @@ def _draw(axes: Any, panel: nine.Panel, names: Sequence[str], colours: Sequence[
     axes.set_yticks(places, names)
     if panel.empty:
         axes.text(0.5, 0.5, "not in the store", transform=axes.transAxes, ha="center")
-        axes.set_xticks([])
+        axes.set(xticks=[], yticks=[])
         return
     height = 0.8 / max(1, len(panel.series))
     for n, (name, figures) in enumerate(panel.series.items()):
@@ -61,8 +64,8 @@ def _draw(axes: Any, panel: nine.Panel, names: Sequence[str], colours: Sequence[
             box.set_facecolor(colour)
         axes.set_yticks(places, names)
     if len(panel.series) > 1:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=3)  # no bar is behind it there
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(lambda value, _: THOUSANDS(value) if value >= 1000 else f"{value:g}")
     axes.invert_yaxis()

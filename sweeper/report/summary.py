@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from sweeper.report import others
 from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
 from sweeper.report.store import Stored
+from sweeper.said import SaidWrongly
 from sweeper.table import markdown_of
 
 PEAKS = "Peaks"
@@ -32,6 +34,7 @@ class Table:
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
     """What ran, the peaks, and apart from them what others have measured of such models."""
     own = [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    own = [each for each in own if each.rows]  # a store may have imported results alone
     models = {peak.work["model"] for peak in stored.peaks if "model" in peak.work}
     rows = [*others.published(models), *others.imported(stored.imported)]
     heading, rows = _filled(others.HEADING, rows)
@@ -40,30 +43,28 @@ def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
 
 def sweeps_table(stored: Stored) -> Table:
     """What ran where, and how it ended."""
-    rows = []
-    for sweep in stored.sweeps.sort_values("start").to_dict("records"):
-        trials = stored.trials
-        own = trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
-        outcomes = own["tag.outcome"].value_counts() if len(own) else pd.Series(dtype=int)
-        tainted = int((own["tag.tainted"] == "yes").sum()) if "tag.tainted" in own else 0
-        counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
-        versions = " ".join(
-            f"{name} {sweep[f'tag.version.{name}']}"
-            for name in ("torch", "ray")
-            if pd.notna(sweep.get(f"tag.version.{name}"))
-        )
-        rows.append(
-            [
-                sweep["run"],
-                _text(sweep.get("tag.workload")),
-                _text(sweep.get("tag.device")),
-                f"{sweep['start']:%Y-%m-%d %H:%M} UTC",
-                sweep["status"].lower(),
-                counts + (f", {tainted} tainted" if tainted else ""),
-                versions,
-            ]
-        )
-    return Table("What ran where", ["sweep", "workload", "device", "began", "state", "trials", "versions"], rows)
+    heading = ["sweep", "workload", "device", "power limit W", "began", "ended", "state", "trials", "versions"]
+    rows = [_sweep(sweep, stored.trials) for sweep in stored.sweeps.sort_values("start").to_dict("records")]
+    return Table("What ran where", *_filled(heading, rows))
+
+
+def _sweep(sweep: dict[Any, Any], trials: pd.DataFrame) -> list[str]:
+    own = trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
+    outcomes = own["tag.outcome"].value_counts() if len(own) else pd.Series(dtype=int)
+    tainted = int((own["tag.tainted"] == "yes").sum()) if "tag.tainted" in own else 0
+    counts = [f"{count} {name}" for name, count in outcomes.items()] + [f"{tainted} tainted"] * (tainted > 0)
+    limits = own["tag.power_limit_w"].dropna().unique() if "tag.power_limit_w" in own else []
+    versions = {name: _text(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
+    return [
+        sweep["run"],
+        _text(sweep.get("tag.workload")),
+        _text(sweep.get("tag.machine")) or _text(sweep.get("tag.device")),
+        " or ".join(sorted(limits)),
+        *("" if pd.isna(sweep[when]) else f"{sweep[when]:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")),
+        sweep["status"].lower(),
+        ", ".join(counts),
+        " ".join(f"{name} {version}" for name, version in versions.items() if version),
+    ]
 
 
 def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: float | None) -> Table:
@@ -121,8 +122,10 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv(tables: Sequence[Table]) -> str:
-    """The peaks alone: one table is one file."""
-    (peak,) = [each for each in tables if each.title == PEAKS]
+    """The peaks alone: one table is one file. Raises SaidWrongly where there is none."""
+    peak = next((each for each in tables if each.title == PEAKS), None)
+    if peak is None:
+        raise SaidWrongly("--format csv: there is no complete trial")
     return pd.DataFrame(peak.rows, columns=peak.heading).to_csv(index=False).rstrip()
 
 

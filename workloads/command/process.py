@@ -18,12 +18,13 @@ from workloads.command import guard
 from workloads.command.guard import end_marked
 from workloads.contract import OutOfMemory
 
-LAST_LINES = 30
+LAST_LINES = 100  # torchrun alone says forty after what its processes said
 LOOKS_EVERY_S = 1.0  # whether a silent program has ended, or was to end
 MOST_LOG_BYTES = 2**20  # of its log is kept
 
 # What programs print when they have failed, though they may not end for long.
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
+TELLING = re.compile(r"\b\w*(?:Error|Exception): \S")  # the line of a traceback that says what it was
 FAILED = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN.*unhandled)|unhandled (?:cuda|system) error"
 )
@@ -81,7 +82,7 @@ class Program:
             self.end()
         if code and not self._over():
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise self._failed(f"the program ended with {how}: {self.last[-1] if self.last else 'it printed nothing'}")
+            raise self._failed(f"the program ended with {how}: {self._last_word()}")
 
     def _read(self) -> bool:
         """Whether there was enough, or another rank had enough."""
@@ -118,6 +119,10 @@ class Program:
         if FAILED.search(text) and not self._over():
             raise self._failed(text.strip()[:300])
         return self._enough(text)
+
+    def _last_word(self) -> str:
+        telling = [line for line in self.last if TELLING.search(line)]
+        return (telling or self.last or ["it printed nothing"])[-1].strip()
 
     def _failed(self, why: str) -> ProgramFailed:
         error = ProgramFailed(why)

@@ -24,7 +24,7 @@ class OffloadParameters:
     """
 
     device_gib: float = field(metadata={"min": 0})
-    host_gib: float = field(metadata={"min": 0})
+    host_gib: float = field(metadata={"min": 0, "host_memory": True})
     model: shapes.ModelName = "llama3_8b"
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})

@@ -16,7 +16,7 @@ from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload.layout import KEPT, Keeps
 from workloads.offload.memory import Arena
-from workloads.offload.optimizer import UPDATE_PIECE, AdamW
+from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import KINDS, LOGIT_TOKENS, Rates
 from workloads.timing import time_in_turns
 
@@ -125,7 +125,8 @@ def _head(shape: LlamaShape, device: torch.device, dtype: torch.dtype) -> float:
 
 def _update(device: torch.device, dtype: torch.dtype, master_weights: bool) -> float:
     """Seconds of AdamW for a byte of weights."""
-    numbers = 4 * UPDATE_PIECE if device.type == "cuda" else 1 << 16
+    # More than any cache holds, and little enough for a budget of one GiB.
+    numbers = 1 << 25 if device.type == "cuda" else 1 << 16
     states = torch.float32 if master_weights else dtype
     flats = [torch.zeros(numbers, device=device, dtype=dtype) for _ in "wg"]
     flats += [torch.zeros(numbers, device=device, dtype=states) for _ in ("mvw" if master_weights else "mv")]
@@ -139,7 +140,7 @@ def _copies(device: torch.device) -> tuple[float, float]:
         here, there = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
         each = _medians_s([lambda: there.copy_(here)], device)[0] / size
         return each, each
-    size = 1 << 28
+    size = 1 << 27
     with Arena(2 * size, device) as arena:
         hosts = [arena.take(size, torch.uint8) for _ in range(2)]
         devices = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]

@@ -95,7 +95,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # all ranks' together
         # Attention and the head stay in bf16: of fp8's peak a mixed step has no share that means anything.
-        matrix_dtype="" if parameters.dtype.startswith("fp8") else parameters.dtype,
+        matrix_dtype=parameters.dtype,
         figures=figures,
         facts=devices.facts(device)
         | watch.facts()

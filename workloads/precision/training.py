@@ -56,7 +56,7 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         flops_per_step=flops * tokens,
         tokens_per_step=tokens,
         # The head and the attention stay in bf16: of fp8's peak a mixed step has no share that means anything.
-        matrix_dtype="bf16" if parameters.recipe == "bf16" else "",
+        matrix_dtype=parameters.recipe,
         figures=figures,
         facts=devices.facts(device) | {"layers": ", ".join(sorted({type(m).__name__ for m in module.modules()}))},
     )

@@ -18,16 +18,21 @@ from workloads.contract import Measurement, Rank
 
 @dataclass(frozen=True)
 class ProbeParameters:
-    """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends.
-
+    """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends, of which
+    leak takes ever more memory until something ends it.
     ledger: a file that gets a line for each time that a trial has run to its end, if one is named.
+    host_gib: memory of its node that is reserved for it, and that it does not take.
+
+    On a node whose processes have SWEEPER_PROBE=slow in their environment a trial takes twice as long, with
+    SWEEPER_PROBE=fails it fails.
     """
 
     x: float = 0.0
     y: float = 0.0
     sleep_s: float = field(default=0.0, metadata={"min": 0})
-    behaviour: Literal["ok", "raise", "hang", "out_of_memory", "killed", "lie"] = "ok"
+    behaviour: Literal["ok", "raise", "hang", "out_of_memory", "leak", "killed", "lie"] = "ok"
     ledger: str = ""
+    host_gib: float = field(default=0.0, metadata={"min": 0, "host_memory": True})
 
 
 class Probe:
@@ -41,7 +46,10 @@ class Probe:
     def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
         start = time.perf_counter()
         print(f"probe {parameters}", flush=True)
-        time.sleep(parameters.sleep_s)
+        node_is = os.environ.get("SWEEPER_PROBE", "")
+        time.sleep(parameters.sleep_s * (2 if node_is == "slow" else 1))
+        if node_is == "fails":
+            raise RuntimeError("this node was told to fail")
         executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         match parameters.behaviour:
             case "raise":
@@ -52,6 +60,11 @@ class Probe:
                 import torch
 
                 torch.empty(1 << 60, dtype=torch.uint8, device=rank.device)
+            case "leak":
+                leaked = []
+                while True:
+                    leaked.append(b"x" * (10 << 20))
+                    time.sleep(0.05)
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "lie":
