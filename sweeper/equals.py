@@ -62,11 +62,14 @@ def failing(sightings: Sequence[Sighting], nodes: Collection[str], suspects: Ite
 
     Failures of one node count once where they came from one event, so that trials which were lost together are one.
     """
-    judged = [s for s in sightings if s.ending in (*BAD, Ending.COMPLETE, Ending.PRUNED) and {*s.nodes} & {*nodes}]
+    used = {*nodes}
+    judged = [
+        s for s in sightings if s.ending in (*BAD, Ending.COMPLETE, Ending.PRUNED) and not used.isdisjoint(s.nodes)
+    ]
     to_blame = _points_to_blame(judged)
     judged = [s for s in judged if s.ending not in BAD or s.point not in to_blame]
     found = []
-    for node in {*suspects} & {*nodes}:
+    for node in {*suspects} & used:
         here = [s for s in judged if node in s.nodes][-RECENT:]
         there = [s for s in judged if node not in s.nodes]
         failed, failed_there = _failures(here), len({s.point for s in there if s.ending in BAD})

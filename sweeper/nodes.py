@@ -82,12 +82,14 @@ class Nodes:
     def _note(self, sighting: Sighting) -> None:
         if not sighting.nodes:
             return
-        self._changed = True
         self._sightings.append(sighting)
+        # A trial that ended well speaks against no node: nothing is looked through for it.
         if sighting.again and not sighting.again.among:
             self._compared.append(sighting)
+            self._changed = True
         if sighting.ending in BAD:
             self._suspects |= {*sighting.nodes}
+            self._changed = True
 
     def _looked(self, may_join: bool) -> list[str]:
         known = {node.id for node in self._every.nodes if node.id}
@@ -104,6 +106,7 @@ class Nodes:
             self._every = target
             if self._use_the_rest():
                 lines.append(f"joined   {_said(joined)}")
+        self._changed |= bool(lines)
         return lines
 
     def _set_aside(self) -> list[str]:
