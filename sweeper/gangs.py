@@ -7,6 +7,7 @@ failure its workers are killed and a new gang takes its place.
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 import time
@@ -61,6 +62,7 @@ class Gang:
     hello: list[Any]  # those of them that have not come
     where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
     jobs: deque[Running] = field(default_factory=deque)
+    ended: bool = False
     leaving: bool = False  # its nodes are no longer used: it ends with what it holds
 
     @property
@@ -165,6 +167,9 @@ class Pool:
         self._of_turn: dict[int, Trial] = {}
         self._news: Any = None  # a reference to what the ear has heard
         self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
+        self._in_flight: dict[int, Trial] = {}  # by number: thousands, of which only the count is asked for each trial
+        self._with_room: list[tuple[int, int, Gang]] = []  # a heap by what they held then; see _least_loaded
+        self._noted = 0
         self.gangs = [self._new_gang() for _ in range(count)]
 
     # ── trials ──
@@ -184,12 +189,16 @@ class Pool:
 
     def in_flight(self) -> list[Trial]:
         """The trials that were submitted and have not ended."""
-        return [job.trial for gang in self.gangs for job in gang.jobs] + list(self._backlog)
+        return list(self._in_flight.values())
 
-    def said(self) -> list[str]:
-        """What each gang is at, in a line."""
+    def count_in_flight(self) -> int:
+        """How many those are."""
+        return len(self._in_flight)
+
+    def said(self, most: int) -> list[str]:
+        """What each of the first `most` gangs is at, in a line."""
         now, lines = time.monotonic(), []
-        for gang in self.gangs:
+        for gang in self.gangs[:most]:
             if not gang.ready:
                 lines.append(f"{gang.name}: starting, or waiting for {self._target.unit} that are in use")
                 continue
@@ -201,7 +210,8 @@ class Pool:
 
     def submit(self, trial: Trial, node: str | None = None) -> None:
         """Hand a trial to the gang that will come to it first, of those on one node if that is named and has room."""
-        there = [gang for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and gang.nodes == [node]]
+        self._in_flight[trial.number] = trial
+        there = [g for g in self.gangs if g.open and len(g.jobs) < DEPTH and g.nodes == [node]] if node else []
         if there:
             self._give(min(there, key=lambda gang: len(gang.jobs)), trial)
         else:
@@ -209,10 +219,7 @@ class Pool:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._backlog:
-            gang = min((gang for gang in self.gangs if gang.open), key=lambda gang: len(gang.jobs), default=None)
-            if gang is None or len(gang.jobs) >= DEPTH:
-                return
+        while self._backlog and (gang := self._least_loaded()):
             self._give(gang, self._backlog.popleft())
 
     def _give(self, gang: Gang, trial: Trial) -> None:
@@ -225,6 +232,22 @@ class Pool:
             for worker, rank in zip(gang.workers, gang.ranks(device, self._turns, self._timeout_s), strict=True)
         ]
         gang.jobs.append(Running(trial, refs, since_s=time.monotonic(), turn=self._turns))
+        self._note_room(gang)
+
+    def _note_room(self, gang: Gang) -> None:
+        """A gang that is up holds another number of trials than before."""
+        if len(gang.jobs) < DEPTH:
+            self._noted += 1
+            heapq.heappush(self._with_room, (len(gang.jobs), self._noted, gang))
+
+    def _least_loaded(self) -> Gang | None:
+        """The gang that will come to a trial first, None where none has room. What was noted of one and has changed is
+        passed over: to look through thousands of them would take longer than all else that a trial costs."""
+        while self._with_room:
+            held, _, gang = heapq.heappop(self._with_room)
+            if gang.open and not gang.ended and held == len(gang.jobs):
+                return gang
+        return None
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, Outcome]]:
         """The trials that ended, after waiting up to `timeout_s` for the first of them."""
@@ -245,11 +268,15 @@ class Pool:
             if not gang.ready:
                 self._welcome(gang, arrived)
             elif outcome := self._outcome(gang, arrived):
-                ended.append((gang.jobs.popleft().trial, outcome))
+                trial = gang.jobs.popleft().trial
+                del self._in_flight[trial.number]
+                ended.append((trial, outcome))
                 if not outcome.sound:
                     self._replace(gang)
-                elif gang.jobs:
+                    continue
+                if gang.jobs:
                     gang.jobs[0].since_s = time.monotonic()
+                self._note_room(gang)
             if gang.leaving and not gang.jobs and gang in self.gangs:
                 self._replace(gang)
         self._hand_out()
@@ -264,6 +291,8 @@ class Pool:
         for gang in list(self.gangs):
             if gang.ready:
                 gang.leaving = not ids >= {*gang.nodes}
+                if gang.open:  # it may have been leaving
+                    self._note_room(gang)
             elif fewer:
                 self._end(gang)
                 self.gangs.remove(gang)
@@ -297,6 +326,7 @@ class Pool:
         now = time.time()
         trials = self.in_flight()
         self._backlog.clear()
+        self._in_flight.clear()
         self.close()
         return [(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
@@ -413,6 +443,7 @@ class Pool:
         if gang.ready:
             self._failed_starts = 0
             gang.number()
+            self._note_room(gang)
 
     def _replace(self, gang: Gang) -> None:
         """A new gang in the place of one that failed, unless that was to go; what it had not begun goes back to be
@@ -424,6 +455,7 @@ class Pool:
         self.gangs[place : place + 1] = [] if gang.leaving else [self._new_gang()]
 
     def _end(self, gang: Gang) -> None:
+        gang.ended = True
         for worker in gang.workers:
             ray.kill(worker, no_restart=True)
         if gang.group is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from rich.console import Console, Group
@@ -32,7 +32,8 @@ class State:
     left_s: float | None  # None: not known yet
     best: Record | None
     objective: str
-    workers: list[str] = field(default_factory=list)
+    workers: Callable[[int], list[str]] = lambda _: []  # what each of so many gangs is at, if anybody wants to know
+    gangs: int = 0
     trouble: str = ""
     starting: bool = False  # no worker is up yet
     stopping: bool = False
@@ -91,7 +92,7 @@ class Lines(Progress):
         elif state.best and not state.finals:
             line += f"; {'new best' if better else 'best'} {_best(state)}"
         if state.starting:
-            line += f"; {state.workers[0]}"
+            line += f"; {state.workers(1)[0]}"
         if state.trouble:
             line += f"; MLflow: {state.trouble}"
         self.note(line)
@@ -128,9 +129,9 @@ class Block(Progress):
         if state.best:
             lines.append(Text(f"best {_best(state)}", style="green"))
         room = max(1, self.console.height - 6)
-        lines += [Text(worker, style="dim") for worker in state.workers[:room]]
-        if len(state.workers) > room:
-            lines.append(Text(f"… and {len(state.workers) - room} more workers", style="dim"))
+        lines += [Text(worker, style="dim") for worker in state.workers(room)]
+        if state.gangs > room:
+            lines.append(Text(f"… and {state.gangs - room} more workers", style="dim"))
         if state.trouble:
             lines.append(Text(f"MLflow: {state.trouble} (results are kept)", style="yellow"))
         for line in lines:

@@ -44,7 +44,7 @@ class Recorder:
             lock_fd,
         )
         self._unwritten: dict[int, Record] = {}
-        self._sent: set[int] = set()
+        self._unsent: deque[int] = deque()  # the numbers of those of them that this process has not been told
         self._steps: deque[dict[str, Any]] = deque(maxlen=MOST_STEPS_WAITING)
         self._close_sent = False
         self._restarts = 0
@@ -59,6 +59,7 @@ class Recorder:
         """Record this trial, unless it is recorded."""
         with self._mutex:
             self._unwritten[record.number] = record
+            self._unsent.append(record.number)
             self._send_waiting()
 
     def step(self, number: int, name: str, step: int, at_s: float, figures: dict[str, float]) -> None:
@@ -108,7 +109,7 @@ class Recorder:
 
     def _start(self) -> None:
         with self._mutex:
-            self.opened, self._sent, self._close_sent = None, set(), False
+            self.opened, self._unsent, self._close_sent = None, deque(self._unwritten), False
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sweeper.record"],
                 stdin=subprocess.PIPE,
@@ -145,9 +146,8 @@ class Recorder:
             return
         while self._steps:
             self._send({"step": self._steps.popleft()})
-        for number, record in self._unwritten.items():
-            if number not in self._sent:
-                self._sent.add(number)
+        while self._unsent:
+            if record := self._unwritten.get(self._unsent.popleft()):  # the store may have had it
                 self._send({"record": record.to_json()})
         if self._closing is not None and not self._close_sent:
             self._close_sent = True

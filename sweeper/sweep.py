@@ -141,9 +141,11 @@ class Sweep:
                 )
                 self._cancel_unfinished()
             self._compare_nodes()
-            while self._pool.room() > 0 and wants() and (trial := ask()):
+            for _ in range(self._pool.room()):
+                if not (wants() and (trial := ask())):
+                    break
                 self._pool.submit(trial)
-            if not (self._pool.in_flight() or wants()):
+            if not (self._pool.count_in_flight() or wants()):
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
@@ -206,7 +208,7 @@ class Sweep:
         return bool(self._study.unfinished) or self._wants_more()
 
     def _wants_more(self) -> bool:
-        in_flight = len(self._pool.in_flight()) if self._pool else 0
+        in_flight = self._pool.count_in_flight() if self._pool else 0
         return not (self._stops or self._study.exhausted) and self._board.wants_more(in_flight)
 
     def _heed_signals(self) -> None:
@@ -327,16 +329,16 @@ class Sweep:
 
     def _state(self) -> progress.State:
         trials = self._config.budget.trials
-        flying = self._pool.in_flight() if self._pool else []
         return progress.State(
             counts=self._board.counts,
             trials=trials if trials is None else int(min(trials, self._plan.space.size)),
-            running=len(flying),
+            running=self._pool.count_in_flight() if self._pool else 0,
             elapsed_s=self._board.elapsed_s,
             left_s=self._board.left_s(),
             best=self._board.best,
             objective=self._config.workload.objective,
-            workers=self._pool.said() if self._pool else ["starting Ray"],
+            workers=self._pool.said if self._pool else lambda _: ["starting Ray"],
+            gangs=len(self._pool.gangs) if self._pool else 1,
             trouble=self._recorder.trouble,
             starting=self._pool is None or self._pool.starting,
             stopping=self._stops > 0,
