@@ -47,6 +47,8 @@ class Running:
     trial: Trial
     waiting: list[Any]  # references to the ranks that have not replied
     replies: list[Reply] = field(default_factory=list)
+    bad: list[Outcome] = field(default_factory=list)  # how it ended for the ranks that did badly
+    bad_until_s: float = math.inf  # from when on the others are not waited for
     since_s: float = 0.0
     turn: int = 0
 
@@ -349,15 +351,13 @@ class Pool:
         """How the gang's running trial ended, or None while it runs. One rank's failure ends it for all."""
         if not gang.jobs:
             return None
-        job = gang.jobs[0]
-        bad = self._take_replies(gang, job, [ref for ref in job.waiting if ref in arrived])
-        if bad and bad.ending is not Ending.INFEASIBLE and job.waiting:
+        job, now = gang.jobs[0], time.monotonic()
+        job.bad += self._take_replies(gang, job, [ref for ref in job.waiting if ref in arrived])
+        if job.bad:
             # What one rank says may be that another is gone: the one that knows why speaks soon.
-            late = ray.wait(job.waiting, num_returns=len(job.waiting), timeout=PATIENCE_FOR_THE_REASON_S)[0]
-            other = self._take_replies(gang, job, late)
-            bad = _of_all([bad, other]) if other else bad
-        if bad:
-            return bad
+            job.bad_until_s = min(job.bad_until_s, now + PATIENCE_FOR_THE_REASON_S)
+            known = any(bad.ending is Ending.INFEASIBLE for bad in job.bad)
+            return _of_all(job.bad) if known or not job.waiting or now >= job.bad_until_s else None
         if not job.waiting:
             job.replies.sort(key=lambda reply: reply.rank)
             return Outcome(
@@ -368,13 +368,13 @@ class Pool:
                 where=gang.said_place,
                 sound=True,
             )
-        if time.monotonic() - job.since_s > self._limit_s:
+        if now - job.since_s > self._limit_s:
             return self._bad(gang, job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={self._timeout_s:g}")
         return None
 
-    def _take_replies(self, gang: Gang, job: Running, refs: Sequence[Any]) -> Outcome | None:
-        """Note what these ranks reply; how the trial ended where any did badly."""
-        found = []
+    def _take_replies(self, gang: Gang, job: Running, refs: Sequence[Any]) -> list[Outcome]:
+        """Note what these ranks reply; how the trial ended for those that did badly."""
+        found = list[Outcome]()
         for ref in refs:
             job.waiting.remove(ref)
             try:
@@ -391,7 +391,7 @@ class Pool:
                 found.append(replace(bad, sound=reply.sound and self._size == 1))
             else:
                 job.replies.append(reply)
-        return _of_all(found) if found else None
+        return found
 
     def _bad(self, gang: Gang, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
         now = time.time()
@@ -399,7 +399,8 @@ class Pool:
         return Outcome(ending, started, now, reason, detail or _tail(gang.where[0].get("log")), where=gang.said_place)
 
     def _next_deadline_s(self) -> float:
-        return min((g.jobs[0].since_s + self._limit_s for g in self.gangs if g.ready and g.jobs), default=math.inf)
+        running = (gang.jobs[0] for gang in self.gangs if gang.ready and gang.jobs)
+        return min((min(job.bad_until_s, job.since_s + self._limit_s) for job in running), default=math.inf)
 
     # ── gangs ──
 
