@@ -46,6 +46,8 @@ class Summary:
             else "no trial was complete"
         )
         lines = [f"**{self.title}**: {table.said_counts(self.results.counts)}", "", best, ""]
+        if alike := table.alike(self.results.best[:SHOWN_ROWS]):
+            lines += [f"Alike in all: {table.said_point(alike)}", ""]
         if self.results.final:
             lines += [
                 self.verdict(),
@@ -84,10 +86,12 @@ class Summary:
         out.print(f"\n{self.title}: {table.said_counts(self.results.counts)}")
         if shown := self._shown(exhausted):
             out.print(table.terminal(shown, self.results.objective, out.width))
+            if alike := table.alike(shown):
+                out.print(f"alike    {table.said_point(alike)}")
         if self.results.final:
             heading, cells = table.final_rows(self.results.final, self.results.objective)
             out.print(f"finals   {self.verdict()}")
-            out.print(table.draw(heading, cells, 2 + len(self.results.final[0].trial.params), out.width))
+            out.print(table.draw(heading, cells, len(heading) - 5, out.width))  # intervals where there is room
         for line in self._failed_finals():
             out.print(line)
         if self.results.foresight():

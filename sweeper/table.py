@@ -38,9 +38,21 @@ def said(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def varying(records: Sequence[Record]) -> list[str]:
+    """The parameters in which these differ; of one alone, all that it has."""
+    names = list(records[0].params) if records else []
+    return [name for name in names if len(records) == 1 or len({str(r.params[name]) for r in records}) > 1]
+
+
+def alike(records: Sequence[Record]) -> dict[str, Any]:
+    """The parameters in which several of a sweep do not differ, though they might."""
+    differ = varying(records)
+    return {name: value for name, value in records[0].params.items() if name not in differ} if records else {}
+
+
 def rows(records: Sequence[Record], objective: str) -> tuple[list[str], list[list[str]]]:
     """The heading and the cells: parameters that vary, then the objective, then what else there is to say."""
-    names = list(records[0].params) if records else []
+    names = varying(records)
     shown = [objective, *(metric for metric in SHOWN if metric != objective)]
     shown = [metric for metric in shown if any(metric in record.metrics for record in records)]
     units = [SHOWN.get(metric, (metric, "", 1.0)) for metric in shown]
@@ -57,7 +69,7 @@ def rows(records: Sequence[Record], objective: str) -> tuple[list[str], list[lis
 
 def terminal(records: Sequence[Record], objective: str, width: int) -> Table:
     """For a person: numbers to the right and whole; where the terminal is narrow, the last columns are left out."""
-    at_least = 2 + len(records[0].params)  # the number, the parameters and the objective
+    at_least = 2 + len(varying(records))  # the number, the parameters and the objective
     return draw(*rows(records, objective), at_least, width)
 
 
@@ -94,7 +106,7 @@ def markdown(records: Sequence[Record], objective: str) -> str:
 
 def final_rows(standings: Sequence[Standing], objective: str) -> tuple[list[str], list[list[str]]]:
     """The finalists: their parameters, their figures and how far each is behind the first."""
-    names = list(standings[0].trial.params)
+    names = varying([standing.trial for standing in standings])
     label, unit, factor = SHOWN.get(objective, (objective, "", 1.0))
     heading = ["trial", *names, f"{label} {unit}".strip(), "95% from", "to", "behind %", "from", "to"]
     cells = []

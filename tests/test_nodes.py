@@ -25,7 +25,7 @@ def nodes_of(count: int, *words: str, gpus: int = 1, records: list[Record] | Non
     target = choose(catalogue()["h200"], there, gpus)
     at_once = target.gangs(gpus, None)
     plan = Plan(
-        *(said, target, Space({}, {}), [], [], gpus, at_once, False, 0.0, {}, "name", Path(), {}, None),
+        *(said, target, Space({}, {}), [], [], gpus, at_once, False, 0.0, {}, "name", Path(), {}, None, []),
     )
     found = Nodes(plan, records or [])
     found._look_at_s = math.inf
