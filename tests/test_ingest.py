@@ -103,7 +103,7 @@ def test_lines_of_budgets_with_and_without_what_was_used(tmp_path: Path, columns
     rows = [
         dict(zip(COLUMNS, line(**changes), strict=True)) for changes in ({}, {"step_s": 0.0}, {"tokens_per_s": 1e5})
     ]
-    text = "\n".join(",".join(str(row[name]) for name in columns) for row in rows)
+    text = "".join(",".join(str(row[name]) for name in columns) + "\n" for row in rows)
     good, zeros, odd = recognise(path := written(tmp_path, text, "h100.csv")).read(path)
     assert (
         good.feasible and figures(good)["tokens_per_s"] == pytest.approx(68 * 8192 / 50) and good.claims["mfu"] == 0.5
@@ -115,7 +115,7 @@ def test_lines_of_budgets_with_and_without_what_was_used(tmp_path: Path, columns
 def test_an_import_is_whole_and_only_once(tmp_path: Path) -> None:
     uri, path = (
         f"sqlite:///{tmp_path}/mlflow.db",
-        written(tmp_path, "\n".join([",".join(map(str, line()))] * 3), "h.csv"),
+        written(tmp_path, "".join([",".join(map(str, line())) + "\n"] * 3), "h.csv"),
     )
     assert take(path, uri, "imported").endswith("3 results; imported into imported")
     assert take(path, uri, "imported").endswith("is there already")
@@ -139,7 +139,8 @@ def test_an_import_is_whole_and_only_once(tmp_path: Path) -> None:
         ("zero.csv", b"1,2\x003", "is no text (a zero byte)"),
         ("other.txt", b"hello", "is of no format that is understood"),
         ("cut.json", json.dumps(benchmark())[:300].encode(), "is cut off"),
-        ("cut.csv", (",".join(map(str, line())) + "\n1,2,3").encode(), "cut.csv:2: 21 or 19 numbers were expected"),
+        ("cut.csv", (",".join(map(str, line())) + "\n1,2,3\n").encode(), "cut.csv:2: 21 or 19 numbers were expected"),
+        ("cut2.csv", ",".join(map(str, line()))[:-1].encode(), "cut2.csv: its last line has no end, so it may be cut"),
         ("long.csv", (",".join(map(str, line())) + "\n" + "1" * 5000).encode(), "a line of more than 4096"),
         ("times.json", json.dumps(benchmark(step_times=[1, -2])).encode(), "no list of step times above zero"),
     ],

@@ -205,6 +205,8 @@ def _bounded(file: Any, path: Path) -> Iterator[str]:
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
             raise SaidWrongly(f"{path}: has a line of more than {MOST_LINE} characters")
+        if not line.endswith(("\n", "\r")):  # a number that is cut is a number still
+            raise SaidWrongly(f"{path}: its last line has no end, so it may be cut; end it if it is whole")
         if line.strip():
             yield line
 
