@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper import config
+from sweeper import config, lanes
 from sweeper.said import SaidWrongly
 
-SAID_WRONGLY, INTERRUPTED = 2, 130
+SAID_WRONGLY = 2
 
 
 def main() -> None:
@@ -23,25 +24,45 @@ def main() -> None:
     said = [*program, *sys.argv[1:]]
     sys.argv[1:] = config.quote_spaces(sys.argv[1:])
     codes: list[int] = []
+    sweeps: list[tuple[DictConfig, list[str]]] = []  # with what each was told
 
     @hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")
     def run(composed: DictConfig) -> None:
-        # Hydra would say "error executing job" around what is raised here.
-        codes.append(_sweep(composed, said))
-        if codes[-1] == INTERRUPTED:
-            sys.exit(INTERRUPTED)
+        sweeps.append((composed, list(HydraConfig.get().overrides.task)))
 
     # Hydra prints what is wrong with the words, or with this passes it on to be said in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         run()
+        codes += _sweeps(sweeps, said)
     except (HydraException, OmegaConfBaseException) as error:
         codes.append(_say(config.explain(error, sys.argv[1:]), SAID_WRONGLY))
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        codes.append(_say("interrupted before anything was started", INTERRUPTED))
+        codes.append(_say("interrupted before anything was started", lanes.INTERRUPTED))
     sys.exit(max(codes, default=0))
+
+
+def _sweeps(sweeps: list[tuple[DictConfig, list[str]]], said: list[str]) -> list[int]:
+    """Exit codes. On a cluster those for different hardware do not wait for one another."""
+    side_by_side: dict[str, lanes.Lane] = {}
+    for composed, told in sweeps:
+        name = str(composed.hardware.name)
+        side_by_side.setdefault(name, lanes.Lane(name, [])).sweeps.append(told)
+    if len(side_by_side) > 1 and all(composed.cluster.address and not composed.plan for composed, _ in sweeps):
+        try:
+            for composed, _ in sweeps:  # what is wrong with any of them is said before one starts
+                config.read(composed)
+        except SaidWrongly as error:
+            return [_say(str(error), SAID_WRONGLY)]
+        return [lanes.run(list(side_by_side.values()))]
+    codes = list[int]()
+    for composed, _ in sweeps:
+        codes.append(_sweep(composed, said))
+        if codes[-1] == lanes.INTERRUPTED:
+            break
+    return codes
 
 
 def _sweep(composed: DictConfig, said: list[str]) -> int:

@@ -12,6 +12,7 @@ would wait for, and because a server that hangs must hang nobody else.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -19,7 +20,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -47,6 +50,22 @@ REPORT = "report.html"
 NOTE = "mlflow.note.content"  # MLflow shows it as the run's description
 
 
+@contextmanager
+def _alone_in_making(uri: str) -> Iterator[None]:
+    """Processes that come to a new SQLite file together take turns: one was seen to fail in the middle of the other's
+    migrations, and to record nothing. Where the folder cannot be locked they do not."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    folder = os.open(Path(uri.removeprefix("sqlite:///")).parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 class Store:
     """The runs of one sweep in an MLflow store."""
 
@@ -56,9 +75,10 @@ class Store:
         `study` is the identity of the sweep's study, under which its runs are found; `parent` holds the
         parent's `tags`, `params` and text `artifacts`.
         """
-        self._client = MlflowClient(tracking_uri=uri)
         self._study, self._sweep, self._tags = study, sweep, parent["tags"]
-        self.experiment_id = self._experiment(experiment)
+        with _alone_in_making(uri):
+            self._client = MlflowClient(tracking_uri=uri)
+            self.experiment_id = self._experiment(experiment)
         self.parent_id = self._parent(sweep, parent)
         self._children: dict[int, Any] = {}
         self.look_again()

@@ -53,6 +53,10 @@ class Cluster:
                         raise
         raise AssertionError
 
+    def add_of(self, accelerator: str) -> Any:
+        """A node more, with devices of another kind."""
+        return self._ray.add_node(**{**GPUS, "resources": {f"accelerator_type:{accelerator}": 1}})
+
     def up(self) -> int:
         """How many nodes the head takes to be up, itself among them."""
         return sum(node["Alive"] for node in self._ray.global_state.node_table())

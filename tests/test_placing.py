@@ -3,6 +3,7 @@ ever."""
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,24 @@ def test_the_hosts_memory_is_reserved_with_the_gpus(tmp_path: Path, cluster: Clu
         at, node = (run.info.start_time + run.info.end_time) / 2, run.data.tags["node_ids"]
         beside = [r for r in runs if r.data.tags["node_ids"] == node and r.info.start_time < at < r.info.end_time]
         assert beside == [run]
+
+
+@pytest.mark.soak
+def test_one_command_sweeps_two_kinds_of_hardware_side_by_side(place: Place, cluster: Cluster) -> None:
+    """Each takes the nodes that it asked for; one Ctrl-C stops both, and the same command goes on with both."""
+    cluster.add_of("H100")
+    words = ["-m", "workload=probe", "hardware=h200,h100", "search=random", "finals.top=0", "budget.trials=30"]
+    words += ["space.sleep_s=0.5", "cluster.insecure=true", f"cluster.address={cluster.address}"]
+    process = place.start(*words, RAY_AUTH_MODE="disabled")
+    wait_for(lambda: sum(path.stat().st_size > 4000 for path in place.path.glob("sweeps/*/study.journal")) == 2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "h100: stopping" in err and "h200: stopping" in err, err
+    done = place.run(*words, RAY_AUTH_MODE="disabled")
+    assert done.code == 0 and "h100: probe on H100: 30 complete" in done.out, done.out + done.err
+    assert "h200: probe on H200: 30 complete" in done.out
+    runs = [run for run in place.runs("trial") if run.data.tags["outcome"] == "complete"]
+    of = {kind: [run for run in runs if run.data.tags["device"] == kind] for kind in ("H100", "H200")}
+    assert {len(found) for found in of.values()} == {30}
+    nodes = [{node for run in found for node in nodes_of(run)} for found in of.values()]
+    assert not nodes[0] & nodes[1] and [len(found) for found in nodes] == [1, 2]
