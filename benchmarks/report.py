@@ -52,7 +52,7 @@ def main() -> None:
         pages, token = pages + len(page), page.token
     times_s = [run(folder, "sweeper.report") for _ in range(said.repeats)]
     gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, mlflow {mlflow.__version__}")
+    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, mlflow {mlflow.__version__}")
     print(f"{pages:,} runs in {(folder / 'mlflow.db').stat().st_size / 2**20:.0f} MiB of SQLite")
     print(f"report: {' '.join(f'{seconds:.1f}' for seconds in sorted(times_s))} s, at most {gib:.1f} GiB")
 
