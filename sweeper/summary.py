@@ -122,7 +122,9 @@ class Summary:
 
     def _foresight(self) -> str:
         found = self.results.foresight()
-        words = f"what was predicted is {found['predicted_error']:.1%} off what was measured (median)"
+        off = found["predicted_error"]  # above one it can only be too much
+        how_far = f"{off:.1%} off" if off < 1 else f"{1 + off:.0f} times"
+        words = f"what was predicted is {how_far} what was measured (median)"
         if "predicted_order" in found:
             words += f"; the two orders correlate by {found['predicted_order']:.2f}"
         return words
