@@ -29,6 +29,10 @@ HEAD_ASKED_EVERY_S, HEAD_PATIENCE_S = 5.0, 30.0
 # ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+class ClusterTrouble(Exception):
+    """The cluster cannot run anything, or not any more. Nothing finished is lost; the message says what happened."""
+
+
 def look(address: str | None, insecure: bool = False) -> list[Node]:
     """The nodes of the cluster at `address`, which it connects to, or without one of this machine.
 
@@ -198,10 +202,15 @@ def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
 
 
 def start(target: Target) -> None:
-    """Start a local cluster, unless `look` has connected to one. It ends with this process, even a killed one."""
-    if not ray.is_initialized():
+    """Start a local cluster, unless `look` has connected to one. It ends with this process, even a killed one. Raises
+    ClusterTrouble."""
+    if ray.is_initialized():
+        return
+    try:
         # "local" also where an address file of another cluster lies about.
         _init(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
+    except Exception as error:  # Ray raises its own, plain ones and those of the system
+        raise ClusterTrouble(f"Ray does not start on this machine: {brief(error)}") from error
 
 
 def _init(**options: Any) -> None:

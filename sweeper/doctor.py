@@ -197,7 +197,7 @@ def _trial(target: Target, workload: str, parameters: dict[str, Any], size: int)
             for _, outcome in pool.wait(0.25):
                 return outcome
         return Outcome(Ending.TIMED_OUT, 0.0, 0.0, "no worker started within 6 minutes")
-    except gangs.ClusterTrouble as error:
+    except cluster.ClusterTrouble as error:
         return Outcome(Ending.FAILED, 0.0, 0.0, str(error))
     finally:
         pool.close()

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from sweeper.cluster import brief
+from sweeper.cluster import ClusterTrouble, brief
 from sweeper.gang import Gang, Running
 from sweeper.hardware import Target
 from sweeper.outcome import Ending, Outcome
@@ -30,10 +30,6 @@ from workloads.contract import Scalar
 DEPTH = 2  # trials that a gang holds: one running, one next
 STARTS_BEFORE_GIVING_UP = 3
 ENDING_ITSELF_S = 15.0  # what a program and all that it started may take to end once its time is over
-
-
-class ClusterTrouble(Exception):
-    """The cluster cannot run anything any more. Nothing finished is lost; the message says what happened."""
 
 
 class Pool:

@@ -107,7 +107,7 @@ class Sweep:
                         if self._has_trials():
                             self._run_trials(self._plan.gangs, self._has_trials, self._study.ask)
                         self._run_finals()
-            except gangs.ClusterTrouble as error:
+            except cluster.ClusterTrouble as error:
                 self._cancel_in_flight()
                 return str(error)
             except SystemExit:  # Ray's own answer to SIGTERM, while it starts

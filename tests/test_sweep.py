@@ -169,6 +169,12 @@ def test_patience_and_time_end_a_sweep(place: Place) -> None:
     assert 5 <= done.err.count('"event": "trial"') <= 22
 
 
+def test_a_ray_that_does_not_start_is_said_in_a_line(place: Place) -> None:
+    done = place.run("workload=probe", "progress=never", RAY_TMPDIR="/proc")
+    assert done.code == 1 and "stopped  Ray does not start on this machine: " in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+
+
 def test_a_gang_runs_one_trial_on_all_its_ranks_and_one_rank_that_fails_ends_it_for_all(place: Place) -> None:
     ledger = place.path / "ledger"
     words = [*PROBE, "gpus=2", "search=grid", "space.x=1,2", "space.y=0", f"space.ledger={ledger}"]
