@@ -26,11 +26,12 @@ from workloads import host
 ANSWERS_WITHIN_S = 60.0
 HEAD_ASKED_EVERY_S, HEAD_PATIENCE_S = 5.0, 30.0
 
-# ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
-
 
 class ClusterTrouble(Exception):
     """The cluster cannot run anything, or not any more. Nothing finished is lost; the message says what happened."""
+
+
+# ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def look(address: str | None, insecure: bool = False) -> list[Node]:

@@ -57,7 +57,7 @@ class Pool:
     ) -> None:
         self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
         self._whole_nodes, self._memory = whole_nodes, int(host_gib * 2**30)
-        self._size, self._count, self._timeout_s = size, count, timeout_s
+        self._size, self._timeout_s = size, timeout_s
         self._limit_s = timeout_s + (ENDING_ITSELF_S if listens else 0.0)  # from where on a trial is ended from outside
         self._share = share or count
         self._made = self._failed_starts = self._turns = 0
@@ -189,7 +189,7 @@ class Pool:
         goes; one that has not started may be waiting for a node that is gone, and starts anew."""
         ids = {node.id for node in target.nodes}
         fewer = not ids >= {node.id for node in self._target.nodes}
-        self._target, self._count = target, count
+        self._target = target
         for gang in list(self.gangs):
             if gang.ready:
                 gang.leaving = not ids >= {*gang.nodes}

@@ -125,8 +125,21 @@ def plan(said: Config) -> Plan:
         first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
     folder = folder_of_all / "sweeps" / name
     return Plan(
-        *(said, target, space, left_out, first, gpus, gangs, whole_nodes, host_gib, identity, name, folder),
-        *(reached, foreseen, projected),
+        config=said,
+        target=target,
+        space=space,
+        left_out=left_out,
+        first=first,
+        gpus=gpus,
+        gangs=gangs,
+        whole_nodes=whole_nodes,
+        host_gib=host_gib,
+        identity=identity,
+        name=name,
+        folder=folder,
+        reached_tflops=reached,
+        foresight=foreseen,
+        nodes=projected,
     )
 
 

@@ -21,6 +21,7 @@ from sweeper import cluster, gangs, lock, metrics, progress, provenance, secrets
 from sweeper.board import Board
 from sweeper.config import settings_of, workload_of
 from sweeper.finals import still_wanted
+from sweeper.lanes import INTERRUPTED
 from sweeper.nodes import Nodes
 from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
@@ -29,7 +30,7 @@ from sweeper.results import Results
 from sweeper.search import Study, Trial
 from sweeper.summary import Summary
 
-COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
+COMPLETE, SOME_FAILED = 0, 1
 RECORDER_PATIENCE_S = 20.0
 STARTING_PATIENCE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

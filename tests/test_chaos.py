@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROBE, Place, processes_with, wait_for
+from tests.conftest import PROBE, Place, Server, processes_with, wait_for
 from tests.raylets import Apart, Cluster, ended, words_for
-from tests.test_recording import Server
 
 TROUBLE = ("No space left on device", "does not answer; what had finished is kept")  # what may end a driver
 
@@ -175,14 +174,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting needs root")
     yield small
     subprocess.run(["umount", "-l", str(small)], check=True)
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    found = Server(tmp_path_factory.mktemp("server"))
-    found.start()
-    yield found
-    found.kill()
 
 
 @pytest.fixture

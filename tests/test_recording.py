@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sweeper.outcome import Ending, Record
 from sweeper.record import Store
-from tests.conftest import PROBE, Place, environment, wait_for
+from tests.conftest import PROBE, Place, Server, environment, wait_for
 
 
 def record(number: int, ending: Ending = Ending.COMPLETE) -> Record:
@@ -114,47 +109,6 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(uri: str, place: Pla
 
 
 # ── a server ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Server:
-    """MLflow's own, on a free port of this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        command = [
-            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{self.folder}/server.db",
-            "--artifacts-destination", f"{self.folder}/artifacts",
-        ]  # fmt: skip
-        env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", MLFLOW_DISABLE_TELEMETRY="true")
-        log = (self.folder / "server.log").open("a")
-        self.process = subprocess.Popen(
-            command, cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True
-        )
-        wait_for(self.answers)
-
-    def answers(self) -> bool:
-        try:
-            return urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.mark.soak
