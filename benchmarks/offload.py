@@ -105,7 +105,7 @@ def fsdp_cpu_offload(row: Row, steps: int) -> str:
     noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # of each weight the same, since a host draws slowly
     with torch.no_grad():
         for parameter in model.parameters():
-            local = parameter.to_local().view(-1)
+            local = parameter.to_local().view(-1)  # type: ignore[attr-defined]
             local.fill_(1.0) if parameter.dim() == 1 else local.copy_(
                 noise.repeat(-(-len(local) // len(noise)))[: len(local)]
             )

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from matmul import sweep
+from matmul import sweep  # type: ignore[import-not-found]
 
 # What stands in the rows, in the columns and in the cells of each table.
 LAYOUTS = {

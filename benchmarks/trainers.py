@@ -32,7 +32,8 @@ def make_text(folder: Path, words: int = 2000, documents: int = 2000) -> None:
     names = [f"word{number}" for number in range(words)]
     vocabulary = {name: number for number, name in enumerate(["[UNK]", "<begin>", "<end>", *names])}
     assets, texts = folder / "assets", folder / "text"
-    assets.mkdir(parents=True), texts.mkdir()
+    assets.mkdir(parents=True)
+    texts.mkdir()
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
     apart = {"type": "WhitespaceSplit"}
     (assets / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": apart, "model": model}))

@@ -13,10 +13,7 @@ import pytest
 
 from sweeper.outcome import Ending, Record
 from sweeper.record import Store
-from tests.conftest import wait_for
-from tests.test_recording import Server, server
-
-__all__ = ["server"]  # a fixture
+from tests.conftest import Server, wait_for
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]

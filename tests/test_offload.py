@@ -107,7 +107,7 @@ def test_sequences_in_pieces_train_like_whole_ones(pieces: int, keeps: str, kept
 def test_any_mixture_of_placements_trains_like_plain_pytorch(seed: int, ends: str, rounds: int, pieces: int) -> None:
     draw = random.Random(seed)
     layers = [
-        LayerPlan(*(draw.choice(PLACES) for _ in range(3)), draw.choice(KEEPS), draw.choice(PLACES))  # type: ignore[arg-type]
+        LayerPlan(*(draw.choice(PLACES) for _ in range(3)), draw.choice(KEEPS), draw.choice(PLACES))  # type: ignore[call-arg]
         for _ in range(SHAPE.layers)
     ]
     check(layers, ends, rounds, pieces=pieces)

@@ -102,7 +102,7 @@ class Ranks:
     def __init__(self, count: int, device: str = "cpu") -> None:
         # Where torch is imported, starting anew takes seconds each; what has seen a GPU cannot be forked.
         self._device = device
-        start = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+        start: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
         self._calls, self._answers, self._turn = [start.Queue() for _ in range(count)], start.Queue(), 0
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
