@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
 from workloads.llama.shapes import MODELS, Product, product
-from workloads.matmul import Matmul, MatmulParameters, operands
+from workloads.matmul import Matmul, MatmulParameters, operands, tiny
 from workloads.matmul.product import TOLERANCE, relative_error
 from workloads.recipes import RECIPES, why_no_rate
 from workloads.trial import NotAsAsked, differences, run_trial
@@ -91,6 +91,19 @@ def test_every_layout_gives_the_product_and_is_what_lies_in_memory(layout: str, 
     assert Matmul().run(asked, Rank(device=device)).facts["layout"] == layout
 
 
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str) -> None:
+    """On its device without hardware, an interpreter: the copies, the layouts and the way back are the GPU's."""
+    dtype = operands.TORCH_DTYPES[name]
+    a = torch.randn(24, 16, dtype=dtype) if layout[0] == "n" else torch.randn(16, 24, dtype=dtype).t()
+    b = torch.randn(16, 8, dtype=dtype) if layout[1] == "n" else torch.randn(8, 16, dtype=dtype).t()
+    multiply, fetch = tiny.product(a, b, "PYTHON", beam=0)
+    c = fetch(multiply())
+    assert (c.shape, c.dtype) == ((24, 8), dtype)
+    assert relative_error(a, b, c, rows=24) < TOLERANCE[name]
+
+
 @given(
     st.sampled_from(list(MODELS)),
     st.sampled_from(["qkv", "output", "gate_up", "down", "head"]),
@@ -157,12 +170,12 @@ def test_every_format_that_the_gpu_has_is_multiplied_right(recipe: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("route", ["torch", "cublas", "cublaslt", "triton"])
+@pytest.mark.parametrize("route", ["torch", "cublas", "cublaslt", "triton", "tinygrad"])
 @pytest.mark.parametrize("output_dtype", ["auto", "fp32"])
 def test_every_route_gives_the_product(route: str, output_dtype: str) -> None:
     asked = {"m": 512, "n": 1024, "k": 256, "route": route, "output_dtype": output_dtype, "accumulation": "fp32"}
-    if route == "triton" and output_dtype == "fp32":
-        with pytest.raises(Infeasible, match="route=triton"):
+    if route in ("triton", "tinygrad") and output_dtype == "fp32":
+        with pytest.raises(Infeasible, match=f"route={route}"):
             run_trial("matmul", asked, Rank(device="cuda"))
         return
     measured = run_trial("matmul", asked, Rank(device="cuda"))

@@ -32,6 +32,7 @@ WRONG = {
     "space.m=foo": ["space.m=foo", "whole number"],
     "space.dtype=fp7": ["space.dtype=fp7", "fp32, tf32, fp16, bf16"],
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
+    "space.route=tinygrad hardware=cpu": ["space.route=tinygrad", "for GPUs"],
     "space=llama3_9b": ["space=llama3_9b", "did you mean llama3_8b?"],
     "space=llama3_8b space.m=64": ["space: m and model"],
     "space.n=null": ["space: m, n and k have to be given"],

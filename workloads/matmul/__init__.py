@@ -14,6 +14,11 @@ from workloads.contract import Measurement, Rank
 from workloads.llama import shapes
 
 
+def why_no_route(route: str, architecture: str) -> str:
+    """Why a device has not this route; empty where it has."""
+    return "for GPUs" if architecture.startswith("cpu") and route != "torch" else ""
+
+
 @dataclass(frozen=True)
 class MatmulParameters:
     """Either m, n and k (rows and columns of the result, and what is summed over; elements, not bytes), or a model's
@@ -26,7 +31,7 @@ class MatmulParameters:
     accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16; the fast
         accumulators of fp8)
     route: torch.mm as it comes, with the vendor's library chosen (on ROCm rocBLAS for cublas, hipBLASLt for cublaslt),
-        or a Triton kernel (Inductor's, tuned for the shape)
+        or a Triton kernel (Inductor's, tuned for the shape), or tinygrad's kernel (likewise; timed with its launch)
     statistic: of the repeats, each with the last-level cache flushed before it (cold) or not (warm)
     warmup, repeats: calls that do not count, and those that do
     warmup_s: seconds of load before a worker's first trial
@@ -55,7 +60,9 @@ class MatmulParameters:
     layout: Literal["auto", "nn", "nt", "tn", "tt"] = "auto"
     output_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     accumulation: Literal["reduced", "fp32"] = "reduced"
-    route: Literal["torch", "cublas", "cublaslt", "triton"] = "torch"
+    route: Literal["torch", "cublas", "cublaslt", "triton", "tinygrad"] = field(
+        default="torch", metadata={"why_not": why_no_route}
+    )
     statistic: Literal["median_cold", "median_warm", "mean_cold", "fastest_warm"] = "median_cold"
     warmup: int = field(default=3, metadata={"min": 0})
     warmup_s: float = field(default=0.0, metadata={"min": 0, "max": 600})

@@ -11,7 +11,7 @@ import torch
 
 from workloads.contract import Infeasible
 from workloads.llama.shapes import Product
-from workloads.matmul import MatmulParameters
+from workloads.matmul import MatmulParameters, tiny
 from workloads.recipes import RECIPES, fp8_dtype, unfit
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -23,12 +23,13 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 @dataclass(frozen=True)
 class Operands:
-    """a[m, k] and b[k, n] as the product takes them (two 4-bit numbers in one element of k), and `multiply`, which
-    computes C and returns it, into the same memory each time."""
+    """a[m, k] and b[k, n] as the product takes them (two 4-bit numbers in one element of k), `multiply`, which
+    computes C and returns it, into the same memory each time; `fetch` makes that PyTorch's where it is another's."""
 
     a: torch.Tensor
     b: torch.Tensor
-    multiply: Callable[[], torch.Tensor]
+    multiply: Callable[[], Any]
+    fetch: Callable[[Any], torch.Tensor] = lambda c: c
 
     @property
     def layout(self) -> str:
@@ -63,9 +64,15 @@ def _plain(parameters: MatmulParameters, shape: Product, device: torch.device, g
 
     a = matrix(shape.m, shape.k, shape.layout[0] == "t")
     b = matrix(shape.k, shape.n, shape.layout[1] == "t")
+    if parameters.route in ("triton", "tinygrad") and out_dtype != dtype:
+        raise Infeasible(
+            f"route={parameters.route} gives {parameters.dtype}, not output_dtype={parameters.output_dtype}"
+        )
+    if parameters.route == "tinygrad":
+        if parameters.dtype == "tf32":
+            raise Infeasible("route=tinygrad has no tf32")
+        return Operands(a, b, *tiny.product(a, b, tiny.device_of(device)))
     if parameters.route == "triton":
-        if out_dtype != dtype:
-            raise Infeasible(f"route=triton gives {parameters.dtype}, not output_dtype={parameters.output_dtype}")
         product = _inductor_product()
         try:
             product(a, b)  # tuned now, not in the first repeat

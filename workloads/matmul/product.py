@@ -12,7 +12,7 @@ import torch
 
 from workloads import device as devices
 from workloads.contract import Infeasible, Measurement, Rank
-from workloads.matmul import MatmulParameters, operands
+from workloads.matmul import MatmulParameters, operands, why_no_route
 from workloads.recipes import RECIPES, why_no_rate
 from workloads.telemetry import Watch, watching
 from workloads.timing import FLUSH_BYTES, sustained_times, time_steps
@@ -37,8 +37,8 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     architecture = devices.architecture(device)
     if why := why_no_rate(parameters.dtype, architecture):
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
-    if device.type == "cpu" and parameters.route != "torch":
-        raise Infeasible(f"route={parameters.route} is for GPUs")
+    if why := why_no_route(parameters.route, architecture):
+        raise Infeasible(f"route={parameters.route} is {why}")
     shape = parameters.shape()
     with _arithmetic(parameters):
         _warm_up(device, parameters.warmup_s)
@@ -46,7 +46,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         pair = operands.make(parameters, device, generator, architecture)
         times_s, watch = _time_untainted(pair.multiply, device, parameters)
         sustained_s, sustained_figures = _sustain(pair, parameters, architecture, generator, statistics.median(times_s))
-        c = pair.multiply()
+        c = pair.fetch(pair.multiply())
         ran = {"accumulation": _accumulation_set(parameters), "route": _route_taken(parameters)}
     error = relative_error(pair.a, pair.b, c)
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
