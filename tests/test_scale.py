@@ -1,4 +1,4 @@
-"""What the driver does for a trial does not grow with the trials before it: all of it is in `benchmarks/scale.py`."""
+"""What the driver does for a trial does not grow with the trials before it: all of it is in `benchmarks/scale/`."""
 
 from __future__ import annotations
 
