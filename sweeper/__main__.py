@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from sweeper import config, lanes
-from sweeper.said import SaidWrongly
+from sweeper.said import SaidWrongly, in_words
 
-SAID_WRONGLY = 2
+FAILED, SAID_WRONGLY = 1, 2
 
 
 def main() -> None:
@@ -46,23 +46,18 @@ def main() -> None:
 
 def _sweeps(sweeps: list[tuple[DictConfig, list[str]]], said: list[str]) -> list[int]:
     """Exit codes. On a cluster those for different hardware do not wait for one another."""
-    side_by_side: dict[str, lanes.Lane] = {}
-    for composed, told in sweeps:
-        name = str(composed.hardware.name)
-        side_by_side.setdefault(name, lanes.Lane(name, [])).sweeps.append(told)
-    if len(side_by_side) > 1 and all(composed.cluster.address and not composed.plan for composed, _ in sweeps):
-        try:
-            for composed, _ in sweeps:  # what is wrong with any of them is said before one starts
-                config.read(composed)
-        except SaidWrongly as error:
-            return [_say(str(error), SAID_WRONGLY)]
-        return [lanes.run(list(side_by_side.values()))]
-    codes = list[int]()
-    for composed, _ in sweeps:
-        codes.append(_sweep(composed, said))
-        if codes[-1] == lanes.INTERRUPTED:
-            break
-    return codes
+    if len(sweeps) == 1:
+        return [_sweep(sweeps[0][0], said)]
+    try:
+        for composed, _ in sweeps:  # what is wrong with any of them is said before one starts
+            config.read(composed)
+    except SaidWrongly as error:
+        return [_say(str(error), SAID_WRONGLY)]
+    kinds = list(dict.fromkeys(str(composed.hardware.name) for composed, _ in sweeps))
+    if len(kinds) == 1 or not all(composed.cluster.address and not composed.plan for composed, _ in sweeps):
+        return [lanes.run([lanes.Lane("", [told for _, told in sweeps])])]
+    of_kind = {kind: [told for composed, told in sweeps if composed.hardware.name == kind] for kind in kinds}
+    return [lanes.run([lanes.Lane(kind, told) for kind, told in of_kind.items()])]
 
 
 def _sweep(composed: DictConfig, said: list[str]) -> int:
@@ -74,6 +69,10 @@ def _sweep(composed: DictConfig, said: list[str]) -> int:
         return plan.show(planned) if checked.plan else sweep.Sweep(planned, said).run()
     except SaidWrongly as error:
         return _say(str(error), SAID_WRONGLY)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # the disk is full, or gone
+        return _say(f"dir={composed.dir}: {in_words(error)}; nothing was started", FAILED)
 
 
 def _python() -> str:

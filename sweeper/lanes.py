@@ -1,4 +1,6 @@
-"""Sweeps of one command for different hardware of a cluster: side by side, those for the same one after another."""
+"""Several sweeps of one command, each a process of its own: one after another, and on a cluster side by side with those
+for other hardware. In one process a later sweep would inherit what an earlier one did to it: its priority, its memory,
+Ray's handlers."""
 
 from __future__ import annotations
 
@@ -8,48 +10,64 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
-INTERRUPTED = 130
+INTERRUPTED, ENDED_BY_A_SIGNAL = 130, 1
 
 
 @dataclass
 class Lane:
-    """The sweeps for one kind of hardware, each a process of its own."""
+    """Sweeps that wait for one another. `name` stands before each line of theirs; one lane without a name has the
+    terminal."""
 
     name: str
-    sweeps: list[Sequence[str]]  # what each is told
+    sweeps: Sequence[Sequence[str]]  # what each is told
     codes: list[int] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     stopping: bool = False
+    _starting: Any = field(default_factory=threading.RLock)  # a signal comes before a sweep starts, or reaches it
 
     def run(self) -> None:
-        """One after another, each line of theirs after the lane's name."""
+        """One after another."""
         for words in self.sweeps:
-            if self.stopping:
-                return
-            command = [sys.executable, "-m", "sweeper", *words]
-            pipe = subprocess.PIPE
-            # In a session of its own, so that a Ctrl-C reaches it once: from `stop`.
-            self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-            assert self.process.stdout is not None and self.process.stderr is not None
-            notes = threading.Thread(target=self._pass_on, args=(self.process.stderr, sys.stderr))
-            notes.start()
-            self._pass_on(self.process.stdout, sys.stdout)
-            notes.join()
-            self.codes.append(self.process.wait())
+            with self._starting:
+                if self.stopping:
+                    return
+                pipe = subprocess.PIPE if self.name else None
+                # In a session of its own, so that a Ctrl-C reaches it once: from `stop`.
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "sweeper", *words],
+                    stdout=pipe,
+                    stderr=pipe,
+                    text=True,
+                    start_new_session=True,
+                )
+            self._pass_all_on(self.process)
+            code = self.process.wait()
+            self.codes.append(code if code >= 0 else ENDED_BY_A_SIGNAL)
+
+    def _pass_all_on(self, process: subprocess.Popen[str]) -> None:
+        if process.stdout is None or process.stderr is None:
+            return
+        notes = threading.Thread(target=self._pass_on, args=(process.stderr, sys.stderr))
+        notes.start()
+        self._pass_on(process.stdout, sys.stdout)
+        notes.join()
 
     def _pass_on(self, lines: IO[str], to: TextIO) -> None:
         for line in lines:
-            to.write(f"{self.name}: {line}" if line.strip() else line)
-            to.flush()
+            with suppress(BrokenPipeError):  # `| head` has seen enough; the sweep goes on
+                to.write(f"{self.name}: {line}" if line.strip() else line)
+                to.flush()
 
     def stop(self, signum: int) -> None:
         """No further sweep; the one that runs is told, and stops as it does when it is alone."""
-        self.stopping = True
-        if self.process is not None and self.process.poll() is None:
-            os.kill(self.process.pid, signum)
+        with self._starting:
+            self.stopping = True
+            if self.process is not None and self.process.poll() is None:
+                os.kill(self.process.pid, signum)
 
 
 def run(lanes: Sequence[Lane]) -> int:
@@ -72,4 +90,4 @@ def run(lanes: Sequence[Lane]) -> int:
     finally:
         for signum, handler in before:
             signal.signal(signum, handler)
-    return INTERRUPTED if stopped else max(code for lane in lanes for code in lane.codes)
+    return INTERRUPTED if stopped else max((code for lane in lanes for code in lane.codes), default=ENDED_BY_A_SIGNAL)

@@ -103,7 +103,7 @@ class Store:
     def write(self, record: Record) -> None:
         """Write one trial. Harmless if some or all of it is there already."""
         end_ms = int(record.ended_at_s * 1e3)
-        run_id = self._child(record.number, _name(record), record.started_at_s)
+        run_id = self._child(record.number, run_name(record.number, record.params, record.again), record.started_at_s)
         tags = {
             "outcome": record.ending.value,
             **({"again_of": record.again.of, "round": record.again.round} if record.again else {}),
@@ -159,9 +159,16 @@ class Store:
         tags: Mapping[str, str],
         artifacts: Mapping[str, str],
         pictures: Sequence[str],
+        abandoned: Sequence[int] = (),
     ) -> None:
-        """End the parent run with the sweep's results: `artifacts` are texts by name, `pictures` are files."""
+        """End the parent run with the sweep's results: `artifacts` are texts by name, `pictures` are files.
+
+        abandoned: trials that will not run again and have no record; one that told steps has a run
+        """
         now_ms = int(time.time() * 1e3)
+        for run in (self._children[number] for number in abandoned if number in self._children):
+            self._client.set_tag(run.info.run_id, "outcome", Ending.CANCELLED.value)
+            self._client.set_terminated(run.info.run_id, "KILLED", now_ms)
         self._client.log_batch(
             self.parent_id,
             metrics=[Metric(_legal(name), value, now_ms, 0) for name, value in metrics.items()],
@@ -238,12 +245,6 @@ def _facts(record: Record) -> dict[str, Any]:
     }
 
 
-def _name(record: Record) -> str:
-    """As of any trial, and of a finalist's round which trial it measures again."""
-    again = f" round {record.again.round} of {record.again.of:04d}" if record.again else ""
-    return run_name(record.number, record.params, again)
-
-
 def _legal(name: str) -> str:
     """The name with what MLflow allows in it."""
     return re.sub(r"[^\w\-. :/]", "_", name)
@@ -253,10 +254,13 @@ def _legal(name: str) -> str:
 
 
 class Process:
-    """Does what the messages say, in order, each for as long as it takes; ends when the driver has."""
+    """Does what the messages say, in order, each for as long as it takes; ends when the driver has.
 
-    def __init__(self, answers: TextIO) -> None:
-        self._answers = answers
+    lock: a file that keeps others from the sweep for as long as it is open
+    """
+
+    def __init__(self, answers: TextIO, lock: int | None) -> None:
+        self._answers, self._lock = answers, lock
         os.dup2(2, 1)
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._driver_gone = threading.Event()
@@ -291,6 +295,9 @@ class Process:
         interrupted = message.get("close", {}).get("status") == "KILLED"
         if "close" not in message or interrupted:
             return
+        if self._lock is not None:
+            os.close(self._lock)  # a report on thousands of trials takes a while, and the sweep may go on
+            self._lock = None
         try:
             assert self._store is not None
             self._store.report()
@@ -336,7 +343,7 @@ def _what(error: Exception) -> str:
 def main() -> None:
     os.nice(10)  # behind the driver, and behind trials that are timed on a CPU
     # What libraries print must not be taken for an answer: answers keep the pipe, prints go to the log.
-    Process(answers=os.fdopen(os.dup(1), "w")).run()
+    Process(os.fdopen(os.dup(1), "w"), int(sys.argv[1]) if sys.argv[1:] else None).run()
 
 
 if __name__ == "__main__":

@@ -111,12 +111,12 @@ class Recorder:
         with self._mutex:
             self.opened, self._unsent, self._close_sent = None, deque(self._unwritten), False
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sweeper.record"],
+                [sys.executable, "-m", "sweeper.record", str(self._lock_fd)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log.open("a"),
                 text=True,
-                # It holds the sweep's lock as well: nobody may write to these runs before it has ended.
+                # It holds the sweep's lock as well: nobody may write to these runs before it has written all.
                 pass_fds=[self._lock_fd],
                 start_new_session=True,  # Ctrl-C is for the driver
                 cwd=self._directory,  # where sqlite:///mlflow.db and its artifacts are

@@ -17,6 +17,11 @@ class SaidWrongly(Exception):
     """The user's words cannot be followed. The message is all that is shown; the exit code is 2."""
 
 
+def in_words(error: OSError) -> str:
+    """What the system refused, and for which file."""
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+
+
 def nearest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     """What to say after an unknown word: the nearest right one if there is one, else all of them."""
     words = sorted(allowed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Study:
         self._seen: set[str] = set()  # points that are not to be proposed
         self.records: dict[int, Record] = {}
         self.unfinished: list[Trial] = []  # asked by a driver that was killed, to be asked again first
+        self.abandoned: list[int] = []  # asked again beside the search by such a driver: not asked a third time
         self._wanted: list[Parameters] = []
         self._allowed = None if space.only is None else {point_key(point) for point in space.only}
         self._load()
@@ -95,6 +96,8 @@ class Study:
     @property
     def exhausted(self) -> bool:
         """Whether every point of the space was asked for."""
+        if self._allowed is not None:  # what was legal in an earlier run may not be now
+            return self._allowed <= self._seen
         return len(self._seen) >= self._space.size
 
     def ask(self) -> Trial | None:
@@ -107,7 +110,7 @@ class Study:
             return None
         self._asked += 1
         self._searched += 1
-        params = dict(asked.params)
+        params = self._exact(asked.params)
         self._disk.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self.distributions))
         self._in_memory[number] = asked.number
         self._seen.add(point_key(params))
@@ -154,7 +157,7 @@ class Study:
                 return None
             self._memory.enqueue_trial(point)
         asked = self._memory.ask(self.distributions)
-        key = point_key(asked.params)
+        key = point_key(self._exact(asked.params))
         if key not in self._seen and (self._allowed is None or key in self._allowed):
             return asked
         self._memory.tell(asked, state=TrialState.FAIL)
@@ -209,13 +212,15 @@ class Study:
         for trial in self._disk.get_trials(deepcopy=False):
             self._asked += 1
             self._searched += "again" not in trial.user_attrs
-            self._seen.add(point_key(trial.params))
+            self._seen.add(point_key(self._exact(trial.params)))
             record = Record.from_json(text) if (text := trial.user_attrs.get("record")) else None
             if "again" in trial.user_attrs and not (record and trial.state.is_finished()):
                 if record:  # killed between the record and the state
                     self._finish(record)
-                elif not trial.state.is_finished():  # measured anew beside the other finalists, and never alone
+                    continue
+                if not trial.state.is_finished():  # measured anew beside the other finalists, and never alone
                     self._disk.tell(trial.number, state=TrialState.FAIL)
+                self.abandoned.append(trial.number)
                 continue
             if record and trial.state.is_finished():
                 self.records[trial.number] = record
@@ -242,7 +247,15 @@ class Study:
     def _as_stored(self, name: str, value: Value) -> Value:
         """The value as Optuna gives it back: 3 on an interval is 3.0."""
         kind = self.distributions[name]
-        return kind.to_external_repr(kind.to_internal_repr(value))
+        return self._exact({name: kind.to_external_repr(kind.to_internal_repr(value))})[name]
+
+    def _exact(self, params: Mapping[str, Any]) -> Parameters:
+        """With the points of ranges as the space has them, not as sums of steps round them."""
+        exact = dict(params)
+        for name, dimension in self._space.dimensions.items():
+            if isinstance(dimension, Range) and name in exact:
+                exact[name] = dimension.nearest(exact[name])
+        return exact
 
     def _want_cancelled_again(self) -> None:
         """What was cancelled is tried again, as a new trial, unless it was since."""

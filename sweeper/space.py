@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +51,13 @@ class Choice:
         return iter(self.values)
 
 
+def stepped(first: int | float, step: int | float, count: int) -> int | float:
+    """So many steps after the first, reckoned in decimals as people (and Optuna's bounds) do."""
+    if isinstance(first, int) and isinstance(step, int):
+        return first + count * step
+    return float(Decimal(str(first)) + count * Decimal(str(step)))
+
+
 @dataclass(frozen=True)
 class Range:
     """low, low + step, … up to `high`, which is included."""
@@ -60,21 +68,25 @@ class Range:
     log: bool = False
 
     def __str__(self) -> str:
-        end = self.high + (1 if isinstance(self.step, int) else self.step)
+        end = self.high + 1 if isinstance(self.step, int) else stepped(self.low, self.step, len(self))
         text = f"range({self.low}, {end}, {self.step})"
         return f"tag(log, {text})" if self.log else text
 
     def __contains__(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         steps = (value - self.low) / self.step
-        return abs(steps - round(steps)) < 1e-9
+        return abs(steps - round(steps)) < 1e-9 and 0 <= round(steps) < len(self)
 
     def __len__(self) -> int:
         return round((self.high - self.low) / self.step) + 1
 
     def points(self) -> Iterator[Value]:
-        return (self.low + i * self.step for i in range(len(self)))
+        return (stepped(self.low, self.step, i) for i in range(len(self)))
+
+    def nearest(self, value: int | float) -> int | float:
+        """The point at a number that is one but for rounding, as a sampler's sum is: 0.1 + 2 x 0.1 is 0.3 here."""
+        return stepped(self.low, self.step, round((value - self.low) / self.step))
 
 
 @dataclass(frozen=True)
@@ -224,7 +236,7 @@ def _range(full: str, said: str, sweep: RangeSweep) -> Range | Value:
     log = "log" in sweep.tags
     if log and (step != 1 or first < 1):
         raise SaidWrongly(f"{full}={said}: a logarithmic range has step 1 and starts at 1 or above")
-    return Range(first, first + (count - 1) * step, step, log) if count > 1 else first
+    return Range(first, stepped(first, step, count - 1), step, log) if count > 1 else first
 
 
 def _interval(full: str, said: str, sweep: IntervalSweep) -> Interval:

@@ -27,6 +27,7 @@ from sweeper.outcome import Again, Ending, Outcome, Record
 from sweeper.plan import Plan
 from sweeper.recorder import Recorder
 from sweeper.results import Results
+from sweeper.said import in_words
 from sweeper.search import Study, Trial
 from sweeper.summary import Summary
 
@@ -66,7 +67,8 @@ class Sweep:
         self._pool: gangs.Pool | None = None
         self._attempts: Counter[int] = Counter()
         self._stops = 0
-        self._nodes = Nodes(planned, self._study.records.values())
+        self._finishing = False
+        self._nodes = Nodes(planned, self._study.records)
         self._finals_ended = self._finals_asked = 0
 
     # ── from beginning to end ──
@@ -82,8 +84,7 @@ class Sweep:
         except BrokenPipeError:
             raise
         except OSError as error:  # the disk is full, or gone
-            what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-            self._progress.note(f"sweeper: {what}; what had finished is kept; to resume:\n  {self._command}")
+            self._progress.note(f"sweeper: {in_words(error)}; what had finished is kept; to resume:\n  {self._command}")
             return SOME_FAILED
         finally:
             # Another sweep may follow in this process.
@@ -217,9 +218,10 @@ class Sweep:
             signal.signal(signum, self._stop)
 
     def _stop(self, *_: object) -> None:
-        """First Ctrl-C or SIGTERM: no new trials. Second: out at once; the next start puts things right."""
+        """First Ctrl-C or SIGTERM: no new trials. Second, or when there are none: out at once; the next start puts
+        things right."""
         self._stops += 1
-        if self._stops > 1:
+        if self._stops > 1 or self._finishing:
             self._leave("left at once", INTERRUPTED)
 
     def _leave_without_head(self, address: str) -> None:
@@ -240,7 +242,8 @@ class Sweep:
         """Steps of running trials are over."""
         assert self._pool is not None
         for trial, step, at_s, figures in self._pool.heard(all_of_it=all_of_it):
-            self._recorder.step(trial.number, table.run_name(trial.number, trial.params), step, at_s, figures)
+            name = table.run_name(trial.number, trial.params, trial.again)
+            self._recorder.step(trial.number, name, step, at_s, figures)
             value = figures.get(self._config.workload.objective)
             if value is not None and self._study.is_hopeless(trial.number, step, value):
                 self._pool.end_early(trial)
@@ -394,8 +397,9 @@ class Sweep:
 
     def _finish(self, trouble: str) -> int:
         """Keep what was found, end the parent run, print the table and how to go on; the exit code."""
-        results = Results.of(self._plan, self._study, self._board)
         interrupted = self._stops > 0
+        self._finishing = True
+        results = Results.of(self._plan, self._study, self._board)
         over = not (interrupted or trouble or self._wants_more() or self._finals_wanted())
         texts = results.texts()
         for name, text in texts.items():
@@ -421,6 +425,7 @@ class Sweep:
                 },
                 "artifacts": texts,
                 "pictures": [] if interrupted else self._pictures(results),
+                "abandoned": self._study.abandoned,
             },
             RECORDER_PATIENCE_S,
         )

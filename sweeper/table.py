@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sweeper.finals import Standing
 from sweeper.metrics import SHOWN
-from sweeper.outcome import Ending, Record
+from sweeper.outcome import Again, Ending, Record
 
 
 def best_first(records: Iterable[Record], objective: str, direction: str) -> list[Record]:
@@ -77,9 +77,10 @@ def short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
 
 
-def run_name(number: int, params: Mapping[str, object], again: str = "") -> str:
-    """`0012 m=4096 n=512`."""
-    return " ".join([f"{number:04d}{again}", *(f"{name}={short(value)}" for name, value in params.items())])[:250]
+def run_name(number: int, params: Mapping[str, object], again: Again | None) -> str:
+    """`0012 m=4096 n=512`; of one that measures trial 3 again `0040 round 1 of 0003 m=4096 n=512`."""
+    said_again = [f"round {again.round} of {again.of:04d}"] if again else []
+    return " ".join([f"{number:04d}", *said_again, *(f"{name}={short(value)}" for name, value in params.items())])[:250]
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], at_least: int, width: int) -> Table:

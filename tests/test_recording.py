@@ -144,6 +144,16 @@ def test_a_server_that_stays_away_is_caught_up_with_on_the_next_start(place: Pla
     assert [run.info.status for run in place.runs("sweep", server.uri)] == ["FINISHED"]
 
 
+def test_a_trial_that_told_steps_and_was_given_up_ends_with_the_sweep(uri: str, place: Place) -> None:
+    store = Store(uri, "e", "study", "sweep", PARENT)
+    for number in (3, 4):
+        store.write_step(number, f"{number}", 1, 1.0, {"score": 1.0})
+    store.close("FINISHED", {}, {}, {}, [], abandoned=[3, 7])
+    runs = {run.data.tags["sweeper.trial"]: run for run in place.runs("trial")}
+    assert (runs["3"].info.status, runs["3"].data.tags["outcome"]) == ("KILLED", "cancelled")
+    assert runs["4"].info.status == "RUNNING"
+
+
 # ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -177,6 +187,8 @@ def test_a_full_disk_is_said_once_and_corrupts_nothing(place: Place) -> None:
         assert "what had finished is kept; to resume:" in done.err
         kept = Place(small).states()["COMPLETE"]
         assert kept > 20
+        done = place.run(*words, "budget.trials=2000")  # nothing has been done about it
+        assert done.code == 1 and "No space left on device" in done.err and "Traceback" not in done.err
         subprocess.run(["mount", "-o", "remount,size=20m", str(small)], check=True)
         done = place.run(*words, f"budget.trials={kept + 30}")
         assert done.code == 0, done.err

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from sweeper.outcome import Ending, Record
 from sweeper.said import SaidWrongly
 from sweeper.search import Study, Trial, open_journal, point_key
-from sweeper.space import Choice, Interval, Range, Space
+from sweeper.space import Choice, Interval, Range, Space, parse
 from tests.conftest import environment
 
 GRID = Space({"a": Range(0, 3, 1), "b": Choice(("x", "y", "z"))})
@@ -47,6 +51,37 @@ def test_every_point_of_a_small_space_is_asked_for_once(tmp_path: Path, sampler:
         study.tell(ended(trial, score=trial.params["a"]))  # type: ignore[arg-type]
     assert len(points) == 12 == len(set(points))
     assert study.exhausted
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.decimals("0", "2", places=2), st.decimals("0.01", "0.9", places=2), st.integers(2, 9), st.data())
+def test_a_range_of_decimals_is_asked_for_as_it_was_said(
+    tmp_path: Path, first: Decimal, step: Decimal, count: int, data: st.DataObject
+) -> None:
+    """Sums of 0.1 in binary are not what was said: 0.30000000000000004 is 0.3."""
+    sampler = data.draw(st.sampled_from(["random", "grid", "tpe", "qmc"]))
+    space = parse({"x": f"range({float(first)}, {first + count * step}, {step})"}, "cpu")
+    folder = tmp_path / uuid.uuid4().hex
+    folder.mkdir()
+    found = []
+    study = open_study(folder, space, sampler)
+    while trial := study.ask():
+        found.append(trial.params["x"])
+        study.tell(ended(trial, score=float(found[-1])))
+        if len(found) == 2:
+            study = open_study(folder, space, sampler)
+    assert set(found) == {float(first + i * step) for i in range(count)} and len(found) == count
+
+
+def test_what_has_become_legal_since_is_asked_for(tmp_path: Path) -> None:
+    """Of the same space another part is legal where there is more memory, or another version of PyTorch."""
+    for legal, expected in ((range(4), {0, 1, 2, 3}), (range(2, 7), {4, 5, 6})):
+        study = open_study(tmp_path, Space({"x": Range(0, 9, 1)}, only=tuple({"x": x} for x in legal)))
+        found = set()
+        while trial := study.ask():
+            found.add(trial.params["x"])
+            study.tell(ended(trial))
+        assert found == expected and study.exhausted
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "qmc", "random"])

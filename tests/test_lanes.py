@@ -1,0 +1,29 @@
+"""Several sweeps of one command."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sweeper import lanes
+
+
+@pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
+def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that end so, in the place of sweeps."""
+    popen = lanes.subprocess.Popen
+
+    def ends_so(command: list[str], **options: object) -> object:
+        program = f"import os, signal; c = {command[-1]}; os.kill(os.getpid(), -c) if c < 0 else os._exit(c)"
+        return popen([sys.executable, "-c", program], **options)
+
+    monkeypatch.setattr(lanes.subprocess, "Popen", ends_so)
+    assert lanes.run([lanes.Lane(f"lane {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
+
+
+def test_a_signal_before_a_sweep_starts_keeps_it_from_starting() -> None:
+    lane = lanes.Lane("", [["--no-such-word"]])
+    lane.stop(2)
+    lane.run()
+    assert lane.process is None and lane.codes == []
