@@ -123,7 +123,7 @@ def _this_machine() -> Node:
         cpu_name=host.cpu_name(),
         gpus=gpus,
         accelerator=manager.get_current_node_accelerator_type() if gpus else None,
-        gpu_names=names if gpus else (),
+        gpu_names=tuple(filter(None, names)) if gpus else (),
         cpu_architecture=host.cpu_architecture(),
     )
 
@@ -143,7 +143,7 @@ def _node(entry: dict[str, Any], answer: tuple[str, str, tuple[str, ...]]) -> No
         cpu_name=cpu_name,
         gpus=gpus,
         accelerator=next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None),
-        gpu_names=gpu_names if gpus else (),
+        gpu_names=tuple(filter(None, gpu_names)) if gpus else (),
         id=entry["NodeID"],
         cpu_architecture=cpu_architecture,
         memory_gib=resources.get("memory", 0.0) / 2**30,

@@ -114,6 +114,9 @@ def of_nodes(healths: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def of_gpu(where: str, gpu: dict[str, Any]) -> Iterator[Finding]:
+    if not gpu["answers"]:
+        yield Finding(where, "does not answer the driver", "see dmesg for its Xid; reset it or restart the node")
+        return
     if gpu.get("used_gib", 0.0) > USED_BY_OTHERS_GIB:
         yield Finding(where, f"{gpu['used_gib']:.1f} GiB of it are in use", "nvidia-smi shows by whom")
     if gpu.get("power_limit_w", 0) < gpu.get("power_default_w", 0):

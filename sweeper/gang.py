@@ -30,7 +30,7 @@ class Running:
     """A trial that a gang holds. Its clock starts when its turn comes."""
 
     trial: Trial
-    waiting: list[Any]  # references to the ranks that have not replied
+    waiting: dict[Any, int]  # the ranks that have not replied, by the references to what they will say
     replies: list[Reply] = field(default_factory=list)
     bad: list[Outcome] = field(default_factory=list)  # how it ended for the ranks that did badly
     bad_until_s: float = math.inf  # from when on the others are not waited for
@@ -90,11 +90,11 @@ class Gang:
         kept = {name: value for name, value in self.where[0].items() if name not in ("address", "port", "node_id")}
         return kept | {"node_ids": " ".join(self.nodes)}
 
-    def headed(self, reply: Reply) -> str:
-        """Its last lines; of one of several ranks below where that was."""
-        if len(self.workers) == 1 or not reply.detail:
-            return reply.detail
-        return f"rank {reply.rank} on {self.where[reply.rank]['node']}:\n{reply.detail}"
+    def headed(self, rank: int, lines: str) -> str:
+        """A rank's last lines; of one of several below where that was."""
+        if len(self.workers) == 1 or not lines:
+            return lines
+        return f"rank {rank} on {self.where[rank]['node']}:\n{lines}"
 
     def ranks(self, device: str, turn: int, timeout_s: float) -> list[Rank]:
         """What each rank is told of its place."""
@@ -124,7 +124,7 @@ class Gang:
         """What the next news of this gang will come from."""
         if not self.ready:
             return self.hello
-        return self.jobs[0].waiting if self.jobs else []
+        return list(self.jobs[0].waiting) if self.jobs else []
 
     # ── how a trial ended ──
 
@@ -151,34 +151,37 @@ class Gang:
                 sound=True,
             )
         if now - job.since_s > job.limit_s:
-            return self._bad(job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={job.timeout_s:g}")
+            silent = next(iter(job.waiting.values()))
+            return self._bad(job, Ending.TIMED_OUT, f"took longer than trial.timeout_s={job.timeout_s:g}", silent)
         return None
 
     def _take_replies(self, job: Running, refs: Sequence[Any]) -> list[Outcome]:
         """Note what these ranks reply; how the trial ended for those that did badly."""
         found = list[Outcome]()
         for ref in refs:
-            job.waiting.remove(ref)
+            rank = job.waiting.pop(ref)
             try:
                 reply: Reply = ray.get(ref)
             except RayTaskError as error:  # the worker's own code: what a trial raises comes as a reply
-                found.append(self._bad(job, Ending.FAILED, brief(error)))
+                found.append(self._bad(job, Ending.FAILED, brief(error), rank))
                 continue
             except RayError as error:
-                found.append(self._bad(job, *_death(error)))
+                found.append(self._bad(job, *_death(error), rank))
                 continue
             if reply.measurement is None:
-                bad = self._bad(job, _ending(reply), reply.reason, self.headed(reply))
+                bad = self._bad(job, _ending(reply), reply.reason, rank, reply.detail)
                 # Of several ranks, the others may wait for the one that refused.
                 found.append(replace(bad, sound=reply.sound and len(self.workers) == 1))
             else:
                 job.replies.append(reply)
         return found
 
-    def _bad(self, job: Running, ending: Ending, reason: str, detail: str = "") -> Outcome:
+    def _bad(self, job: Running, ending: Ending, reason: str, rank: int = 0, detail: str = "") -> Outcome:
+        """How it ended for a rank, with that rank's last lines."""
         now = time.time()
         started = now - (time.monotonic() - job.since_s)
-        return Outcome(ending, started, now, reason, detail or _tail(self.where[0].get("log")), where=self.said_place)
+        detail = self.headed(rank, detail or _tail(self.where[rank].get("log")))
+        return Outcome(ending, started, now, reason, detail, where=self.said_place)
 
 
 def _ending(reply: Reply) -> Ending:

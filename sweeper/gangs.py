@@ -125,11 +125,12 @@ class Pool:
         parameters = {**self._constants, **trial.params}
         device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
         self._turns += 1
-        self._of_turn[self._turns] = trial
-        refs = [
-            worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear))
+        if self._ear is not None:
+            self._of_turn[self._turns] = trial
+        refs = {
+            worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._ear)): rank.rank
             for worker, rank in zip(gang.workers, gang.ranks(device, self._turns, self._timeout_s), strict=True)
-        ]
+        }
         now = time.monotonic()
         gang.jobs.append(
             Running(trial, refs, since_s=now, turn=self._turns, timeout_s=self._timeout_s, limit_s=self._limit_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sweeper import cluster
 from sweeper.equals import TRIALS_BETWEEN, Round, Sighting, failing, last_round
@@ -23,7 +23,7 @@ class Nodes:
     On a cluster of its own, and on CPUs, where one trial runs at a time, nothing ever changes.
     """
 
-    def __init__(self, planned: Plan, records: Iterable[Record]) -> None:
+    def __init__(self, planned: Plan, records: Mapping[int, Record]) -> None:
         self._plan, self.target = planned, planned.target
         self._every = planned.target
         self._watched = planned.target.hardware.kind == "gpu" and all(node.id for node in planned.target.nodes)
@@ -37,9 +37,8 @@ class Nodes:
         self._comparing: dict[int, str] = {}  # where trials in flight compare, by number
         self._round, self._wanted = Round(0, 0, {}), list[str]()  # the round of comparing, and where it is wanted,
         self._round_as_of: tuple[int, list[str]] = (0, [])  # as of so many measurements, of these nodes
-        self._records: dict[int, Record] = {}
-        for record in sorted(records, key=lambda record: record.ended_at_s):
-            self._records[record.number] = record
+        self._records = records
+        for record in sorted(records.values(), key=lambda record: record.ended_at_s):
             self._note(Sighting.of_record(record, planned.config.workload.objective))
 
     def gangs(self, target: Target | None = None) -> int:
@@ -62,7 +61,6 @@ class Nodes:
     def seen(self, record: Record) -> None:
         """A trial has ended."""
         self._comparing.pop(record.number, None)
-        self._records[record.number] = record
         self._note(Sighting.of_record(record, self._plan.config.workload.objective))
 
     def tried(self, trial: Trial, outcome: Outcome) -> None:
@@ -99,8 +97,8 @@ class Nodes:
         lines = []
         if lost := [node for node in self.target.nodes if node.id not in up | self._gone]:
             self._gone |= {node.id for node in lost if node.id}
-            if self._use_the_rest():
-                lines.append(f"lost     {_said(lost)}")
+            left = "" if self._use_the_rest() else "; none is left, trials wait for one to join"
+            lines.append(f"lost     {_said(lost)}{left}")
         target = self._every.with_more(found if may_join and self._plan.config.cluster.workers is None else ())
         joined = target.nodes[len(self._every.nodes) :]
         self._unlike |= {node.id for node in found if node.id} - {node.id for node in joined}

@@ -12,6 +12,7 @@ from typing import Any
 
 from sweeper.hardware import Target
 from sweeper.secrets import masked_arguments
+from workloads import host
 
 PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton")
 
@@ -42,6 +43,8 @@ def git_state(folder: Path) -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
+        if not git("ls-files", Path(__file__).name):  # installed into an environment inside another project's checkout
+            return {}
         commit = git("rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(git("status", "--porcelain"))} if commit else {}
     except (OSError, subprocess.SubprocessError):
@@ -50,19 +53,13 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 def gpu_states() -> list[dict[str, Any]]:
     """Of each NVIDIA GPU of this machine: name, driver, power limit, clocks, temperature. Unknown ones are left out."""
+    with host.nvidia_gpus() as gpus:
+        return [_gpu_state(gpu) for gpu in gpus]
+
+
+def _gpu_state(gpu: Any) -> dict[str, Any]:
     import pynvml as nvml
 
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
-        return [_gpu_state(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _gpu_state(nvml: Any, gpu: Any) -> dict[str, Any]:
     readings = {
         "name": lambda: nvml.nvmlDeviceGetName(gpu),
         "uuid": lambda: nvml.nvmlDeviceGetUUID(gpu),

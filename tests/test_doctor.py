@@ -10,11 +10,12 @@ import pytest
 
 from sweeper.doctor import Finding, of_gpu, of_nodes, of_stores
 from tests.conftest import REPOSITORY, Place
+from workloads import host
 from workloads.contract import Infeasible, Rank
 from workloads.health import health
 from workloads.trial import run_trial
 
-GPU = {"number": 0, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5, "power_limit_w": 700.0}
+GPU = {"number": 0, "answers": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5, "power_limit_w": 700.0}
 GPU |= {"power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980, "uncorrected_errors": 0}
 
 
@@ -89,3 +90,31 @@ def test_the_doctor_tries_what_is_here(place: Place) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert "TFLOP/s in the mean" in done.stdout and "GB/s each way" in done.stdout, done.stdout + done.stderr
     assert done.returncode == int("\n! " in done.stdout) and "Traceback" not in done.stderr
+
+
+def test_a_gpu_that_has_fallen_off_the_bus_is_named_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the driver answers for the second of three: its handle cannot be had."""
+    import pynvml
+
+    def handle(number: int) -> object:
+        if number == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return number + 1
+
+    def refused(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in ("DeviceGetMemoryInfo", "DeviceGetPowerManagementLimit", "DeviceGetApplicationsClock"):
+        monkeypatch.setattr(pynvml, f"nvml{name}", refused)
+    for name in ("DeviceGetTotalEccErrors", "SystemGetDriverVersion", "DeviceGetComputeRunningProcesses"):
+        monkeypatch.setattr(pynvml, f"nvml{name}", refused)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
+    assert host.gpu_names() == ("NVIDIA H200", "", "NVIDIA H200")
+    assert host.busyness().keys() == {"node_load"}
+    findings = list(of_nodes([health(".")]))
+    (lost,) = [finding for finding in findings if "GPU 1" in finding.where]
+    assert lost.spoils and "does not answer" in lost.what

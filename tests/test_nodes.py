@@ -17,7 +17,7 @@ from sweeper.plan import Plan
 from sweeper.space import Space
 
 
-def nodes_of(count: int, *words: str, gpus: int = 1, records: list[Record] | None = None) -> Nodes:
+def nodes_of(count: int, *words: str, gpus: int = 1, records: dict[int, Record] | None = None) -> Nodes:
     """As many nodes n0, n1, … of eight GPUs, and what earlier runs left; nobody looks which of them are up."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         said = read(compose("config", overrides=["workload=probe", *words]))
@@ -27,7 +27,7 @@ def nodes_of(count: int, *words: str, gpus: int = 1, records: list[Record] | Non
     plan = Plan(
         *(said, target, Space({}, {}), [], [], gpus, at_once, False, 0.0, {}, "name", Path(), {}, None, []),
     )
-    found = Nodes(plan, records or [])
+    found = Nodes(plan, {} if records is None else records)
     found._look_at_s = math.inf
     return found
 
@@ -69,13 +69,14 @@ def test_no_node_is_set_aside_without_which_no_trial_can_run() -> None:
 
 def test_what_an_earlier_run_saw_is_known_to_the_next() -> None:
     earlier = [record(n, f"n{n % 3}", Ending.FAILED if n % 3 == 1 else Ending.COMPLETE) for n in range(60)]
-    nodes = nodes_of(3, records=earlier)
+    nodes = nodes_of(3, records=dict(enumerate(earlier)))
     assert len(nodes.news(may_join=True)) == 1 and up(nodes) == ["n0", "n2"]
 
 
 def test_the_best_trial_is_measured_on_each_node_from_time_to_time() -> None:
-    nodes, best, both = nodes_of(2), record(7, "n0"), {"n0", "n1"}
-    nodes.seen(best)
+    best, both = record(7, "n0"), {"n0", "n1"}
+    known = {7: best}
+    nodes = nodes_of(2, records=known)
     each = 2 * TRIALS_BETWEEN
     assert nodes.to_compare(best, each - 1, both) == []
     wanted = nodes.to_compare(best, each, both)
@@ -84,7 +85,7 @@ def test_the_best_trial_is_measured_on_each_node_from_time_to_time() -> None:
     for number, node in ((100, "n0"), (101, "n1")):
         nodes.seen(record(number, node, again=Again(7, 1, ())))
     assert nodes.to_compare(best, each + 1, both) == []
-    other = record(9, "n1")
+    other = known[9] = record(9, "n1")
     nodes.seen(other)
     assert [again.of for _, again, _ in nodes.to_compare(other, 2 * each, both)] == [9, 9]
 

@@ -31,7 +31,7 @@ def plan() -> Any:
 
 def test_a_trial_costs_the_books_as_much_after_ten_thousand_as_after_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.Scout, "look", lambda *_: ([], {*IDS}))
-    board, nodes = Board("score", "maximize", Budget(trials=100_000), []), Nodes(plan(), [])
+    board, nodes = Board("score", "maximize", Budget(trials=100_000), []), Nodes(plan(), {})
 
     def took_s(first: int, count: int) -> float:
         begun_s = time.process_time()

@@ -39,16 +39,16 @@ def _version(package: str) -> str:
 
 def _gpus() -> list[dict[str, Any]]:
     """Through NVML; of other vendors' nothing is known here."""
+    with host.nvidia_gpus() as gpus:
+        return [_gpu(number, gpu) for number, gpu in enumerate(gpus)]
+
+
+def _gpu(number: int, gpu: Any) -> dict[str, Any]:
     import pynvml as nvml
 
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    found = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(number)
-        entry: dict[str, Any] = {"number": number, "name": nvml.nvmlDeviceGetName(gpu), "driver": ""}
+    entry: dict[str, Any] = {"number": number, "answers": bool(gpu), "name": "", "driver": ""}
+    if gpu:
+        entry["name"] = nvml.nvmlDeviceGetName(gpu)
         with suppress(nvml.NVMLError):
             entry["driver"] = nvml.nvmlSystemGetDriverVersion()
             entry["free_gib"] = nvml.nvmlDeviceGetMemoryInfo(gpu).free / 2**30
@@ -63,6 +63,4 @@ def _gpus() -> list[dict[str, Any]]:
             entry["uncorrected_errors"] = nvml.nvmlDeviceGetTotalEccErrors(
                 gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
             )
-        found.append(entry)
-    nvml.nvmlShutdown()
-    return found
+    return entry

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from workloads.contract import Scalar
 
@@ -51,29 +53,45 @@ def available_memory_bytes() -> int:
     return min(found)
 
 
+@contextlib.contextmanager
+def nvidia_gpus() -> Iterator[list[Any]]:
+    """NVML's handle of each NVIDIA GPU in the driver's order, None for one that does not answer any more (it has fallen
+    off the bus); empty where there is no such driver."""
+    import pynvml
+
+    def handle(number: int) -> Any:
+        with contextlib.suppress(pynvml.NVMLError):
+            found = pynvml.nvmlDeviceGetHandleByIndex(number)
+            pynvml.nvmlDeviceGetName(found)
+            return found
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield []
+        return
+    try:
+        yield [handle(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def busyness() -> dict[str, Scalar]:
     """What else this machine was at: runnable processes over the last minute, and other processes on its GPUs."""
     found: dict[str, Scalar] = {"node_load": round(os.getloadavg()[0], 1)}
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        processes = {p.pid for handle in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        found["other_gpu_processes"] = len(processes - {os.getpid()})
+    with nvidia_gpus() as gpus, contextlib.suppress(pynvml.NVMLError):
+        there = [gpu for gpu in gpus if gpu]
+        processes = {p.pid for gpu in there for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+        if there:
+            found["other_gpu_processes"] = len(processes - {os.getpid()})
     return found
 
 
 def gpu_names() -> tuple[str, ...]:
-    """The NVIDIA driver's name of each GPU, in its order; empty where there is no such driver."""
+    """The NVIDIA driver's name of each GPU, in its order, empty for one that does not answer."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
-    finally:
-        pynvml.nvmlShutdown()
+    with nvidia_gpus() as gpus:
+        return tuple(pynvml.nvmlDeviceGetName(gpu) if gpu else "" for gpu in gpus)
