@@ -1,12 +1,14 @@
 """Derived figures against arithmetic done by hand."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.metrics import derive
+from sweeper.metrics import STATISTICS, derive
+from workloads import contract
 from workloads.contract import Measurement
 
 
@@ -81,3 +83,20 @@ def test_the_noise_of_devices_that_do_not_wait_is_not_summed_into_their_slowest(
     metrics = derive(ranks, {})
     assert metrics["tflops"] == pytest.approx(4.0)
     assert metrics["tflops_slowest_gpu"] == pytest.approx(1.0) and metrics["gpu_spread"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"step_times_s": (1.0, 0.0)}, "step_times_s has 0.0"),
+        ({"step_times_s": (1.0, math.nan)}, "step_times_s has nan"),
+        ({"step_times_s": (1.0,), "statistic": "best"}, "statistic='best': it may be median, mean, fastest"),
+        ({"step_times_s": (1.0,), "figures": {"loss": None}}, r"figures\['loss'\] is None"),
+    ],
+)
+def test_a_measurement_of_which_no_figure_can_be_made_is_refused_where_it_is_made(
+    said: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Measurement(executed={}, **said)
+    assert set(contract.STATISTICS) == set(STATISTICS)

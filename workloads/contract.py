@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 Scalar = str | int | float | bool | None
+STATISTICS = ("median", "mean", "fastest")
 
 
 class Infeasible(Exception):
@@ -127,6 +129,8 @@ class Measurement:
     figures          further raw figures, each named with its unit
     facts            what the process saw of its device and its software
     files            what is kept beside the figures, by file name: a trace
+
+    Raises ValueError for what no figure can be made of: it is the workload's error, and said on the rank that made it.
     """
 
     executed: Mapping[str, Scalar]
@@ -145,6 +149,16 @@ class Measurement:
     figures: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("step_times_s", "sustained_step_times_s", "baseline_step_times_s"):
+            if wrong := [time_s for time_s in getattr(self, name) if not 0 < time_s < math.inf]:
+                raise ValueError(f"{name} has {wrong[0]!r}: a step takes some time, and comes to an end")
+        if self.statistic not in STATISTICS:
+            raise ValueError(f"statistic={self.statistic!r}: it may be {', '.join(STATISTICS)}")
+        if wrong_figures := [name for name, value in self.figures.items() if not isinstance(value, Real)]:
+            name = wrong_figures[0]
+            raise ValueError(f"figures[{name!r}] is {self.figures[name]!r}, which is no number")
 
 
 class Workload(Protocol):
