@@ -195,6 +195,21 @@ def test_a_program_that_has_ended_is_not_waited_for_though_a_child_of_it_holds_i
     assert len(found.step_times_s) == 190 and time.monotonic() - started < 20
 
 
+def test_nor_is_one_whose_child_goes_on_printing() -> None:
+    child = "import time\nwhile True: print('monitor', flush=True); time.sleep(0.2)"
+    program = STEPS + f"\nimport subprocess; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+    started = time.monotonic()
+    assert len(run(program, sequence_length="1", steps=190).step_times_s) == 190
+    assert time.monotonic() - started < 20
+
+
+def test_output_without_an_end_of_line_costs_its_length_and_no_more() -> None:
+    program = "import sys\nfor _ in range(320): sys.stdout.write('x' * 100_000)\nprint()\n" + STEPS
+    started = time.monotonic()
+    assert run(program, sequence_length="1").step_times_s
+    assert time.monotonic() - started < 10
+
+
 def test_a_program_that_does_otherwise_than_asked_is_found_out() -> None:
     program = "print('  tensor_model_parallel_size ........... 4')\n" + STEPS
     with pytest.raises(NotAsAsked, match="tensor=4, asked was 2"):
@@ -221,6 +236,7 @@ def test_only_legal_layouts_of_a_known_trainer_are_tried() -> None:
 
     assert foreseen(2, 1) == foreseen(4, 2) == ""
     assert "= 6 ranks, there are 8" in foreseen(3, 2) and "16 ranks" in foreseen(16, 1)
+    assert "tensor=0, it has to be a whole number" in foreseen(0, 1)
     three = Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
     assert "pipeline 3 of 32 layers" in command.foresee(command.Parameters(tensor=1, pipeline=3), three).why_not
 

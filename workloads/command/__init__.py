@@ -12,7 +12,7 @@ from workloads.command.template import PLACES, filled, filled_all, places
 from workloads.contract import Foreseen, Machine, Measurement, Rank
 from workloads.llama.shapes import MODELS
 from workloads.parallel import estimate
-from workloads.parallel.layout import Checkpointing, Layout, Setting, why_illegal
+from workloads.parallel.layout import DEGREES, Checkpointing, Layout, Setting, why_illegal
 
 TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # what a log may say a step took, and how much of a second
 
@@ -134,6 +134,9 @@ class LaidOut(Command):
         layout = Layout(**{"global_batch": int(filled(settings.global_batch, values)), **said})
         if layout.checkpointing not in get_args(Checkpointing):
             raise ValueError(f"checkpointing={layout.checkpointing}, it may be {', '.join(get_args(Checkpointing))}")
+        for name in (*DEGREES, "stages", "micro_batch", "global_batch"):
+            if not isinstance(number := getattr(layout, name), int) or number < 1:
+                raise ValueError(f"{name}={number}, it has to be a whole number from 1 on")
         rest = max(1, machine.world_size // layout.world_size)
         layout = replace(layout, replicate=rest) if "shard" in said else replace(layout, shard=rest)
         length = int(filled(settings.sequence_length, values))

@@ -17,9 +17,10 @@ from pathlib import Path
 from workloads.command import guard
 from workloads.command.guard import end_marked
 from workloads.contract import OutOfMemory, TookTooLong
+from workloads.logs import LONGEST_LINE
 
 LAST_LINES = 100  # torchrun alone says forty after what its processes said
-LOOKS_EVERY_S = 1.0  # whether a silent program has ended, or was to end
+LOOKS_EVERY_S = 1.0  # whether a program has ended, or was to end
 MOST_LOG_BYTES = 2**20  # of its log is kept
 
 # What programs print when they have failed, though they may not end for long.
@@ -91,17 +92,21 @@ class Program:
     def _read(self) -> bool:
         """Whether there was enough, or another rank had enough."""
         assert self._process.stdout is not None
-        silent_since = time.monotonic()
+        silent_since, looked_s, ended = time.monotonic(), 0.0, False
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
                 if time.monotonic() > self._until_s:
                     raise self._with_last_lines(TookTooLong(f"took longer than trial.timeout_s={self._timeout_s:g}"))
-                if not selector.select(LOOKS_EVERY_S):
+                there_is_more = selector.select(LOOKS_EVERY_S)
+                if time.monotonic() - looked_s >= LOOKS_EVERY_S:
+                    looked_s = time.monotonic()
                     if self._over():
                         return True
-                    if self._process.poll() is not None:  # a child of it has its output and goes on
+                    if ended:  # a child of it has its output and goes on, printing or not
                         break
+                    ended = self._process.poll() is not None
+                if not there_is_more:
                     if time.monotonic() - silent_since > self._silence_s:
                         raise self._failed(f"printed nothing for {self._silence_s:g} s, and was ended")
                     continue
@@ -111,7 +116,9 @@ class Program:
                     break
                 self.log += chunk
                 del self.log[:-MOST_LOG_BYTES]
-                *lines, self._rest = re.split(rb"[\r\n]", self._rest + chunk)
+                first, *more = re.split(rb"[\r\n]", chunk)
+                *lines, self._rest = [self._rest + first, *more]
+                self._rest = self._rest[:LONGEST_LINE]
                 if any(self._take_line(line) for line in lines):
                     return True
         return self._take_line(self._rest) if self._rest else False
