@@ -35,7 +35,9 @@ def product(
     That wait and the launch, some tens of microseconds, are in its time.
     """
     from tinygrad import Context, Device, TinyJit, dtypes
+    from tinygrad.helpers import LRU
 
+    LRU.value = 0  # or it would keep what trials before had, and PyTorch could not get it
     ours, theirs = _copy(a, on), _copy(b, on)
 
     @TinyJit
