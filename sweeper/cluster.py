@@ -40,7 +40,7 @@ def look(address: str | None, insecure: bool = False) -> list[Node]:
     Nothing is started. Raises SaidWrongly where no cluster answers, and unless `insecure` where one that other
     machines can reach asks for no token.
     """
-    ray.shutdown()  # what an earlier sweep of this process may have left connected
+    stop()  # what an earlier sweep of this process may have left connected
     address = address or os.environ.get("RAY_ADDRESS")
     if address in (None, "local"):
         if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
@@ -50,6 +50,7 @@ def look(address: str | None, insecure: bool = False) -> list[Node]:
         if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself tries for minutes, aloud.
             socket.create_connection((found[1], int(found[2])), timeout=5).close()
+            _watch_head(f"{found[1]}:{found[2]}")
         if not insecure:
             _check_token(address)
         _init(address=address)
@@ -175,11 +176,24 @@ def _names() -> tuple[str, str, tuple[str, ...]]:
     return host.cpu_name(), host.cpu_architecture(), host.gpu_names()
 
 
-@contextlib.contextmanager
-def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
-    """Call `lost` with the address of the connected cluster's head once that has not answered for a while. From a
-    thread: Ray waits a minute for a head inside whatever is asked of it, and then ends the process."""
-    address, over = ray.get_runtime_context().gcs_address, threading.Event()
+# ── its head ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _leave(address: str) -> None:
+    os.write(2, f"sweeper: the cluster's head {address} does not answer any more; nothing was started\n".encode())
+    os._exit(1)
+
+
+_when_lost: list[Callable[[str], None]] = [_leave]
+_watch_over = threading.Event()
+
+
+def _watch_head(address: str) -> None:
+    """Say so once the head there has not answered for a while, instead of any other. From a thread: Ray waits a minute
+    for a head inside whatever is asked of it, and then ends the process."""
+    global _watch_over
+    _watch_over.set()
+    _watch_over = over = threading.Event()
     host, _, port = address.rpartition(":")
 
     def watch() -> None:
@@ -190,13 +204,19 @@ def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
                 answered_s = time.monotonic()
             except OSError:
                 if time.monotonic() - answered_s > HEAD_PATIENCE_S:
-                    return lost(address)
+                    return _when_lost[-1](address)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
+    """Call `lost` with the address of the connected cluster's head should it answer no longer."""
+    _when_lost.append(lost)
     try:
         yield
     finally:
-        over.set()
+        _when_lost.pop()
 
 
 # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
@@ -230,10 +250,12 @@ def _init(**options: Any) -> None:
         )
     finally:
         os.umask(umask)
+    _watch_head(ray.get_runtime_context().gcs_address)
 
 
 def stop() -> None:
     """Leave the cluster, and end it if it is ours."""
+    _watch_over.set()
     ray.shutdown()
 
 

@@ -32,6 +32,7 @@ def tight(cluster: Cluster) -> Iterator[Tight]:
     found.close()
 
 
+@pytest.mark.soak
 def test_a_node_lost_within_a_gang_one_that_joins_and_a_worker_killed(place: Place, cluster: Cluster) -> None:
     """The short form of `test_chaos.py`."""
     process = start(place, cluster, 32, "space.sleep_s=1.0", "trial.retries=5")
