@@ -2,8 +2,9 @@
 
 The best of many noisy figures is too high: it was chosen for its luck. So the finalists run again, in a fresh worker,
 in turns, several rounds; what drifts from round to round (heat, clocks, neighbours) then falls on all of them. Each
-finalist's figure is the mean of its rounds with Student's 95% interval, and two of them are told apart by the paired
-differences of their logarithms, round by round. Where that interval holds zero, they are tied.
+finalist's figure is the geometric mean of its rounds with Student's 95% interval (all of it of the logarithms, so that
+the ratio of two figures is the mean of their ratios), and two of them are told apart by their paired differences, round
+by round. Where that interval holds zero, they are tied.
 """
 
 from __future__ import annotations
@@ -91,12 +92,12 @@ def standings(
         return []
     by_trial = {number: np.array([rounds[turn] for turn in common]) for number, rounds in measured.items()}
     sign = 1 if direction == "maximize" else -1
-    order = sorted(by_trial, key=lambda number: -sign * by_trial[number].mean())
+    order = sorted(by_trial, key=lambda number: -sign * _figure(by_trial[number]).value)
     leader = by_trial[order[0]]
     return [
         Standing(
             finalists[number],
-            _mean(by_trial[number]),
+            _figure(by_trial[number]),
             _behind(leader, by_trial[number], sign) if number != order[0] else Interval(0.0, 0.0, 0.0),
             len(common),
         )
@@ -109,6 +110,14 @@ def _behind(leader: np.ndarray, other: np.ndarray, sign: int) -> Interval:
         return Interval(math.nan, -math.inf, math.inf)  # of figures around zero there is no ratio
     ratio = _mean(sign * np.log(leader / other))
     return Interval(*(-math.expm1(-x) for x in (ratio.value, ratio.low, ratio.high)))
+
+
+def _figure(rounds: np.ndarray) -> Interval:
+    """The geometric mean with its interval; of figures around zero the arithmetic one."""
+    if not (rounds > 0).all():
+        return _mean(rounds)
+    logarithms = _mean(np.log(rounds))
+    return Interval(*(math.exp(x) for x in (logarithms.value, logarithms.low, logarithms.high)))
 
 
 def _mean(values: np.ndarray) -> Interval:

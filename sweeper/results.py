@@ -72,6 +72,7 @@ class Results:
         if self.final:
             figure, name = self.final[0].figure, f"final_{self.objective}"
             found |= {name: figure.value, f"{name}_ci_low": figure.low, f"{name}_ci_high": figure.high}
+            found |= {"final_trial": float(self.final[0].trial.number), "final_rounds": float(self.final[0].rounds)}
         return found
 
     def foresight(self) -> dict[str, float]:

@@ -140,3 +140,10 @@ def test_the_finals_of_a_sweep_that_is_killed_go_on_and_every_round_stands_once(
     same = place.run(*words)
     assert same.code == 0, same.err
     assert same.out.split("finals ")[1] == done.out.split("finals ")[1]
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=8))
+def test_how_far_one_is_behind_is_the_ratio_of_the_figures_beside_it(pairs: list[tuple[float, float]]) -> None:
+    one, other = standings(BEST, 2, rounds({7: [a for a, _ in pairs], 3: [b for _, b in pairs]}), "rate", "maximize")
+    assert one.figure.low > 0 and other.figure.low > 0
+    assert other.behind.value == pytest.approx(1 - other.figure.value / one.figure.value, abs=1e-9)

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow import MlflowClient
 
 from sweeper.ingest.__main__ import take
 from sweeper.outcome import Ending, Record
@@ -46,7 +47,7 @@ def write(
         "offload",
         f"study of {sweep}",
         sweep,
-        {**parent, "tags": tags, "artifacts": {}},
+        {**parent, "began": "now", "tags": tags, "artifacts": {}},
     )
     for number, (budget, speed) in enumerate(speeds.items()):
         metrics = {"steps": 3.0, "peak_device_gib": 20.0 + number}
@@ -385,3 +386,17 @@ def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
 def test_what_is_said_wrongly_is_said_in_a_line(folder: Path, words: list[str], wanted: str) -> None:
     done = report(folder, *words)
     assert done.code == 2 and wanted in done.err and len(done.err.splitlines()) == 1
+
+
+def test_where_there_were_finals_their_winner_is_the_peak(tmp_path: Path) -> None:
+    """The highest of the single trials was chosen for its luck; all rates are the winner's in the finals."""
+    write(tmp_path, "first", {"24": 9500.0, "40": 11000.0})
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (experiment,) = (each.experiment_id for each in client.search_experiments() if each.name == "offload")
+    (parent,) = client.search_runs([experiment], "tags.`sweeper.kind` = 'sweep'")
+    finals = {"final_tokens_per_s": 9000.0, "final_tokens_per_s_ci_low": 8900.0, "final_tokens_per_s_ci_high": 9100.0}
+    for name, value in (finals | {"final_trial": 0.0, "final_rounds": 5.0}).items():
+        client.log_metric(parent.info.run_id, name, value)
+    (peak,) = store.read(f"sqlite:///{tmp_path}/mlflow.db").peaks
+    assert (peak.trial["param.budget"], peak.rounds, peak.figure) == ("24", 5, Figure(9000.0, 8900.0, 9100.0))
+    assert peak.metric("mfu") == pytest.approx(9000 / 2e4) and peak.metric("tflops") == pytest.approx(450)

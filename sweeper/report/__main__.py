@@ -89,6 +89,8 @@ def show_report(said: argparse.Namespace) -> int:
         print("\n".join(map(str, paths)))
         return 0
     tables = summary.tables(stored, said.price_per_hour)
+    if not tables:
+        raise SaidWrongly("there is nothing to show: no sweep, and no imported result that has tokens/s")
     if said.format == "html":
         from sweeper.report import figures, page
 

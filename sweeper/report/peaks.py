@@ -18,6 +18,8 @@ WORK = {
     "statistic": "param.statistic",
     "cache": "param.cache",
 }
+# What grows with the speed of a trial, with all that begins so: their intervals, and figures of one device.
+RATES = ("tokens_per_s", "tflops", "gb_per_s", "bus_gb_s", "score", "mfu", "hfu", "mamf_utilization", "bandwidth_util")
 # By which figure work is judged, the first of these that it has.
 SPEEDS = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "bus_gb_s": "GB/s", "score": "score"}
 
@@ -52,7 +54,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Peak:
-    """The best trial of so many devices at one kind of work, and `trials`, the ones that were compared for it."""
+    """The best trial of so many devices at one kind of work, and `trials`, the ones that were compared for it.
+
+    rounds: of the finals that its figures are the mean of; 0: they are of the one trial
+    """
 
     work: dict[str, str]
     device: str
@@ -61,6 +66,7 @@ class Peak:
     figure: Figure
     trial: pd.Series
     trials: pd.DataFrame
+    rounds: int = 0
 
     @property
     def platform(self) -> str:
@@ -121,9 +127,31 @@ def peaks(trials: pd.DataFrame) -> list[Peak]:
         if speed is None:
             continue
         ranked = group[group[f"metric.{speed}"].notna()]
-        best = ranked.iloc[int(ranked[f"metric.{speed}"].to_numpy().argmax())]
-        found.append(Peak(dict(key), device, count, speed, figure_of(best, speed), best, ranked))
+        best, rounds = _best(ranked, speed)
+        found.append(Peak(dict(key), device, count, speed, figure_of(best, speed), best, ranked, rounds))
     return sorted(found, key=lambda peak: (sorted(peak.work.items()), peak.speed, -peak.figure.value))
+
+
+def _best(ranked: pd.DataFrame, speed: str) -> tuple[pd.Series, int]:
+    """The best of these trials; of a sweep with finals the one that won them, with its figures there: the best of many
+    single ones was chosen for its luck. And the rounds of those finals, 0 where there were none."""
+    score, won = ranked[f"metric.{speed}"].astype(float), pd.Series(False, ranked.index)
+    if "final.speed" in ranked:
+        won = (ranked["final.speed"] == speed) & (ranked["final.trial"] == ranked["tag.sweeper.trial"])
+        decided = ranked["tag.sweeper.study"].isin(ranked.loc[won, "tag.sweeper.study"])
+        score = score.mask(decided, ranked["final.value"].where(won, -math.inf))
+    place = int(score.to_numpy().argmax())
+    best = ranked.iloc[place].copy()
+    if not won.iloc[place]:
+        return best, 0
+    times = best["final.value"] / best[f"metric.{speed}"]
+    for column in best.index:  # at equal work all rates are as many times the trial's
+        if column.startswith(tuple(f"metric.{rate}" for rate in RATES)):
+            best[column] *= times
+    if "metric.step_time_ms" in best:
+        best["metric.step_time_ms"] /= times
+    best[f"metric.{speed}_ci_low"], best[f"metric.{speed}_ci_high"] = best["final.low"], best["final.high"]
+    return best, int(best["final.rounds"])
 
 
 def kinds(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,8 @@ PAGE = 5000
 @dataclass(frozen=True)
 class Stored:
     """Sweeps and trials, and apart from them what others have measured. Columns are plain names for what every run has,
-    `param.…`, `metric.…` and `tag.…` for the rest; a trial has its sweep's constants among its parameters."""
+    `param.…`, `metric.…` and `tag.…` for the rest; a trial has its sweep's constants among its parameters, and as
+    `final.…` what its sweep's finals came to."""
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
@@ -71,11 +72,30 @@ def _stored(parents: Sequence[Any], children: Sequence[Any], imported: Sequence[
     shared: dict[str, dict[str, Any]] = {}
     for run in parents:
         constants = {f"param.{name}": value for name, value in run.data.params.items()}
-        shared[run.data.tags["sweeper.study"]] = {**constants, "workload": run.data.tags.get("workload", "")}
+        shared[run.data.tags["sweeper.study"]] = {
+            **constants,
+            "workload": run.data.tags.get("workload", ""),
+            **_final(run.data.metrics),
+        }
     # A round of the finals is one of several by which finalists were compared: the best of them would be a lucky one.
     searched = [run for run in children if "again_of" not in run.data.tags]
     rows = [{**shared[study], **_row(run)} for run in searched if (study := run.data.tags["sweeper.study"]) in shared]
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_row(run) for run in imported]))
+
+
+def _final(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What the finals of a sweep came to: of which figure, the winner's number, its figure and interval, the rounds."""
+    name = next((n for n in metrics if n.startswith("final_") and f"{n}_ci_low" in metrics), None)
+    if name is None or "final_trial" not in metrics:
+        return {}
+    return {
+        "final.speed": name.removeprefix("final_"),
+        "final.trial": str(int(metrics["final_trial"])),
+        "final.rounds": metrics["final_rounds"],
+        "final.value": metrics[name],
+        "final.low": metrics[f"{name}_ci_low"],
+        "final.high": metrics[f"{name}_ci_high"],
+    }
 
 
 def _runs(client: MlflowClient, experiments: list[str], where: str) -> Iterator[Any]:

@@ -89,7 +89,7 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         memory = next(
             (v for n in ("peak_device_gib", "peak_memory_gib") if not math.isnan(v := peak.metric(n))), math.nan
         )
-        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _short(peak.metric("steps")), str(len(peak.trials))]
+        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _repeats(peak), str(len(peak.trials))]
         if tokens:
             of_tokens = peak.speed == "tokens_per_s"
             cells.append(f"{figure.value * 86400 / 1e9:.3g}" if of_tokens else "")
@@ -100,7 +100,15 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         cells.append(" ".join(f"{name}={value}" for name, value in own.items()))
         rows.append(cells)
     note = f"Rows that differ in {', '.join(WORK)} are of different work, and are not ranked together."
+    if any(peak.rounds for peak in found):
+        note += (
+            " Rounds: the winner of a sweep's finals, with the mean of its rounds there; else the best single trial."
+        )
     return Table(PEAKS, *_filled(heading, rows), note)
+
+
+def _repeats(peak: Peak) -> str:
+    return f"{peak.rounds} rounds" if peak.rounds else _short(peak.metric("steps"))
 
 
 def _filled(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
@@ -114,7 +122,7 @@ def _short(value: float) -> str:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return " or ".join(value.splitlines()) if isinstance(value, str) else ""
 
 
 def markdown(tables: Sequence[Table]) -> str:
