@@ -22,7 +22,7 @@ def main() -> None:
     """The console command. Exit codes: 0 complete, 1 some trials failed, 2 said wrongly, 130 interrupted."""
     program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [_python(), "-m", "sweeper"]
     said = [*program, *sys.argv[1:]]
-    sys.argv[1:] = config.quote_spaces(sys.argv[1:])
+    sys.argv = ["sweeper", *config.quote_spaces(sys.argv[1:])]  # as whom Hydra speaks
     codes: list[int] = []
     sweeps: list[tuple[DictConfig, list[str]]] = []  # with what each was told
 
@@ -65,7 +65,7 @@ def _sweep(composed: DictConfig, said: list[str]) -> int:
         checked = config.read(composed)
         from sweeper import plan, sweep  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
 
-        planned = plan.plan(checked)
+        planned = plan.plan(checked, first_is_meant=any(word.startswith("first=") for word in said))
         return plan.show(planned) if checked.plan else sweep.Sweep(planned, said).run()
     except SaidWrongly as error:
         return _say(str(error), SAID_WRONGLY)

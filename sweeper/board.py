@@ -69,6 +69,12 @@ class Board:
             and (patience is None or self._since_best < patience)
         )
 
+    def used_up(self) -> dict[str, int | float]:
+        """The limits that were reached, by their names in the budget."""
+        came_to = {"trials": self.ended, "time_s": self.elapsed_s, "patience": self._since_best}
+        limits = {name: getattr(self._budget, name) for name in came_to}
+        return {name: limit for name, limit in limits.items() if limit is not None and came_to[name] >= limit}
+
     def left_s(self) -> float | None:
         """A guess at the seconds left, from the trials of this run; None while there is nothing to guess from."""
         guesses = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -164,6 +166,25 @@ def settings_of(config: Config) -> dict[str, Any] | None:
     return None if settings is None else asdict(settings)
 
 
+def is_on_this_machine(config: Config) -> bool:
+    """Whether trials run here, and not on a cluster, whose nodes may have other files."""
+    return (config.cluster.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+
+
+def check_program(config: Config) -> None:
+    """Raises SaidWrongly for a command that this machine does not have, where it is to run here."""
+    settings = settings_of(config)
+    if settings is None or config.plan or not is_on_this_machine(config):
+        return
+    directory, run = Path(settings["directory"]), settings["run"]
+    if not directory.is_dir():
+        raise SaidWrongly(f"command.directory={directory}: there is no such directory")
+    if isinstance(run, str) or "{" in run[0]:  # for a shell, or known once its values are
+        return
+    if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):
+        raise SaidWrongly(f"command.run: {run[0]}: there is no such program")
+
+
 def check_gpus(config: Config, gpus: int) -> None:
     """Raises SaidWrongly for more GPUs than a trial of this workload spans."""
     most = workload_of(config).max_world_size
@@ -184,7 +205,14 @@ def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spa
         if is_secret(name):
             raise SaidWrongly(f"space.{name}: looks like a secret, and parameters are kept; say it in the environment")
         if name not in known:
-            raise SaidWrongly(f"space.{name}: there is no such parameter; {nearest(name, known)}")
+            if config.command is None:
+                raise SaidWrongly(f"space.{name}: there is no such parameter; {nearest(name, known)}")
+            raise SaidWrongly(f"space.{name}: the command has no {{{name}}}; {nearest(name, known)}")
+        if known[name].metadata.get("file") and is_on_this_machine(config):
+            varied = space.dimensions.get(name)
+            paths = varied.values if isinstance(varied, spaces.Choice) else (space.constants.get(name),)
+            if missing := [value for value in paths if isinstance(value, str) and not Path(value).exists()]:
+                raise SaidWrongly(f"space.{name}={missing[0]}: there is no such file")
     dimensions = {
         name: _of_kind(f"space.{name}", dimension, hints[name], known[name].metadata)
         for name, dimension in space.dimensions.items()
@@ -240,8 +268,8 @@ def _extremes(dimension: spaces.Dimension) -> Sequence[spaces.Value]:
     return dimension.values if isinstance(dimension, spaces.Choice) else (dimension.low, dimension.high)
 
 
-def read_first(config: Config, space: spaces.Space, kind: str) -> list[spaces.Parameters]:
-    """The points to try first, those that the space leaves out passed over."""
+def read_first(config: Config, space: spaces.Space, kind: str, *, meant: bool) -> list[spaces.Parameters]:
+    """The points to try first, those that the space leaves out passed over, or where they are meant refused."""
     listed = spaces.for_kind(config.first, kind, "first") or []
     if isinstance(listed, str):
         listed = spaces.parse_text("first", listed)
@@ -254,6 +282,10 @@ def read_first(config: Config, space: spaces.Space, kind: str) -> list[spaces.Pa
                 raise SaidWrongly(f"first: {name} is no parameter; {nearest(name, hints)}")
             convert(hints[name], value, f"first.{name}")
     inside = [point for point in listed if point in space]
+    if meant and len(inside) < len(listed):
+        outside = next(point for point in listed if point not in space)
+        name, value = next((n, v) for n, v in outside.items() if {n: v} not in space)
+        raise SaidWrongly(f"first: {name}={value} is not in the space; space.{name} is {space.described().get(name)}")
     varying = [{name: value for name, value in point.items() if name in space.dimensions} for point in inside]
     return [point for point in varying if point]
 
@@ -271,7 +303,8 @@ def with_strategy(config: Config, kind: str, architecture: str | None) -> Config
     row = next((row for row in listed if (row.vendor, row.model) == (vendor, model)), None)
     if row is None:
         known = ", ".join(sorted({row.model for row in listed if row.vendor == vendor}))
-        raise SaidWrongly(f"strategy: has nothing for model {model} on {vendor}; it has {known}")
+        here = f"on {vendor}" if kind == "gpu" else "anywhere"
+        raise SaidWrongly(f"strategy: has nothing for model {model} {here}; it has {known}")
     fixed = {"replicate": 1, "context": 1, "stages": 1, "schedule": "1f1b", **row.space}
     has = {f.name for f in fields(workload_of(config).Parameters)}
     return replace(config, space={**config.space, **{name: v for name, v in fixed.items() if name in has}})
@@ -338,6 +371,9 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         return f"{found[1]}: several values; add -m to run one sweep for each"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read; it has to be key=value, or group=choice"
+    if "Interpolation key 'workload.name' not found" in text:
+        said = next((word for word in arguments if word.startswith("workload=")), "workload")
+        return f"{said}: its file gives no workload.name; `# @package _global_` has to be the first line of it"
     cause = f": {first_line(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return first_line(error) + cause
 

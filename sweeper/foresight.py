@@ -16,6 +16,7 @@ from sweeper.metrics import LINEAR_BANDS
 from sweeper.said import SaidWrongly
 from sweeper.space import Interval, Parameters, Space, point_key
 from sweeper.table import csv_of, draw, said
+from workloads import host
 from workloads.contract import Foreseen, Machine
 
 MOST_POINTS = 300_000
@@ -94,14 +95,18 @@ def machine_of(target: Target, world_size: int, network_gb_s: float, reached_tfl
     """What is known of the devices that a trial of `world_size` ranks runs on."""
     hardware, gpu = target.hardware, target.hardware.kind == "gpu"
     peaks = {dtype: SHARE_OF_PEAK * peak for dtype, peak in hardware.dense_peak_tflops.items()}
-    on_a_node = max(node.gpus if gpu else node.cpus for node in target.nodes)
+    ranks_per_node = min(world_size, max(node.gpus if gpu else node.cpus for node in target.nodes))
+    if gpu:
+        memory_gib = MEMORY_LEFT * hardware.memory_gb * 1e9 / 2**30 if hardware.memory_gb else None
+    else:  # ranks on one processor share it
+        memory_gib = MEMORY_LEFT * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
     known = {"link_gb_s": hardware.link_gb_s} if hardware.link_gb_s else {}
     return Machine(
         kind=hardware.kind,
         architecture=target.architecture or "",
         world_size=world_size,
-        ranks_per_node=min(world_size, on_a_node),
-        memory_gib=MEMORY_LEFT * hardware.memory_gb * 1e9 / 2**30 if gpu and hardware.memory_gb else None,
+        ranks_per_node=ranks_per_node,
+        memory_gib=memory_gib,
         matrix_tflops=peaks | reached_tflops,
         network_gb_s=network_gb_s,
         **known,

@@ -19,6 +19,7 @@ from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.secrets import masked
 from sweeper.space import Space
+from sweeper.table import said_point
 
 PROMISING = 5  # so many points that a workload thinks the best of are tried first
 
@@ -48,6 +49,10 @@ class Plan:
         """What the user said with dir=: where the results of all sweeps are."""
         return self.folder.parent.parent
 
+    def last_lines_of(self, number: int) -> Path:
+        """Where the last lines of a trial that ended badly are kept."""
+        return self.folder / "files" / f"{number:04d}" / "last_lines.txt"
+
     def said_devices(self) -> str:
         target, gpus = self.target, self.gpus
         have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
@@ -73,8 +78,9 @@ class Plan:
         return f"{what} ({points}) {by}, until {' or '.join(filter(None, limits))}"
 
 
-def plan(said: Config) -> Plan:
-    """Hold what was said against the cluster that is there. Raises SaidWrongly."""
+def plan(said: Config, *, first_is_meant: bool = False) -> Plan:
+    """Hold what was said against the cluster that is there: points to begin with that are outside of the space are
+    passed over, unless they are meant. Raises SaidWrongly."""
     if said.tracking.uri:
         check_uri(said.tracking.uri)
     projected = config.read_nodes(said)
@@ -89,10 +95,13 @@ def plan(said: Config) -> Plan:
     said = config.with_strategy(said, target.hardware.kind, target.architecture)
     whole_nodes = (said.exclusive or getattr(config.workload_of(said), "exclusive", "gpu")) == "node"
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
+    config.check_program(said)
     host_gib = min(config.host_gib(said, space), target.least_memory_gib())  # what needs more says so itself
     gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes, gib=host_gib)
     folder_of_all = Path(said.dir).expanduser().resolve()
+    shared_by = 1 if target.hardware.kind == "gpu" else min(gpus, max(node.cpus for node in target.nodes))
     reached = rates.reached_tflops(rates.read(folder_of_all), target.model)
+    reached = {dtype: rate / shared_by for dtype, rate in reached.items()}  # ranks on one processor share its rate
     machine = foresight.machine_of(target, gpus, said.cluster.network_gb_s, reached)
     foreseen = foresight.look(said, space, machine)
     if projected and not (foreseen and hasattr(config.workload_of(said), "scaled")):
@@ -120,7 +129,7 @@ def plan(said: Config) -> Plan:
         [target.hardware.name, str(space.constants["dtype"])] if "dtype" in space.constants else [target.hardware.name]
     )
     name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
-    first = config.read_first(said, space, target.hardware.kind)
+    first = config.read_first(said, space, target.hardware.kind, meant=first_is_meant)
     if foreseen:
         first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
     folder = folder_of_all / "sweeps" / name
@@ -154,6 +163,10 @@ def show(planned: Plan) -> int:
     console = Console()
     console.print(f"device   {planned.said_devices()}\nsearch   {planned.said_search()}", highlight=False)
     if planned.foresight is None:
+        for point in planned.first:
+            console.print(f"first    {said_point(point)}", highlight=False)
+        by = planned.config.search.sampler
+        console.print(f"then     by {by}: of this workload nothing more is known before it runs", soft_wrap=True)
         return 0
     width = console.width
     parts = foresight.tell(planned.foresight, width)

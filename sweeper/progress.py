@@ -125,7 +125,7 @@ class Block(Progress):
         lines = [Text(f"{_bar(state, min(24, width // 3))} {_counted(state)}", style="bold")]
         left = "" if state.left_s is None else f", about {_clock(state.left_s)} left"
         doing = "stopping: waiting for the trials in flight" if state.stopping else f"{state.running} in flight"
-        lines.append(Text(f"{_clock(state.elapsed_s)} gone{left}; {doing}"))
+        lines.append(Text(f"{_clock(state.elapsed_s)} elapsed{left}; {doing}"))
         if state.best:
             lines.append(Text(f"best {_best(state)}", style="green"))
         room = max(1, self.console.height - 6)
@@ -143,7 +143,7 @@ class Json(Progress):
     """An object a line, for programs."""
 
     def note(self, text: str) -> None:
-        self._print({"event": "note", "text": text})
+        self._print({"event": "note", "text": " ".join(text.split())})
 
     def update(self, state: State, ended: Record | None = None, better: bool = False) -> None:
         if ended is None:

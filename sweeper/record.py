@@ -205,18 +205,26 @@ class Store:
             raise
 
     def _parent(self, sweep: str, parent: Mapping[str, Any]) -> str:
+        tags = {name: str(value) for name, value in parent["tags"].items()}
+        artifacts = dict(parent["artifacts"])
         if runs := self._runs("sweep"):
-            run_id = str(runs[0].info.run_id)
+            run_id, earlier = str(runs[0].info.run_id), runs[0].data.tags
             self._client.update_run(run_id, status="RUNNING")
+            # What ran is what is written: what another start says otherwise is added, and takes nothing's place.
+            tags = {name: _both(earlier.get(name, ""), value) for name, value in tags.items()}
+            if earlier.get("sweeper.began") != parent["began"]:
+                differs = any(earlier.get(name) != value for name, value in tags.items())
+                artifacts = {f"since {parent['began']}/{path}": text for path, text in artifacts.items() if differs}
         else:
+            tags["sweeper.began"] = parent["began"]
             kind = {"sweeper.study": self._study, "sweeper.kind": "sweep"}
             run_id = str(self._client.create_run(self.experiment_id, run_name=sweep, tags=kind).info.run_id)
         self._client.log_batch(
             run_id,
             params=[Param(_legal(name), short(value)) for name, value in parent["params"].items()],
-            tags=[RunTag(name, str(value)) for name, value in parent["tags"].items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
         )
-        for path, text in parent["artifacts"].items():
+        for path, text in artifacts.items():
             self._client.log_text(run_id, text, path)
         return run_id
 
@@ -229,6 +237,11 @@ class Store:
             token = page.token
             if not token:
                 return runs
+
+
+def _both(earlier: str, now: str) -> str:
+    """A line for each that was said."""
+    return earlier if now in earlier.splitlines() else f"{earlier}\n{now}".strip()
 
 
 def _facts(record: Record) -> dict[str, Any]:

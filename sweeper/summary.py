@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import shutil
 import sys
+import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,15 +162,21 @@ class Summary:
     def _failures(self) -> list[str]:
         """Why some were infeasible, and one example of each kind of bad ending, with its log."""
         lines = []
-        reasons = Counter(record.reason for record in self.results.records if record.ending is Ending.INFEASIBLE)
-        lines += [f"{count} infeasible: {reason}" for reason, count in reasons.most_common(SHOWN_ROWS)]
+        reasons: dict[str, list[str]] = {}  # those that differ in numbers alone are of one kind
+        for record in self.results.records:
+            if record.ending is Ending.INFEASIBLE:
+                reasons.setdefault(re.sub(r"[\d.,]+", "#", record.reason), []).append(record.reason)
+        for alike in sorted(reasons.values(), key=len, reverse=True)[:SHOWN_ROWS]:
+            lines.append(f"{len(alike)} infeasible{', such as' if len(set(alike)) > 1 else ''}: {alike[-1]}")
         if len(reasons) > SHOWN_ROWS:
             lines.append(f"infeasible for {len(reasons) - SHOWN_ROWS} more reasons: see trials.csv")
         for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT):
             if examples := [record for record in self.results.records if record.ending is ending]:
                 last = examples[-1]
                 lines.append(f"{len(examples)} {ending.value}, such as trial {last.number}: {last.reason}")
-                if last.where.get("log"):
+                if (words := self.results.plan.last_lines_of(last.number)).exists():
+                    lines.append(f"         its last lines: {near(words)}")
+                elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
 
@@ -176,9 +184,9 @@ class Summary:
         """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
         experiment = (recorder.opened or {}).get("experiment_id")
         ascending = str(self.results.direction == "minimize").lower()
-        page = (
-            f"/#/experiments/{experiment}/runs?orderByKey=metrics.%60{self.results.objective}%60&orderByAsc={ascending}"
-        )
+        only = urllib.parse.quote(f"tags.sweep = '{self.results.plan.name}'")
+        page = f"/#/experiments/{experiment}/runs?searchFilter={only}"
+        page += f"&orderByKey=metrics.%60{self.results.objective}%60&orderByAsc={ascending}"
         if uri and uri.startswith("http"):
             return [f"review   {mask(uri).rstrip('/')}{page}"]
         beside = Path(sys.executable).with_name("mlflow")

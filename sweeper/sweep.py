@@ -314,6 +314,10 @@ class Sweep:
                 text = path.suffix == ".txt"  # a program's log may say what it was told
                 path.write_bytes(secrets.mask(content.decode(errors="replace")).encode() if text else content)
                 paths.append(str(path.absolute()))
+        if outcome.detail:
+            words = self._plan.last_lines_of(trial.number)
+            words.parent.mkdir(parents=True, exist_ok=True)
+            words.write_text(secrets.mask(outcome.detail))
         return paths
 
     def _cancel_in_flight(self) -> None:
@@ -373,6 +377,7 @@ class Sweep:
             "study": self._study.id,
             "sweep": planned.name,
             "parent": {
+                "began": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
                 "params": {
                     "sweep.gpus": planned.gpus,
                     "sweep.sampler": said.search.sampler,
@@ -447,9 +452,8 @@ class Sweep:
             return []
 
     def _command_for_more(self) -> str:
-        """The command with twice the trials, where it was the trials that ended the sweep; else the command."""
-        trials = self._config.budget.trials
-        if trials is None or self._board.ended < trials:
-            return self._command
-        words = [word for word in self._arguments if not word.startswith("budget.trials=")]
-        return shlex.join(secrets.masked_arguments([*words, f"budget.trials={2 * trials}"]))
+        """The command with twice of what ended the sweep."""
+        used_up = {f"budget.{name}": limit for name, limit in self._board.used_up().items()}
+        words = [word for word in self._arguments if word.partition("=")[0] not in used_up]
+        words += [f"{name}={2 * limit}" for name, limit in used_up.items()]
+        return shlex.join(secrets.masked_arguments(words))

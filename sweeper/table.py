@@ -84,21 +84,37 @@ def run_name(number: int, params: Mapping[str, object], again: Again | None) -> 
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], at_least: int, width: int) -> Table:
-    """A table that keeps its first `at_least` columns and as many more as there is room for."""
-    longest_words = [max(map(len, name.split())) for name in heading]
-    widths = [
-        max(word, *map(len, column)) for word, column in zip(longest_words, zip(*cells, strict=True), strict=True)
-    ]
+    """A table that keeps its first `at_least` columns and as many more as there is room for. Words are wrapped, and
+    never a number."""
+    columns = [list(column) for column in zip(heading, *cells, strict=True)]
+    least = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
     shown = len(heading)
-    while shown > at_least and sum(widths[:shown]) + 3 * shown > width:
+    while shown > at_least and _room(least[:shown], width) < 0:
         shown -= 1
+    widths = _shared(least[:shown], [max(map(len, column)) for column in columns], width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for place, (name, least) in enumerate(zip(heading[:shown], widths, strict=False)):
-        numbers = all(re.fullmatch(r"[-+\d.e]*", line[place]) for line in cells)
-        table.add_column(name, justify="right" if numbers else "left", min_width=least, overflow="fold")
+    for column, size in zip(columns, widths, strict=False):
+        numbers = all(re.fullmatch(r"[-+\d.e,%]*", text) for text in column[1:])
+        table.add_column(column[0], justify="right" if numbers else "left", width=size, overflow="fold")
     for line in cells:
         table.add_row(*line[:shown])
     return table
+
+
+def _room(widths: Sequence[int], width: int) -> int:
+    """What is left of a line beside columns of these widths."""
+    return width - sum(widths) - 3 * len(widths) + 1
+
+
+def _shared(least: Sequence[int], wanted: Sequence[int], width: int) -> list[int]:
+    """The widths of columns, where there is room as much as each wants, the narrow ones first."""
+    widths = list(least)
+    for _ in range(_room(widths, width)):
+        lacking = [n for n, size in enumerate(widths) if size < wanted[n]]
+        if not lacking:
+            break
+        widths[min(lacking, key=widths.__getitem__)] += 1
+    return widths
 
 
 def markdown(records: Sequence[Record], objective: str) -> str:

@@ -360,7 +360,12 @@ def steps_of_what_runs(store: Path) -> list[Any]:
     [
         ([], "command.run: has to be given"),
         (["command.run=[x,'{lr}']"], "space.lr: has to be given"),
-        (["command.run=[x]", "space.lr=3"], "space.lr: there is no such parameter"),
+        (["command.run=[no-such-program]"], "command.run: no-such-program: there is no such program"),
+        (
+            ["command.run=[echo]", "command.directory=/no/such"],
+            "command.directory=/no/such: there is no such directory",
+        ),
+        (["command.run=[x]", "space.lr=3"], "space.lr: the command has no {lr}"),
         (["command.run=[x]", "command.log={loss: 'a (b) (c)'}"], "has 2 groups, one is what is read"),
         (["command.run=[x]", "command.log={loss: 'a (b)'}"], "has none of step_time_s"),
         (["command.run=[x]", "command.stepps=3"], "did you mean command.steps?"),

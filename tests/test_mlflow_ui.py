@@ -41,7 +41,8 @@ def text(address: str, *wanted: str) -> str:
 @pytest.fixture
 def swept(server: Server) -> Store:
     """A sweep of three trials on that server, with its report."""
-    parent = {"params": {"sweep.gpus": 1}, "tags": {"workload": "matmul", "device": "cpu"}, "artifacts": {}}
+    tags = {"workload": "matmul", "device": "cpu"}
+    parent = {"began": "now", "params": {"sweep.gpus": 1}, "tags": tags, "artifacts": {}}
     store = Store(server.uri, "matmul", "study", "a sweep", parent)
     for number, (name, rate) in enumerate(SCORES.items()):
         params, metrics = {"m": int(name.removeprefix("m="))}, {"tflops": rate, "step_time_ms": 1 / rate}

@@ -21,7 +21,7 @@ def record(number: int, ending: Ending = Ending.COMPLETE) -> Record:
     return Record(number, {"x": number}, ending, "", "", {"score": 1.5}, [], {"node": "n"}, 1e9, 1e9 + 1, 1.0)
 
 
-PARENT = {"params": {"seed": 0}, "tags": {"workload": "probe"}, "artifacts": {"config.yaml": "a: 1"}}
+PARENT = {"began": "now", "params": {"seed": 0}, "tags": {"workload": "probe"}, "artifacts": {"config.yaml": "a: 1"}}
 
 
 @pytest.fixture
@@ -40,6 +40,22 @@ def test_writing_again_changes_nothing(uri: str, place: Place) -> None:
     (run,) = place.runs("trial")
     assert run.data.metrics["score"] == 1.5 and run.info.status == "FINISHED"
     assert len(store._client.get_metric_history(run.info.run_id, "score")) == 1
+
+
+def test_what_another_start_says_takes_the_place_of_nothing(uri: str, place: Place) -> None:
+    """A sweep that is gone on with by other words: the first ones stay, and so does its configuration."""
+
+    def start(began: str, command: str) -> None:
+        tags, texts = {"command": command, "version.torch": "2.13"}, {"config.yaml": f"said: {command}"}
+        Store(uri, "e", "study", "sweep", {"began": began, "params": {}, "tags": tags, "artifacts": texts})
+
+    for began, command in (("1", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("3", "b"), ("4", "a")):
+        start(began, command)
+    (parent,) = place.runs("sweep")
+    assert parent.data.tags["command"].splitlines() == ["a", "b"] and parent.data.tags["version.torch"] == "2.13"
+    kept = Path(place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts")
+    texts = {str(path.relative_to(kept)): path.read_text() for path in kept.rglob("*.yaml")}
+    assert texts == {"config.yaml": "said: a", "since 3/config.yaml": "said: b"}
 
 
 def test_a_run_that_was_half_written_is_finished(uri: str, place: Place) -> None:

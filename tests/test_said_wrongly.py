@@ -32,6 +32,8 @@ WRONG = {
     "space.m=foo": ["space.m=foo", "whole number"],
     "space.dtype=fp7": ["space.dtype=fp7", "fp32, tf32, fp16, bf16"],
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
+    "first=[{m:100}]": ["first", "m=100", "space.m is range(128"],
+    "workload=llama_tiny space.data=/no/such": ["space.data=/no/such", "no such file"],
     "space.route=tinygrad hardware=cpu": ["space.route=tinygrad", "for GPUs"],
     "space=llama3_9b": ["space=llama3_9b", "did you mean llama3_8b?"],
     "space=llama3_8b space.m=64": ["space: m and model"],

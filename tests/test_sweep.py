@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -97,7 +98,9 @@ def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) ->
     pids = [run.data.tags["pid"] for run in runs]
     assert len(set(pids)) >= 5
     assert "1 infeasible: out of memory" in done.out
-    assert done.out.count("such as trial") == 3 and "worker-" in done.out  # each with its log
+    shown = re.findall(r"such as trial \d+: .*\n +its last lines: (\S+)", done.out)
+    assert len(shown) == done.out.count("such as trial") == 3
+    assert "rank 0 ran x=1.0" in "".join((place.path / path).read_text() for path in shown)
 
 
 def test_mlflow_holds_the_sweep(held: Ended) -> None:

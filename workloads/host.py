@@ -39,6 +39,14 @@ def _cpuinfo(key: str) -> str:
     return ""
 
 
+def memory_bytes() -> int:
+    """What this machine, or the container that this process is in, has in all."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found)
+
+
 def available_memory_bytes() -> int:
     """What this machine, or the container that this process is in, can still give; the largest number where it is not
     known."""

@@ -64,7 +64,8 @@ def record(trials: int, measured: bytes, folder: Path) -> list[dict[str, float]]
     one = pickle.loads(measured)
     figures = metrics.derive((one,), {"fp32": 60.0}, {}, 4.8)
     where = {"node": "n1", "pid": 4242, "gpus": "0", "log": "/tmp/ray/session_latest/logs/worker.err"}
-    parent = {"params": {"sweep.gpus": 1}, "tags": {"workload": "matmul"}, "artifacts": {"config.yaml": "a: 1"}}
+    parent = {"began": "now", "params": {"sweep.gpus": 1}, "tags": {"workload": "matmul"}}
+    parent |= {"artifacts": {"config.yaml": "a: 1"}}
     store, chance, rows = Store("sqlite:///mlflow.db", "matmul", "study", "scale", parent), random.Random(0), []
     begun_s = cpu_s = 0.0
     for number in range(trials):

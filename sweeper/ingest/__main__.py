@@ -20,6 +20,8 @@ from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.words import Words
 
+SPEEDS = {"tokens_per_s", "tokens_per_s_per_gpu"}
+
 
 def main() -> None:
     """The command line. Exit code 2 for a file that cannot be imported; those before it are."""
@@ -51,6 +53,8 @@ def take(path: Path, uri: str | None, experiment: str) -> str:
     words = [f"{path}: {kind.name}, {len(results)} result{'s' if len(results) > 1 else ''}"]
     failed = sum(not each.feasible for each in results)
     words += [f"{failed} of them did not work"] if failed else []
+    if silent := sum(each.feasible and not own.keys() & SPEEDS for each in results for own in [figures(each)]):
+        words.append(f"{silent} without tokens/s, since the file does not say how many a step has: not in the report")
     odd = [words for each in results for words in (*each.contradictions, *disagreements(each, figures(each)))]
     if odd:
         words.append(f"{len(odd)} contradictions, such as: {odd[0]}" if len(odd) > 1 else f"1 contradiction: {odd[0]}")

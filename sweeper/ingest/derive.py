@@ -26,7 +26,7 @@ def steady(times_s: tuple[float, ...]) -> tuple[float, ...]:
 
 def figures(result: Imported) -> dict[str, float]:
     """What `sweeper.metrics` makes of its tokens and times; nothing of one that did not work."""
-    if not result.step_times_s:
+    if not result.step_times_s or not all(0 < time_s < math.inf for time_s in result.step_times_s):
         return {}
     times = steady(result.step_times_s)
     hardware = named(result.device) if result.device else None

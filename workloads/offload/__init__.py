@@ -33,9 +33,9 @@ class OffloadParameters:
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
-    data: str | None = None
-    tokenizer: str | None = None
-    checkpoint: str | None = None
+    data: str | None = field(default=None, metadata={"file": True})
+    tokenizer: str | None = field(default=None, metadata={"file": True})
+    checkpoint: str | None = field(default=None, metadata={"file": True})
     save_to: str | None = None
     profile: bool = False
     seed: int = 0
