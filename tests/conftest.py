@@ -20,9 +20,14 @@ from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from hypothesis import settings
 
 # Several tests share few cores: threads that wait for one another there wait for a scheduler's time slices.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # A sweep that costs nothing but its own machinery.

@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from sweeper.ingest.__main__ import take
 from sweeper.outcome import Ending, Record
 from sweeper.record import Store
-from sweeper.report import compare, figures, importance, nine, page, store, summary
+from sweeper.report import compare, figures, importance, nine, page, plain, store, summary
 from sweeper.report.__main__ import main
 from sweeper.report.peaks import Figure, compared, differences, kinds, peaks
 from tests.conftest import Done
@@ -330,7 +330,7 @@ def test_others_figures_stand_apart_and_are_never_ranked(
         assert "imported into" in take(tmp_path / name, uri, "imported")
     before, after = stored(folder), stored(tmp_path)
     assert [p.figure for p in before.peaks] == [p.figure for p in after.peaks]
-    assert summary.csv(summary.tables(before, None)) == summary.csv(summary.tables(after, None))
+    assert plain.csv(before) == plain.csv(after)
     (apart,) = [table for table in summary.tables(after, None) if table.aside]
     rows = [dict(zip(apart.heading, row, strict=True)) for row in apart.rows]
     of_files = [
@@ -357,11 +357,15 @@ def test_a_store_of_imported_results_alone_has_a_report(tmp_path: Path, monkeypa
 
 
 def test_other_formats_and_exit_codes_are_for_programs(folder: Path) -> None:
-    plain = json.loads(report(folder, "--format", "json").out)
-    first = next(row for row in plain["What ran where"] if row["sweep"] == "first")
+    told = json.loads(report(folder, "--format", "json").out)
+    first = next(row for row in told["What ran where"] if row["sweep"] == "first")
     assert first["trials"] == "2 complete, 1 infeasible, 1 tainted" and first["versions"] == "torch 2.11"
     assert first["power limit W"] == "700" and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
-    assert report(folder, "--format", "csv").out.startswith("workload,model,sequence length,type,device")
+    peak = next(row for row in told["Peaks"] if row["value"] == 11400.0)
+    assert peak["tflops"] == 570.0 and peak["param.budget"] == "40" and peak["rounds"] == 0 and peak["hfu"] is None
+    rows = pd.read_csv(io.StringIO(report(folder, "--format", "csv").out))
+    assert {"value", "ci_low", "ci_high", "mfu"} <= set(rows.select_dtypes("number").columns)
+    assert len(rows) == len(told["Peaks"]) and "sequence_length" in rows and "hfu" not in rows
     assert "| offload | llama3_8b |" in report(folder, "--format", "markdown", "--sweep", "first").out
     slower = report(folder, "--baseline", "second", "--sweep", "first")
     assert slower.code == 1 and "1.12 times as fast" in slower.out

@@ -98,7 +98,12 @@ def show_report(said: argparse.Namespace) -> int:
         path.write_text(page.page("sweeper: results", tables, list(figures.figures(stored))))
         print(path)
         return 0
-    text = {"markdown": summary.markdown, "csv": summary.csv, "json": summary.json_of}[said.format](tables)
+    if said.format == "markdown":
+        text = summary.markdown(tables)
+    else:
+        from sweeper.report import plain
+
+        text = plain.csv(stored) if said.format == "csv" else plain.json_of(stored, tables)
     if said.out:
         Path(said.out).write_text(text + "\n")
         print(said.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import pandas as pd
 from sweeper.report import others
 from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
 from sweeper.report.store import Stored
-from sweeper.said import SaidWrongly
 from sweeper.table import markdown_of
 
 PEAKS = "Peaks"
@@ -86,9 +84,7 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
         cells += [interval, _short(figure.value / count) if count > 1 else ""]
         cells += [_short(peak.metric("tflops")) if peak.speed != "tflops" else ""]  # not what stands there already
         cells += ["" if math.isnan(peak.metric(name)) else f"{100 * peak.metric(name):.1f}" for name in shown]
-        memory = next(
-            (v for n in ("peak_device_gib", "peak_memory_gib") if not math.isnan(v := peak.metric(n))), math.nan
-        )
+        memory = next((v for n in MEMORY if not math.isnan(v := peak.metric(n))), math.nan)
         cells += ["" if math.isnan(memory) else f"{memory:.4g}", _repeats(peak), str(len(peak.trials))]
         if tokens:
             of_tokens = peak.speed == "tokens_per_s"
@@ -128,16 +124,3 @@ def _text(value: object) -> str:
 def markdown(tables: Sequence[Table]) -> str:
     parts = [["## " + each.title, markdown_of(each.heading, each.rows), each.note] for each in tables]
     return "\n\n".join(text for part in parts for text in part if text)
-
-
-def csv(tables: Sequence[Table]) -> str:
-    """The peaks alone: one table is one file. Raises SaidWrongly where there is none."""
-    peak = next((each for each in tables if each.title == PEAKS), None)
-    if peak is None:
-        raise SaidWrongly("--format csv: there is no complete trial")
-    return pd.DataFrame(peak.rows, columns=peak.heading).to_csv(index=False).rstrip()
-
-
-def json_of(tables: Sequence[Table]) -> str:
-    plain = {t.title: [dict(zip(t.heading, row, strict=True)) for row in t.rows] for t in tables}
-    return json.dumps(plain, indent=1, ensure_ascii=False)
