@@ -325,6 +325,9 @@ def read_nodes(config: Config) -> list[int]:
 # ── the command line ────────────────────────────────────────────────────────────────────────────────────────
 
 
+ADDED = ("space.", "command.")  # keys that a workload's YAML need not have
+
+
 def quote_spaces(arguments: Sequence[str]) -> list[str]:
     """The same arguments with ranges, choices and lists of the space quoted, so that they reach it as text.
 
@@ -335,7 +338,13 @@ def quote_spaces(arguments: Sequence[str]) -> list[str]:
     multirun = any(argument in ("-m", "--multirun") for argument in arguments)
     quoted = [_quoted(argument) if _is_space(argument, multirun) else argument for argument in arguments]
     # What the workload's YAML leaves at its default may be said as well; the schema knows it all.
-    return [f"++{argument}" if argument.startswith(("space.", "command.")) else argument for argument in quoted]
+    return [f"++{argument}" if argument.startswith(ADDED) else argument for argument in quoted]
+
+
+def as_said(arguments: Sequence[str]) -> list[str]:
+    """Arguments that Hydra has divided among several sweeps, as a person would say them."""
+    marked = tuple(f"++{prefix}" for prefix in ADDED)
+    return [argument.removeprefix("++") if argument.startswith(marked) else argument for argument in arguments]
 
 
 def _quoted(argument: str) -> str:
