@@ -66,7 +66,7 @@ def _platforms(work: str, found: Sequence[Peak]) -> Picture:
 
 def _panel(panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> go.Figure:
     figure = go.Figure()
-    for pattern, (name, known) in zip(PATTERNS, panel.series.items(), strict=False):
+    for pattern, (name, known) in zip(PATTERNS, panel.shown.items(), strict=False):
         marker = {"color": list(colours), "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#333"}}
         values = [f.value for f in known]
         bars = {"x": values, "y": list(names), "orientation": "h", "error_x": _errors(known)}
@@ -76,7 +76,7 @@ def _panel(panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> g
     if panel.empty:
         figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
         figure.update_xaxes(showticklabels=False)
-    several = len(panel.series) > 1 and not panel.empty
+    several = len(panel.shown) > 1
     height = max(320, 160 + ROW_PIXELS * len(names))
     figure.update_layout(title=panel.title, height=height, showlegend=several, legend={"orientation": "h", "y": -0.3})
     figure.update_yaxes(autorange="reversed", automargin=True, type="category")
@@ -327,11 +327,13 @@ def _trials(
 
 def _timeline(trials: pd.DataFrame) -> Iterator[Picture]:
     """Which device did what when."""
-    rows = trials[trials["end"].notna()].tail(MOST_POINTS)
+    if "tag.node" not in trials:
+        return
+    rows = trials[trials["end"].notna() & trials["tag.node"].notna()].tail(MOST_POINTS)
     if not len(rows):
         return
     gpus = rows["tag.gpus"].fillna("") if "tag.gpus" in rows else pd.Series("", index=rows.index)
-    places = rows["tag.node"].fillna("unknown") + gpus.map(lambda gpu: f" GPU {gpu}" if gpu else "")
+    places = rows["tag.node"] + gpus.map(lambda gpu: f" GPU {gpu}" if gpu else "")
     figure = go.Figure()
     for n, (outcome, own) in enumerate(rows.groupby("tag.outcome")):
         figure.add_bar(

@@ -32,10 +32,13 @@ class Panel:
     spread: list[list[float]] = field(default_factory=list)
 
     @property
+    def shown(self) -> dict[str, list[Figure]]:
+        """The series that have a figure."""
+        return {name: own for name, own in self.series.items() if not all(math.isnan(f.value) for f in own)}
+
+    @property
     def empty(self) -> bool:
-        return all(math.isnan(figure.value) for figures in self.series.values() for figure in figures) and not any(
-            self.spread
-        )
+        return not self.shown and not any(self.spread)
 
 
 def names(found: Sequence[Peak]) -> list[str]:

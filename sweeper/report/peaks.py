@@ -150,7 +150,12 @@ def _best(ranked: pd.DataFrame, speed: str) -> tuple[pd.Series, int]:
             best[column] *= times
     if "metric.step_time_ms" in best:
         best["metric.step_time_ms"] /= times
-    best[f"metric.{speed}_ci_low"], best[f"metric.{speed}_ci_high"] = best["final.low"], best["final.high"]
+    for rate in RATES:
+        for bound in ("low", "high"):
+            if f"metric.{rate}_ci_{bound}" in best or rate == speed:
+                best[f"metric.{rate}_ci_{bound}"] = (
+                    best[f"metric.{rate}"] * best[f"final.{bound}"] / best["final.value"]
+                )
     return best, int(best["final.rounds"])
 
 

@@ -50,12 +50,13 @@ def _draw(axes: Any, panel: nine.Panel, names: Sequence[str], colours: Sequence[
         axes.text(0.5, 0.5, "not in the store", transform=axes.transAxes, ha="center")
         axes.set(xticks=[], yticks=[])
         return
-    height = 0.8 / max(1, len(panel.series))
-    for n, (name, figures) in enumerate(panel.series.items()):
+    shown = panel.shown
+    height = 0.8 / max(1, len(shown))
+    for n, (name, figures) in enumerate(shown.items()):
         values = [f.value for f in figures]
         errors = [[f.value - f.low for f in figures], [f.high - f.value for f in figures]]
         style = {"color": colours, "edgecolor": "#333", "hatch": HATCHES[n], "label": name}
-        above = places + (n - (len(panel.series) - 1) / 2) * height
+        above = places + (n - (len(shown) - 1) / 2) * height
         axes.barh(above, values, height, xerr=errors, error_kw={"capsize": 2}, **style)
     if panel.spread:
         boxes = {"positions": places, "orientation": "horizontal", "patch_artist": True, "widths": 0.6}
@@ -63,9 +64,11 @@ def _draw(axes: Any, panel: nine.Panel, names: Sequence[str], colours: Sequence[
         for box, colour in zip(drawn["boxes"], colours, strict=True):
             box.set_facecolor(colour)
         axes.set_yticks(places, names)
-    if len(panel.series) > 1:
+    if len(shown) > 1:
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=3)  # no bar is behind it there
     axes.set_xlim(left=0)
+    room = max(0.0, 3 - len(names)) / 2  # one platform alone would be a wall
+    axes.set_ylim(-0.5 - room, len(names) - 0.5 + room)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(lambda value, _: THOUSANDS(value) if value >= 1000 else f"{value:g}")
     axes.invert_yaxis()
