@@ -294,6 +294,7 @@ def test_a_sweep_over_a_stand_in_that_prints_megatrons_log(place: Place) -> None
         assert run_.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
 
 
+@pytest.mark.soak
 def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(place: Place) -> None:
     """Two programs of a gang, the second silent: with the first it loses what it works with, or waits for ever."""
     program = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + STEPS
@@ -306,6 +307,7 @@ def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(place: Place) ->
     assert found.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 / 0.05 / 2)
 
 
+@pytest.mark.soak
 def test_nothing_of_a_trial_that_took_too_long_is_left(place: Place) -> None:
     """A child in a session of its own; and what the program had said is kept."""
     child = "import time, sys; sys.stdout.close(); time.sleep(601)"

@@ -190,6 +190,7 @@ def test_a_gang_runs_one_trial_on_all_its_ranks_and_one_rank_that_fails_ends_it_
     assert len({tuple(point) for *point, _ in lines}) == 2
 
 
+@pytest.mark.soak
 def test_a_cluster_that_is_there_is_used_and_left_standing(
     place: Place, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -369,6 +370,7 @@ def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:
     assert done.out.count("python -m sweeper ") >= 4
 
 
+@pytest.mark.soak
 def test_devices_measured_at_once_are_told_apart(place: Place) -> None:
     """Two processes here; on a cluster gpus=all is every GPU."""
     done = place.run("gpus=2", "space.m=128,256", "space.n=128", "space.k=128", "search=grid", "finals.top=0")
@@ -381,6 +383,7 @@ def test_devices_measured_at_once_are_told_apart(place: Place) -> None:
         assert float(trial["tflops_slowest_gpu"]) <= float(trial["tflops_fastest_gpu"])
 
 
+@pytest.mark.soak
 def test_a_worker_that_refused_before_it_tried_goes_on(place: Place) -> None:
     words = ["workload=precision_casts", "space.format=fp8_tensorwise,fp8_rowwise", "space.direction=columns,rows"]
     done = place.run(*words, "search=grid", "space.rows=128", "space.columns=128")
