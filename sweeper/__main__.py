@@ -28,7 +28,7 @@ def main() -> None:
 
     @hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")
     def run(composed: DictConfig) -> None:
-        sweeps.append((composed, config.as_said(HydraConfig.get().overrides.task)))
+        sweeps.append((composed, config.said_of_one(said[len(program) :], HydraConfig.get().overrides.task)))
 
     # Hydra prints what is wrong with the words, or with this passes it on to be said in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -179,8 +179,8 @@ def check_program(config: Config) -> None:
     directory, run = Path(settings["directory"]), settings["run"]
     if not directory.is_dir():
         raise SaidWrongly(f"command.directory={directory}: there is no such directory")
-    if isinstance(run, str) or "{" in run[0]:  # for a shell, or known once its values are
-        return
+    if isinstance(run, str) or "{" in run[0] or "PATH" in settings["environment"]:
+        return  # for a shell, or known once its values are
     if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):
         raise SaidWrongly(f"command.run: {run[0]}: there is no such program")
 
@@ -341,10 +341,16 @@ def quote_spaces(arguments: Sequence[str]) -> list[str]:
     return [f"++{argument}" if argument.startswith(ADDED) else argument for argument in quoted]
 
 
-def as_said(arguments: Sequence[str]) -> list[str]:
-    """Arguments that Hydra has divided among several sweeps, as a person would say them."""
+def said_of_one(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """What one of the sweeps that Hydra made of these arguments is told: its own overrides, as a person would say
+    them, and the flags of all, such as --config-dir."""
+    flags = list[str]()
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        is_value = before.startswith("-") and before in flags and "=" not in before + argument
+        if argument not in ("-m", "--multirun") and (argument.startswith("-") or is_value):
+            flags.append(argument)
     marked = tuple(f"++{prefix}" for prefix in ADDED)
-    return [argument.removeprefix("++") if argument.startswith(marked) else argument for argument in arguments]
+    return [*flags, *(word.removeprefix("++") if word.startswith(marked) else word for word in overrides)]
 
 
 def _quoted(argument: str) -> str:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from sweeper import lanes
+from sweeper.config import said_of_one
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
@@ -20,6 +21,19 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
 
     monkeypatch.setattr(lanes.subprocess, "Popen", ends_so)
     assert lanes.run([lanes.Lane(f"lane {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
+
+
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [
+        ("-m --config-dir mine seed=1,2", ["--config-dir", "mine"]),
+        ("--config-dir=mine seed=1,2 --multirun", ["--config-dir=mine"]),
+        ("-m seed=1,2 -cd mine", ["-cd", "mine"]),
+        ("seed=1,2 -m", []),
+    ],
+)
+def test_each_sweep_is_told_the_flags_of_all(said: str, flags: list[str]) -> None:
+    assert said_of_one(said.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
 
 
 def test_a_signal_before_a_sweep_starts_keeps_it_from_starting() -> None:
