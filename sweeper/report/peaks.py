@@ -145,8 +145,8 @@ def _best(ranked: pd.DataFrame, speed: str) -> tuple[pd.Series, int]:
     if not won.iloc[place]:
         return best, 0
     times = best["final.value"] / best[f"metric.{speed}"]
-    for column in best.index:  # at equal work all rates are as many times the trial's
-        if column.startswith(tuple(f"metric.{rate}" for rate in RATES)):
+    for column in best.index:  # at equal work all rates of the burst are as many times the trial's
+        if column.startswith(tuple(f"metric.{rate}" for rate in RATES)) and "sustained" not in column:
             best[column] *= times
     if "metric.step_time_ms" in best:
         best["metric.step_time_ms"] /= times
