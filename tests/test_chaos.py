@@ -38,7 +38,7 @@ class Chaos:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        words = ("space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=20", "name=chaos")
+        words = ("space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=10", "name=chaos")
         words = (*words, f"dir={self.disk}", f"tracking.uri={self.server.uri}")
         said = words_for(self.place, self.cluster, self.trials, *words)
         return self.place.start(*said, RAY_AUTH_MODE="disabled", SWEEPER_TEST=self.place.path.name)
