@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper import config, lanes
+from sweeper import arguments, config, lanes
 from sweeper.said import SaidWrongly, in_words
 
 FAILED, SAID_WRONGLY = 1, 2
@@ -22,13 +22,13 @@ def main() -> None:
     """The console command. Exit codes: 0 complete, 1 some trials failed, 2 said wrongly, 130 interrupted."""
     program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [_python(), "-m", "sweeper"]
     said = [*program, *sys.argv[1:]]
-    sys.argv = ["sweeper", *config.quote_spaces(sys.argv[1:])]  # as whom Hydra speaks
+    sys.argv = ["sweeper", *arguments.quote_spaces(sys.argv[1:])]  # as whom Hydra speaks
     codes: list[int] = []
     sweeps: list[tuple[DictConfig, list[str]]] = []  # with what each was told
 
     @hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")
     def run(composed: DictConfig) -> None:
-        sweeps.append((composed, config.said_of_one(said[len(program) :], HydraConfig.get().overrides.task)))
+        sweeps.append((composed, arguments.said_of_one(said[len(program) :], HydraConfig.get().overrides.task)))
 
     # Hydra prints what is wrong with the words, or with this passes it on to be said in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -36,7 +36,7 @@ def main() -> None:
         run()
         codes += _sweeps(sweeps, said)
     except (HydraException, OmegaConfBaseException) as error:
-        codes.append(_say(config.explain(error, sys.argv[1:]), SAID_WRONGLY))
+        codes.append(_say(arguments.explain(error, sys.argv[1:]), SAID_WRONGLY))
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sweeper import lanes
-from sweeper.config import said_of_one
+from sweeper.arguments import said_of_one
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])

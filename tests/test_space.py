@@ -5,7 +5,8 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.config import CONF, Config, quote_spaces, read, read_space
+from sweeper.arguments import quote_spaces
+from sweeper.config import CONF, Config, read, read_space
 from sweeper.said import SaidWrongly
 from sweeper.space import Choice, Interval, Range, Space, parse, read_entry
 

@@ -75,7 +75,7 @@ def planned(folder: Path, nodes: int, gpus: int, *words: str) -> Any:
     """A plan for the main job on so many nodes, as the command makes it."""
     from hydra import compose, initialize_config_dir
 
-    from sweeper import cluster, config, plan
+    from sweeper import arguments, cluster, config, plan
     from sweeper.hardware import Node
 
     names = ("NVIDIA H200",) * GPUS_OF_A_NODE
@@ -86,7 +86,7 @@ def planned(folder: Path, nodes: int, gpus: int, *words: str) -> Any:
     with initialize_config_dir(str(config.CONF), version_base="1.3"):
         said = ["hardware=h200", f"gpus={gpus}", "space.m=range(64,65536,64)", "space.n=range(64,65536,64)"]
         said += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *words]
-        return plan.plan(config.read(compose("config", overrides=config.quote_spaces(said))))
+        return plan.plan(config.read(compose("config", overrides=arguments.quote_spaces(said))))
 
 
 TIMED = {
