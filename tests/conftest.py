@@ -34,8 +34,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PROBE = ("workload=probe", "progress=json")
 
 
+# This checkout before any that is installed, and whatever a machine without a registry has its packages in.
+PYTHONPATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+
+
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100", **more}
+    return {**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100", **more}
 
 
 @dataclass
@@ -142,7 +146,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from tests.raylets import Cluster
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # for the workers, should another checkout be installed
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     found = Cluster(2)
     yield found
     found.close()

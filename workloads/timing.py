@@ -22,6 +22,10 @@ SETTLING_WINDOWS = 4
 SETTLED_WITHIN = 0.01
 LONGEST_SETTLING_S = 20.0
 
+# The device waits before the first of some short calls, or the host's launches would be what is timed: so long for each
+# call, of a clock of 2 GHz.
+LEAD_CYCLES = 100_000
+
 
 def time_steps(
     step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool
@@ -42,8 +46,8 @@ def time_in_turns(
 
     `cold_cache`: the last-level cache is flushed before each call, outside the timed region.
 
-    On a GPU every call stands between two device events and the queue is drained once, at the end, so the
-    host's launch time is hidden wherever the device is the slower one.
+    On a GPU every call stands between two device events, and the host is let ahead of the device, so that its launch
+    time is hidden: by the flush before each call, or by a wait before the first one.
     """
     scratch = torch.empty(FLUSH_BYTES if cold_cache else 0, dtype=torch.uint8, device=device)
     for _ in range(warmup):
@@ -53,6 +57,8 @@ def time_in_turns(
         walls = [[_wall_time_s(step, scratch) for step in steps] for _ in range(repeats)]
         return tuple(zip(*walls, strict=True))
     torch.cuda.synchronize(device)
+    if not cold_cache:
+        torch.cuda._sleep(LEAD_CYCLES * repeats * len(steps))
     turns = []
     for _ in range(repeats):
         turn = []

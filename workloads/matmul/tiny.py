@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from workloads.contract import Infeasible
 
 # How wide tinygrad searches among its kernels for a shape, each compiled and timed: 2 is what its own notes advise.
 BEAM = 2
+# Processes that compile candidates: a thousand or so, of half a second each.
+COMPILERS = min(8, os.cpu_count() or 1)
 
 
 def device_of(device: torch.device) -> str:
@@ -35,6 +38,7 @@ def product(
     That wait and the launch, some tens of microseconds, are in its time.
     """
     from tinygrad import Context, Device, TinyJit, dtypes
+    from tinygrad.engine.worker import terminate_worker_pool
     from tinygrad.helpers import LRU
 
     LRU.value = 0  # or it would keep what trials before had, and PyTorch could not get it
@@ -56,10 +60,11 @@ def product(
             return torch.from_numpy(c.bitcast(dtypes.int16).numpy()).view(torch.bfloat16).to(a.device)
         return torch.from_numpy(c.numpy()).to(a.device)
 
-    # Tuned at the first call and kept at the second, in this process: a worker's children would outlive a lost trial.
-    with Context(BEAM=beam, PARALLEL=0):
+    # Tuned at the first call and kept at the second; what compiled must not compete with what is timed.
+    with Context(BEAM=beam, PARALLEL=COMPILERS):
         run()
         run()
+    terminate_worker_pool()
     return run, fetch
 
 
