@@ -180,3 +180,10 @@ def test_every_route_gives_the_product(route: str, output_dtype: str) -> None:
         return
     measured = run_trial("matmul", asked, Rank(device="cuda"))
     assert measured.facts["output_dtype"] == ("float32" if output_dtype == "fp32" else "bfloat16")
+
+
+@pytest.mark.gpu
+def test_the_kernel_that_tinygrad_finds_for_a_large_product_is_right() -> None:
+    """Its search looks at speed alone, and had taken a wrong one (tinygrad 0.14)."""
+    asked = {"m": 4096, "n": 4096, "k": 4096, "route": "tinygrad"}
+    assert run_trial("matmul", asked, Rank(device="cuda")).figures["relative_error"] < TOLERANCE["bf16"]

@@ -15,6 +15,10 @@ from workloads.contract import Infeasible
 BEAM = 2
 # Processes that compile candidates: a thousand or so, of half a second each.
 COMPILERS = min(8, os.cpu_count() or 1)
+# tinygrad 0.14 multiplies wrongly where tensor cores meet three further splits into threads, and its search takes the
+# fastest kernel, right or not: with so many threads in a block at most there is a warp of 32 and two splits. Upstream a
+# warp has since been given a dimension of its own (tinygrad/tinygrad#17897, not released).
+MOST_THREADS = 128
 
 
 def device_of(device: torch.device) -> str:
@@ -41,6 +45,7 @@ def product(
     from tinygrad.engine.worker import terminate_worker_pool
     from tinygrad.helpers import LRU
 
+    os.environ["BEAM_LOCAL_MAX"] = str(MOST_THREADS)
     LRU.value = 0  # or it would keep what trials before had, and PyTorch could not get it
     ours, theirs = _copy(a, on), _copy(b, on)
 
