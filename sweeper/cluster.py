@@ -115,9 +115,9 @@ def _this_machine() -> Node:
     visible = manager.get_current_process_visible_accelerator_ids()
     found = manager.get_current_node_num_accelerators()
     gpus = min(found, len(visible)) if visible is not None else found
-    names = host.gpu_names()
+    names, used = host.gpu_names(), host.gpus_used_gib()
     if visible is not None and all(entry.isdigit() and int(entry) < len(names) for entry in visible):
-        names = tuple(names[int(entry)] for entry in visible)
+        names, used = tuple(names[int(entry)] for entry in visible), tuple(used[int(entry)] for entry in visible)
     return Node(
         address="this machine",
         cpus=len(os.sched_getaffinity(0)),
@@ -125,6 +125,7 @@ def _this_machine() -> Node:
         gpus=gpus,
         accelerator=manager.get_current_node_accelerator_type() if gpus else None,
         gpu_names=tuple(filter(None, names)) if gpus else (),
+        gpus_used_gib=used if gpus else (),
         cpu_architecture=host.cpu_architecture(),
     )
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from sweeper import cluster, fleet, gangs, metrics
 from sweeper.config import Hardware
-from sweeper.hardware import Node, Target, choose, kind_of, said_inventory
+from sweeper.hardware import USED_BY_OTHERS_GIB, Node, Target, choose, kind_of, said_inventory
 from sweeper.outcome import Ending, Outcome, Record
 from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
@@ -32,7 +32,6 @@ from sweeper.words import Words
 from workloads.health import health
 
 LEAST_SHARED_GIB, LEAST_FREE_GIB, LEAST_DISK_GIB = 2.0, 8.0, 5.0
-USED_BY_OTHERS_GIB = 1.0
 SLOW = 0.95  # of the median GPU's rate
 PRODUCT = {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "repeats": 50}
 PRODUCT_OF_A_CPU = {"m": 512, "n": 512, "k": 512, "dtype": "fp32", "repeats": 20}

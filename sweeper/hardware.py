@@ -14,6 +14,7 @@ from sweeper.config import CONF, Hardware
 from sweeper.said import SaidWrongly, build
 
 GPUS_OF_A_NODE = 8  # where nobody has looked
+USED_BY_OTHERS_GIB = 1.0  # of a GPU at rest; less is a display, or a context of nobody that computes
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None
     gpu_names: tuple[str, ...] = ()
+    gpus_used_gib: tuple[float, ...] = ()  # of this machine alone, before a sweep
     id: str | None = None  # Ray's, of a node of a cluster that is up
     cpu_architecture: str = "cpu"
     memory_gib: float | None = None  # that the scheduler gives out; None: of a cluster that is not up yet
@@ -75,6 +77,15 @@ class Target:
             alone = " with exclusive=node" if whole_nodes else f" with {gib:g} GiB of memory each" if gib else ""
             raise SaidWrongly(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}{alone}")
         return wanted or (most if self.hardware.kind == "gpu" else 1)
+
+    def in_use(self) -> list[str]:
+        """Which GPUs of this machine others have part of, in words; of a cluster's its scheduler knows."""
+        return [
+            f"{gib:.1f} GiB of GPU {number}: what else runs there is measured too (nvidia-smi shows it)"
+            for node in self.nodes
+            for number, gib in enumerate(node.gpus_used_gib)
+            if gib > USED_BY_OTHERS_GIB
+        ]
 
     def with_more(self, nodes: Iterable[Node]) -> Target:
         """With those of these nodes that have the same devices."""

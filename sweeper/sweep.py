@@ -361,6 +361,8 @@ class Sweep:
         note(f"search   {planned.said_search()}")
         for words in planned.left_out:
             note(f"left out {words}")
+        for words in planned.target.in_use():
+            note(f"in use   {words}")
         if self._board.counts or self._study.unfinished:
             left = len(self._study.unfinished)
             again = f"; {left} in flight when it was killed run again" if left else ""

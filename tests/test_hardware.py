@@ -1,6 +1,8 @@
 """The catalogue, and choosing what a sweep runs on."""
 
 import csv
+import re
+from dataclasses import replace
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -8,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from sweeper.config import CONF, Hardware, host_gib, read, read_space
 from sweeper.hardware import Node, catalogue, choose, kind_of
 from sweeper.said import SaidWrongly
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Place
 
 AUTO = Hardware(name="auto")
 CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")
@@ -53,6 +55,23 @@ def test_auto_takes_the_gpus_if_there_are_any() -> None:
     assert choose(AUTO, [CPU_NODE, h200], 1).hardware.name == "h200"
     assert choose(AUTO, [CPU_NODE], 1).hardware.kind == "cpu"
     assert choose(AUTO, [h200, h200], 1).devices == 16
+
+
+def test_what_others_have_of_a_gpu_is_said_and_a_display_is_not() -> None:
+    node = replace(gpu_node("NVIDIA H200", "H200", gpus=2), gpus_used_gib=(0.4, 34.12))
+    (words,) = choose(AUTO, [node], 1).in_use()
+    assert words.startswith("34.1 GiB of GPU 1: ")
+
+
+@pytest.mark.gpu
+def test_a_sweep_says_what_others_have_of_its_gpu(place: Place) -> None:
+    import torch
+
+    held = torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")
+    shape = ("space.m=512", "space.n=512", "space.k=512", "search=grid", "finals.top=0")
+    done = place.run("workload=matmul", *shape, "progress=never")
+    assert re.search(r"in use +[2-4]\.\d GiB of GPU 0: ", done.out + done.err), done.out + done.err
+    assert held.is_cuda
 
 
 def test_auto_does_not_choose_between_kinds() -> None:

@@ -49,10 +49,9 @@ def _gpu(number: int, gpu: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"number": number, "answers": bool(gpu), "name": "", "driver": ""}
     if gpu:
         entry["name"] = nvml.nvmlDeviceGetName(gpu)
+        entry["used_gib"] = host.used_gib(gpu)
         with suppress(nvml.NVMLError):
             entry["driver"] = nvml.nvmlSystemGetDriverVersion()
-            entry["free_gib"] = nvml.nvmlDeviceGetMemoryInfo(gpu).free / 2**30
-            entry["used_gib"] = nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**30
         with suppress(nvml.NVMLError):
             entry["power_limit_w"] = nvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
             entry["power_default_w"] = nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1e3

@@ -97,6 +97,22 @@ def busyness() -> dict[str, Scalar]:
     return found
 
 
+def used_gib(gpu: Any) -> float:
+    """What programs have of an NVIDIA GPU's memory, by NVML's handle; 0 where it does not say."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        used: int = pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used  # without the driver's own
+        return used / 2**30
+    return 0.0
+
+
+def gpus_used_gib() -> tuple[float, ...]:
+    """Of each NVIDIA GPU, in the driver's order."""
+    with nvidia_gpus() as gpus:
+        return tuple(used_gib(gpu) if gpu else 0.0 for gpu in gpus)
+
+
 def gpu_names() -> tuple[str, ...]:
     """The NVIDIA driver's name of each GPU, in its order, empty for one that does not answer."""
     import pynvml

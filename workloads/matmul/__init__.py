@@ -29,7 +29,7 @@ class MatmulParameters:
         model's gradients nn and tn), and nt for formats of 8 bits or fewer, whose units take nothing else
     output_dtype: of C; auto: that of A and B, and bf16 for formats of 8 bits or fewer
     accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16; the fast
-        accumulators of fp8)
+        accumulators of fp8), which Triton's and tinygrad's kernels never do
     route: torch.mm as it comes, with the vendor's library chosen (on ROCm rocBLAS for cublas, hipBLASLt for cublaslt),
         or a Triton kernel (Inductor's, tuned for the shape), or tinygrad's kernel (likewise; timed with its launch)
     statistic: of the repeats, each with the last-level cache flushed before it (cold) or not (warm)
