@@ -177,7 +177,8 @@ def _parameters(work: str, found: Sequence[Peak]) -> Iterator[Picture]:
         note = (
             "How much of a trial's rank among those of its platform each parameter explains by itself (Kelley's "
             "epsilon squared). It sees no parameters that matter only together, and a sampler that has settled leaves "
-            "little to explain."
+            "little to explain. The importances among a sweep's own pictures are Optuna's, another measure, of that "
+            "sweep alone."
         )
         yield Picture(f"What mattered: {work}", [figure], note)
 
