@@ -187,10 +187,10 @@ class Engine:
             gradients.holds = n
         else:
             self._gradients.fetch(n)
+        states = self._fetch_states(n) if last else ()
         for slots in [self._weights] if first else [self._weights, self._gradients]:
             for m in [m for m in reversed(slots.streamed) if m < n][:1]:
                 slots.fetch(m)
-        states = self._fetch_states(n) if last else ()
         self.queues.acquire(weights.buffer, gradients.buffer)
         if first:
             gradients.buffer.tensor.zero_()
@@ -279,10 +279,10 @@ class Engine:
         with self.queues.span("optimizer"), trace.named(f"layer {n} update"):
             self.optimizer.apply(self.steps_done, *(each.tensor for each in buffers))
         self.queues.release(*buffers)
+        self._weights.store(n)  # first: the next but one layer's come into the same slot
         if self.plan.layers[n].states == "host":
             for target, source in zip(self._layers[n].states, states, strict=True):
                 self.queues.copy(target, source)
-        self._weights.store(n)
 
     # ── what goes in and out ──
 
