@@ -109,7 +109,7 @@ def seconds_of(work: list[Work], rates: Rates) -> float:
 
 
 def steps_s(shape: LlamaShape, plan: Plan, rates: Rates, monkeypatch: pytest.MonkeyPatch, steps: int) -> float:
-    """Seconds of so many steps under the plan, from the first copy to the last computation."""
+    """Seconds of so many steps under the plan, from the first copy to the last."""
     host = Host()
     queues = Recorder(host)
     monkeypatch.setattr(engines, "Queues", lambda device: queues)

@@ -62,16 +62,17 @@ def test_more_memory_is_never_slower_and_every_plan_fits(
 
 
 @pytest.mark.parametrize(
-    ("host_gib", "device_gib", "length", "sequences"), [(70, 40, 8192, 16), (60, 24, 8192, 16), (90, 78, 65536, 2)]
+    ("host_gib", "device_gib", "length", "sequences"),
+    [(70, 40, 8192, 16), (60, 24, 8192, 1), (53, 92, 8192, 1), (90, 78, 65536, 2)],
 )
-def test_what_the_engine_queues_takes_as_long_as_the_planner_says(
+def test_what_the_engine_queues_takes_no_longer_than_the_planner_says(
     host_gib: float, device_gib: float, length: int, sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 8B on one H200, where an order in which copies stand in each other's way had cost 6% of a step."""
+    """Of 8B on one H200, where copies had stood in each other's way; once half the states came from the host."""
     model = Model(MODELS["llama3_8b"], width=2, state_bytes=4)
     found = choose(model, length, sequences, Budget(device_gib, host_gib), H200)
     one, two = (replay.steps_s(model.shape, found.plan, H200, monkeypatch, steps) for steps in (1, 2))
-    assert two - one == pytest.approx(found.times.step_s, rel=0.02)
+    assert two - one <= 1.015 * found.times.step_s
 
 
 def test_with_room_for_everything_nothing_moves() -> None:

@@ -255,10 +255,11 @@ def _layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: 
     """A layer's part of a step, the mean of those that stream and those that stay.
 
     Copies and computation overlap; in each pass over a layer the longer of them is what it takes, since little is sent
-    further ahead than one layer. States take their time evenly.
+    further ahead than one layer.
     """
     layers, layer = model.shape.layers, model.layer_bytes
-    states = (1 - homes.states_resident / layers) * model.layer_state_bytes
+    streams = ((layer, 1 - homes.resident / layers), (0, homes.resident / layers))
+    comes = ((model.layer_state_bytes, 1 - homes.states_resident / layers), (0, homes.states_resident / layers))
     activations = _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
     forward_s = homes.round_tokens * rates.forward_s
     backward_s = homes.round_tokens * (rates.backward_s + rates.again_s[keeps])
@@ -267,8 +268,8 @@ def _layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: 
     if more:
         passes += [_Pass(1, up=1, down=1, backward=True), _Pass(homes.rounds - 2, up=2, down=1, backward=True)]
     total_s = waiting_s = copied = 0.0
-    for p, (vector, count) in product(passes, ((layer, layers - homes.resident), (0, homes.resident))):
-        times = p.times * count / layers
+    for p, (vector, share), (states, share_of_states) in product(passes, streams, comes):
+        times = p.times * share * share_of_states
         up = p.up * vector + p.states * states + p.backward * activations
         down = p.down * vector + p.states * states + (not p.backward) * activations
         own_s = (backward_s if p.backward else forward_s) + p.states * layer * rates.update_s_per_byte
