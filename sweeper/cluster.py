@@ -115,9 +115,11 @@ def _this_machine() -> Node:
     visible = manager.get_current_process_visible_accelerator_ids()
     found = manager.get_current_node_num_accelerators()
     gpus = min(found, len(visible)) if visible is not None else found
-    names, used = host.gpu_names(), host.gpus_used_gib()
+    names, used = host.gpu_names(), tuple(enumerate(host.gpus_used_gib()))
     if visible is not None and all(entry.isdigit() and int(entry) < len(names) for entry in visible):
         names, used = tuple(names[int(entry)] for entry in visible), tuple(used[int(entry)] for entry in visible)
+    elif visible is not None:
+        used = ()  # by names of their own: which is which is not known here
     return Node(
         address="this machine",
         cpus=len(os.sched_getaffinity(0)),

@@ -27,7 +27,7 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None
     gpu_names: tuple[str, ...] = ()
-    gpus_used_gib: tuple[float, ...] = ()  # of this machine alone, before a sweep
+    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # by the driver's numbers; of this machine alone, before a sweep
     id: str | None = None  # Ray's, of a node of a cluster that is up
     cpu_architecture: str = "cpu"
     memory_gib: float | None = None  # that the scheduler gives out; None: of a cluster that is not up yet
@@ -79,12 +79,12 @@ class Target:
         return wanted or (most if self.hardware.kind == "gpu" else 1)
 
     def in_use(self) -> list[str]:
-        """Which GPUs of this machine others have part of, in words; of a cluster's its scheduler knows."""
+        """Which of the GPUs that are measured others have part of, in words; of a cluster's the doctor tells."""
         return [
             f"{gib:.1f} GiB of GPU {number}: what else runs there is measured too (nvidia-smi shows it)"
             for node in self.nodes
-            for number, gib in enumerate(node.gpus_used_gib)
-            if gib > USED_BY_OTHERS_GIB
+            for number, gib in node.gpus_used_gib
+            if gib > USED_BY_OTHERS_GIB and self.hardware.kind == "gpu"
         ]
 
     def with_more(self, nodes: Iterable[Node]) -> Target:

@@ -58,9 +58,10 @@ def test_auto_takes_the_gpus_if_there_are_any() -> None:
 
 
 def test_what_others_have_of_a_gpu_is_said_and_a_display_is_not() -> None:
-    node = replace(gpu_node("NVIDIA H200", "H200", gpus=2), gpus_used_gib=(0.4, 34.12))
+    node = replace(gpu_node("NVIDIA H200", "H200", gpus=2), gpus_used_gib=((2, 0.4), (3, 34.12)))
     (words,) = choose(AUTO, [node], 1).in_use()
-    assert words.startswith("34.1 GiB of GPU 1: ")
+    assert words.startswith("34.1 GiB of GPU 3: ")
+    assert choose(Hardware(name="cpu", kind="cpu"), [node], 1).in_use() == []
 
 
 @pytest.mark.gpu
