@@ -22,7 +22,7 @@ class Allreduce:
     """NCCL or RCCL between GPUs, gloo between processors."""
 
     Parameters = AllreduceParameters
-    method = "allreduce/1"
+    method = "allreduce/2"
     max_world_size = None
     sets_ceiling = False
 

@@ -13,7 +13,7 @@ from workloads.contract import Infeasible
 
 # How wide tinygrad searches among its kernels for a shape, each compiled and timed: 2 is what its own notes advise.
 BEAM = 2
-# Processes that compile candidates: a thousand or so, of half a second each.
+# Processes that compile the thousand or so candidates of a search, each for half a second.
 COMPILERS = min(8, os.cpu_count() or 1)
 # tinygrad 0.14 multiplies wrongly where tensor cores meet three further splits into threads, and its search takes the
 # fastest kernel, right or not: with so many threads in a block at most there is a warp of 32 and two splits. Upstream a
@@ -65,8 +65,9 @@ def product(
             return torch.from_numpy(c.bitcast(dtypes.int16).numpy()).view(torch.bfloat16).to(a.device)
         return torch.from_numpy(c.numpy()).to(a.device)
 
-    # Tuned at the first call and kept at the second; what compiled must not compete with what is timed.
-    with Context(BEAM=beam, PARALLEL=COMPILERS):
+    # Tuned at the first call and kept at the second; what compiled must not compete with what is timed. Without what
+    # tinygrad keeps on disk: another program's search may have put a wrong kernel there.
+    with Context(BEAM=beam, PARALLEL=COMPILERS, CACHELEVEL=0):
         run()
         run()
     terminate_worker_pool()
