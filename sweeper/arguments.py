@@ -99,6 +99,7 @@ def _nearest_key(key: str, arguments: Sequence[str]) -> str:
 
 
 def _flat(node: Any, prefix: str = "") -> list[str]:
-    if not isinstance(node, dict) or not node:
+    """Every key that a value is said of; `{cpu: …, gpu: …}` is one."""
+    if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
         return [prefix]
     return [name for key, inner in node.items() for name in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]

@@ -15,6 +15,7 @@ WRONG = {
     "search=magic": ["search=magic", "cmaes, gp, grid, qmc, random, tpe"],
     "budget.trails=5": ["budget.trails", "did you mean budget.trials?"],
     "bugdet.trials=5": ["bugdet.trials", "did you mean budget.trials?"],
+    "spce.m=5": ["spce.m", "did you mean space.m?"],
     "+foo=1": ["foo", "workload"],
     "budget.trials=ten": ["budget.trials=ten", "whole number"],
     "budget.trials=2.5": ["budget.trials=2.5", "whole number"],
