@@ -14,7 +14,7 @@ from sweeper.config import CONF, Hardware
 from sweeper.said import SaidWrongly, build
 
 GPUS_OF_A_NODE = 8  # where nobody has looked
-USED_BY_OTHERS_GIB = 1.0  # of a GPU at rest; less is a display, or a context of nobody that computes
+USED_BY_OTHERS_GIB = 1.0  # less is a display's, or of a program that only has the GPU open
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ class Recorder(Queues):
     """Queues that write down what is queued."""
 
     def __init__(self, host: Host) -> None:
-        self.on_gpu, self.copied_bytes, self.host = True, 0, host
-        self.work = list[Work]()
+        self.host, self.work = host, list[Work]()
 
     def copy(self, target: Buffer, source: Buffer, lane: str = "parameters") -> None:
         way = "down" if self.host.holds(target.tensor) else "up"
@@ -127,11 +126,13 @@ def steps_s(shape: LlamaShape, plan: Plan, rates: Rates, monkeypatch: pytest.Mon
 
     def forward(w: Any, x: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
         queues.compute(tokens * rates.forward_s)
-        made = {"x": x, "middle": empty(*x.shape), "gate_up": empty(tokens, 2 * shape.feed_forward)}
-        made |= {"qkv": empty(sequences, plan.chunk_length, heads, shape.head_size)}
-        made |= {
+        made = {
+            "x": x,
+            "qkv": empty(sequences, plan.chunk_length, heads, shape.head_size),
             "mixed": empty(tokens, shape.heads * shape.head_size),
             "lse": empty(sequences, shape.heads, plan.chunk_length, dtype=torch.float32),
+            "middle": empty(*x.shape),
+            "gate_up": empty(tokens, 2 * shape.feed_forward),
         }
         return empty(*x.shape), made
 

@@ -187,7 +187,7 @@ class Engine:
             gradients.holds = n
         else:
             self._gradients.fetch(n)
-        states = self._fetch_states(n) if last else ()
+        states = self._fetch_states(n) if last else ()  # first: the next layer's wait for a slot, these need not
         for slots in [self._weights] if first else [self._weights, self._gradients]:
             for m in [m for m in reversed(slots.streamed) if m < n][:1]:
                 slots.fetch(m)

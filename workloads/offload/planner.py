@@ -258,8 +258,9 @@ def _layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: 
     further ahead than one layer.
     """
     layers, layer = model.shape.layers, model.layer_bytes
-    streams = ((layer, 1 - homes.resident / layers), (0, homes.resident / layers))
-    comes = ((model.layer_state_bytes, 1 - homes.states_resident / layers), (0, homes.states_resident / layers))
+    # What comes and goes of a layer, and the share of layers of which it does: of weights, and of states.
+    vectors = ((layer, 1 - homes.resident / layers), (0, homes.resident / layers))
+    all_states = ((model.layer_state_bytes, 1 - homes.states_resident / layers), (0, homes.states_resident / layers))
     activations = _layer_kept_bytes(homes, model, keeps) if place == "host" else 0
     forward_s = homes.round_tokens * rates.forward_s
     backward_s = homes.round_tokens * (rates.backward_s + rates.again_s[keeps])
@@ -268,7 +269,7 @@ def _layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: 
     if more:
         passes += [_Pass(1, up=1, down=1, backward=True), _Pass(homes.rounds - 2, up=2, down=1, backward=True)]
     total_s = waiting_s = copied = 0.0
-    for p, (vector, share), (states, share_of_states) in product(passes, streams, comes):
+    for p, (vector, share), (states, share_of_states) in product(passes, vectors, all_states):
         times = p.times * share * share_of_states
         up = p.up * vector + p.states * states + p.backward * activations
         down = p.down * vector + p.states * states + (not p.backward) * activations
