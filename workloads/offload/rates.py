@@ -59,11 +59,28 @@ def _block(
 ) -> tuple[float, dict[Keeps, float], float]:
     """Seconds a token forward, and backward by what was kept, and bytes a token that backward works in.
 
-    Of a long sequence, a piece in its middle, that has as much before it as a piece has on average.
+    Of a long sequence the seconds are those of a piece in its middle, that has as much before it as a piece has on
+    average, and the bytes those of its last, that needs the most.
     """
     length = min(sequence_length, TOKENS[device.type])
-    sequences = max(1, TOKENS[device.type] // sequence_length)
-    tokens, before = sequences * length, (sequence_length - length) // 2
+    tokens, last = max(1, TOKENS[device.type] // sequence_length) * length, sequence_length - length
+    math = BlockMath(shape, kernel_of(shape, sequence_length, device, dtype), compiled=device.type != "cpu")
+    with torch.no_grad():
+        steps, kept_bytes = _passes(math, shape, tokens, length, last, device, dtype)
+        workspace_bytes = (_peak_bytes(steps[-1], device) or 3.0 * kept_bytes) / tokens
+        if last:
+            del steps
+            steps, _ = _passes(math, shape, tokens, length, last // 2, device, dtype)
+        _settle(steps, device)
+        forward_s, *backward_s = (seconds / tokens for seconds in _medians_s(steps, device))
+    return forward_s, dict(zip(KINDS, backward_s, strict=True)), workspace_bytes
+
+
+def _passes(
+    math: BlockMath, shape: LlamaShape, tokens: int, length: int, before: int, device: torch.device, dtype: torch.dtype
+) -> tuple[list[Callable[[], object]], int]:
+    """A block forward, and backward for each of KINDS, over `tokens` tokens in sequences or pieces of `length` with
+    `before` tokens before each; and the bytes of all activations that forward makes."""
 
     def random(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02
@@ -73,27 +90,21 @@ def _block(
     weights = {name: random(*size) for name, size in sizes.items()}
     gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     x, d_out, rope = random(tokens, shape.width), random(tokens, shape.width), rope_table(shape, length, device)
+    sequences = tokens // length
     earlier = random(sequences, before, 2 * shape.kv_heads, shape.head_size) if before else None
     own = torch.zeros(sequences, length, 2 * shape.kv_heads, shape.head_size, device=device)
     d_keys_values = (own, torch.zeros_like(earlier, dtype=torch.float32)) if earlier is not None else None
-    math = BlockMath(shape, kernel_of(shape, sequence_length, device, dtype), compiled=device.type != "cpu")
-    with torch.no_grad():
-        made = math.forward(weights, x, rope, earlier)[1]
+    made = math.forward(weights, x, rope, earlier)[1]
 
     def forward() -> None:
         math.forward(weights, x, rope, earlier)
 
     def backward(keeps: Keeps) -> Callable[[], object]:
         kept = {name: made[name] for name in KEPT[keeps]}
+
         return lambda: math.backward(weights, gradients, dict(kept), rope, d_out, earlier, d_keys_values)
 
-    steps = [forward, *(backward(keeps) for keeps in KINDS)]
-    with torch.no_grad():
-        _settle(steps, device)
-        workspace_bytes = _peak_bytes(steps[-1], device) / tokens
-        forward_s, *backward_s = (seconds / tokens for seconds in _medians_s(steps, device))
-    workspace_bytes = workspace_bytes or 3.0 * sum(t.nbytes for t in made.values()) / tokens
-    return forward_s, dict(zip(KINDS, backward_s, strict=True)), workspace_bytes
+    return [forward, *(backward(keeps) for keeps in KINDS)], sum(t.nbytes for t in made.values())
 
 
 def _settle(steps: list[Callable[[], object]], device: torch.device) -> None:
@@ -108,6 +119,7 @@ def _peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     """What it allocates at most beside what is there; 0 on a CPU, which does not say."""
     if device.type == "cpu":
         return 0
+    step()  # to compile takes memory too
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     step()
