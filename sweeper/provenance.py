@@ -14,7 +14,7 @@ from sweeper.hardware import Target
 from sweeper.secrets import masked_arguments
 from workloads import host
 
-PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton")
+PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ CASES += [
     for name, dtype in [
         ("cudnn", torch.bfloat16),
         ("flash", torch.bfloat16),
+        ("flash4", torch.bfloat16),
         ("efficient", torch.bfloat16),
         ("efficient", torch.float32),
     ]
@@ -28,6 +29,8 @@ def test_a_kernel_gives_what_plain_attention_gives(
     name: str, device: str, dtype: torch.dtype, before: int, size: tuple[int, int]
 ) -> None:
     """`before` keys and values are an earlier part; relative to the truth in fp64."""
+    if name == "flash4":
+        pytest.importorskip("flash_attn.cute")
     (length, width), torch_device = size, torch.device(device)
     generator = torch.Generator().manual_seed(0)
 

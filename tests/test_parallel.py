@@ -248,6 +248,11 @@ def test_an_illegal_layout_is_infeasible_before_anybody_waits_for_anybody() -> N
         run_trial("parallel", {"model": "llama_tiny", "dtype": "fp32", "shard": 2}, Rank(0, 4, ranks_per_node=4))
 
 
+def test_a_trial_says_whose_kernels_compute_attention() -> None:
+    asked = {"model": "llama_tiny", "dtype": "fp32", "sequence_length": 32, "global_batch": 1, "compile": False}
+    assert run_trial("parallel", asked, Rank()).facts["attention"] == "cpu"
+
+
 def test_a_tied_model_trains_over_tensor_parallel_ranks_too() -> None:
     """Its head is its embedding, so both are divided alike; one rank by itself shows that it is built."""
     shape = replace(SHAPE, tied=True)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workloads.llama import flash4
 from workloads.timing import time_in_turns
 
 aten = torch.ops.aten
@@ -96,6 +97,7 @@ HALF = (torch.bfloat16, torch.float16)
 KERNELS = {
     "cudnn": Kernel("cudnn", HALF, _cudnn_forward, _cudnn_backward),
     "flash": Kernel("flash", HALF, _flash_forward, _flash_backward),
+    "flash4": Kernel("flash4", HALF, flash4.forward, flash4.backward),
     "efficient": Kernel("efficient", (*HALF, torch.float32), _efficient_forward, _efficient_backward),
     "cpu": Kernel("cpu", (*HALF, torch.float32), _cpu_forward, _cpu_backward),
 }
@@ -123,7 +125,7 @@ def fastest(heads: int, kv_heads: int, head_size: int, length: int, device: torc
 
         try:
             run()
-        except RuntimeError:  # not built, or not for this type or this GPU
+        except Exception:  # not installed, not built, or not for this type or GPU: each says so in a way of its own
             continue
         runs[name] = run
     times = time_in_turns(list(runs.values()), device, warmup=1, repeats=3, cold_cache=False)

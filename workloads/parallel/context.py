@@ -23,11 +23,11 @@ class ContextAttention:
     """Causal attention over a group of ranks. q, k, v: of this rank's tokens, [batch, heads, length, head_size]."""
 
     def __init__(self, kernel: Kernel, group: dist.ProcessGroup) -> None:
-        self._kernel, self._group = kernel, group
+        self.kernel, self._group = kernel, group
 
     @torch.compiler.disable
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = _Gathered.apply(q, k, v, self._kernel, self._group)
+        out: Tensor = _Gathered.apply(q, k, v, self.kernel, self._group)
         return out
 
 

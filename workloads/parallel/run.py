@@ -99,7 +99,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         figures=figures,
         facts=devices.facts(device)
         | watch.facts()
-        | {"layout": str(layout), "parameters_kept": sum(map(numbers, stages))},
+        | {"layout": str(layout), "attention": _attention(stages[0]), "parameters_kept": sum(map(numbers, stages))},
     )
 
 
@@ -127,6 +127,18 @@ def _executed(
 
 def _dtype(stage: Stage) -> str:
     """What the products of blocks are in."""
-    block = next(iter(stage.blocks.values()))
-    layer: Any = getattr(block, "block", block).qkv
+    layer: Any = _block(stage).qkv
     return float8_recipe(layer) or {torch.bfloat16: "bf16", torch.float32: "fp32"}[layer.weight.dtype]
+
+
+def _attention(stage: Stage) -> str:
+    """Whose kernels compute it; PyTorch's function chooses for itself, in the order of `fastest_attention`."""
+    block = _block(stage)
+    kernel = getattr(getattr(block, "maths", block.attention), "kernel", None)
+    return kernel.name if kernel else "scaled_dot_product_attention"
+
+
+def _block(stage: Stage) -> Any:
+    """One of the stage's, without what keeps its activations."""
+    block = next(iter(stage.blocks.values()))
+    return getattr(block, "block", block)
