@@ -1,6 +1,6 @@
 """Layouts of Llama 3 8B over the GPUs of this machine, beside what a plain script makes of them, in one run.
 
-    python benchmarks/parallel.py [--model llama3_8b] [--global-batch 16] [--trials 12] [--time-s 300]
+    python benchmarks/parallel.py [--model llama3_8b] [--global-batch 16] [--steps 5] [--trials 12] [--time-s 300]
 
 Three things at 8192 tokens a sequence and bf16: one GPU by itself (`workload=parallel gpus=1`), FSDP2 as its tutorial
 has it (each block compiled and sharded, micro-batches of two, nothing computed again), and the best that
@@ -30,11 +30,11 @@ from workloads.llama.shapes import MODELS
 from workloads.llama.text import sequences
 from workloads.parallel.layout import Layout
 
-LENGTH, WARMUP, STEPS = 8192, 2, 5
+LENGTH, WARMUP = 8192, 2
 PEAK_TFLOPS = 989.0
 
 
-def plain_fsdp(model: str, global_batch: int, micro_batch: int = 2) -> None:
+def plain_fsdp(model: str, global_batch: int, steps: int, micro_batch: int = 2) -> None:
     """One rank of it, under torchrun; rank 0 prints the seconds of its steps."""
     from torch.distributed.fsdp import fully_shard
 
@@ -56,7 +56,7 @@ def plain_fsdp(model: str, global_batch: int, micro_batch: int = 2) -> None:
     mine = tokens.chunk(ranks)[rank].to(device)
     times_s = []
     with fastest_attention(device):
-        for _ in range(WARMUP + STEPS):
+        for _ in range(WARMUP + steps):
             dist.barrier()
             started = time.perf_counter()
             for part in mine.split(micro_batch):
@@ -71,10 +71,10 @@ def plain_fsdp(model: str, global_batch: int, micro_batch: int = 2) -> None:
     dist.destroy_process_group()
 
 
-def run_plain(ranks: int, model: str, global_batch: int) -> tuple[float, float]:
+def run_plain(ranks: int, model: str, global_batch: int, steps: int) -> tuple[float, float]:
     """Tokens/s of all ranks, and GiB."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
-    command += ["--plain", "--model", model, "--global-batch", str(global_batch)]
+    command += ["--plain", "--model", model, "--global-batch", str(global_batch), "--steps", str(steps)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"plain FSDP2 failed:\n{done.stderr[-3000:]}")
@@ -98,13 +98,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama3_8b")
     parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--time-s", type=int, default=300)
     parser.add_argument("--dir", help="where the sweeps are kept (default: a new folder)")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     said, more = parser.parse_known_args()
     if said.plain:
-        return plain_fsdp(said.model, said.global_batch)
+        return plain_fsdp(said.model, said.global_batch, said.steps)
     gpus, per_s_flops = torch.cuda.device_count(), per_token(MODELS[said.model], LENGTH)
     print(f"# {said.model} on {gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
     print(f"# {LENGTH} tokens a sequence, {said.global_batch} sequences a step")
@@ -116,11 +117,12 @@ def main() -> None:
     folder, alone = Path(said.dir or tempfile.mkdtemp()), said.global_batch // gpus
     fixed = [f"space.{name}=1" for name in ("replicate", "shard", "tensor", "context", "pipeline", "stages")]
     fixed += ["space.schedule=1f1b", "space.checkpointing=none", "space.micro_batch=1", "space.reshard=true"]
+    fixed += [f"space.steps={said.steps}"]
     one = sweep(1, said.model, alone, folder / "one", "finals.top=0", "budget.trials=1", *fixed).iloc[0]
     row(f"one GPU by itself, {alone} sequences a step", one["tokens_per_s"], one["peak_device_gib"])
-    per_s, gib = run_plain(gpus, said.model, said.global_batch)
+    per_s, gib = run_plain(gpus, said.model, said.global_batch, said.steps)
     row(f"plain FSDP2 compiled, micro-batch 2, {said.global_batch} sequences", per_s / gpus, gib)
-    budget = [f"budget.trials={said.trials}", f"budget.time_s={said.time_s}"]
+    budget = [f"space.steps={said.steps}", f"budget.trials={said.trials}", f"budget.time_s={said.time_s}"]
     for _, trial in sweep(gpus, said.model, said.global_batch, folder / "all", *budget, *more).iterrows():
         params = {key.removeprefix("param."): trial[key] for key in trial.index if key.startswith("param.")}
         layout = Layout(**params, global_batch=said.global_batch)
