@@ -107,7 +107,7 @@ MEASURED = pd.read_csv(Path(__file__).parent / "h200_memory.csv", comment="#").t
 @pytest.mark.parametrize("measured", MEASURED, ids=str)
 def test_the_memory_estimate_is_what_a_gpu_allocated(measured: dict[str, Any]) -> None:
     parts = {name: value for name, value in measured.items() if name not in ("dtype", "gib")}
-    layout = Layout(global_batch=8, **parts)
+    layout = Layout(**parts)
     setting = Setting(
         MODELS["llama3_8b"], 8192, layout.world_size, layout.world_size, compiled=True, dtype=measured["dtype"]
     )
