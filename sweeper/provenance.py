@@ -6,13 +6,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from sweeper.hardware import Target
 from sweeper.secrets import masked_arguments
 from workloads import host
+from workloads.health import version_of
 
 PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
 
@@ -21,7 +21,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
     """Everything, as plain values. Nothing of the environment is taken, and URLs lose their passwords."""
     return {
         "command": masked_arguments(arguments),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}},
         "machine": {
             "host": platform.node(),
             "system": platform.platform(),
@@ -78,10 +78,3 @@ def _gpu_state(gpu: Any) -> dict[str, Any]:
         except nvml.NVMLError:
             continue  # a virtual or a consumer GPU does not tell everything
     return state
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from workloads import host
 
-PACKAGES = ("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton")
+PACKAGES = ("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "flash-attn-4")
 
 
 def health(folder: str) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def health(folder: str) -> dict[str, Any]:
     there, shared = Path(folder), Path("/dev/shm")
     return {
         "node": socket.gethostname(),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
         "cpus": len(os.sched_getaffinity(0)),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": host.available_memory_bytes() / 2**30,
@@ -30,7 +30,8 @@ def health(folder: str) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Empty where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
