@@ -2,7 +2,8 @@
 
     python benchmarks/offload.py [--rows 8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload] [--steps 1]
     python benchmarks/offload.py --rows cpu_offload_small
-    python benchmarks/offload.py --rows 8b_64k_large         # needs 160 GiB of host memory
+    python benchmarks/offload.py --rows 8b_64k_large         # as much host memory as its plan takes, up to 144 GiB
+    python benchmarks/offload.py --rows 1b_256k
 
 All rows run in this process, one after the other, on made-up tokens and random weights; each is one warm-up step and
 the median of `--steps`. The reference is ml_dataflow on one H100 (its published table; steps of 557,056 to
@@ -54,6 +55,7 @@ ROWS = {  # CPUOffloadPolicy comes last, and once in a process: it leaves host m
     "8b_512": [Row("llama3_8b", 512, 70, 78, 256, 13135)],
     "8b_64k": [Row("llama3_8b", 65536, 104, 78, 5, 5401)],  # the reference's is of 112 GiB on the host
     "8b_64k_large": [Row("llama3_8b", 65536, 144, 78, 5, 5487)],
+    "1b_256k": [Row("llama3_1b", 262144, 60, 24, 1)],
     "cpu_offload": [Row("llama3_8b", 8192, 60, 24, 4)],
     "cpu_offload_small": [Row("llama3_8b", 8192, 60, 24, 1)],
 }

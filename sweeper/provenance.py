@@ -12,7 +12,6 @@ from typing import Any
 from sweeper.hardware import Target
 from sweeper.secrets import masked_arguments
 from workloads import host
-from workloads.health import version_of
 
 PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
 
@@ -21,7 +20,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
     """Everything, as plain values. Nothing of the environment is taken, and URLs lose their passwords."""
     return {
         "command": masked_arguments(arguments),
-        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: host.version_of(name) for name in PACKAGES}},
         "machine": {
             "host": platform.node(),
             "system": platform.platform(),

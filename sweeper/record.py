@@ -245,13 +245,15 @@ def _both(earlier: str, now: str) -> str:
 
 
 def _facts(record: Record) -> dict[str, Any]:
-    """Of what the ranks saw: the type, what a GPU may draw, and whether the machine slowed one down meanwhile."""
+    """Of what the ranks saw: the type, whose attention they computed with, what a GPU may draw, and whether the machine
+    slowed one down meanwhile."""
     if not record.measurements:
         return {}
     facts = [measurement["facts"] for measurement in record.measurements]
     limits = {watts for seen in facts if (watts := seen.get("power_limit_w"))}
     return {
         "dtype": record.measurements[0]["matrix_dtype"],
+        "attention": " or ".join(sorted({str(seen["attention"]) for seen in facts if "attention" in seen})),
         "power_limit_w": " or ".join(f"{watts:g}" for watts in sorted(limits)),
         "slowed_by": " ".join(sorted({word for seen in facts for word in str(seen.get("slowed_by", "")).split()})),
         "tainted": "yes" if any(seen.get("tainted") for seen in facts) else "",

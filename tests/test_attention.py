@@ -24,7 +24,7 @@ CASES += [
 
 @pytest.mark.parametrize(("name", "device", "dtype"), CASES)
 @pytest.mark.parametrize("before", [0, 64])
-@pytest.mark.parametrize("size", [(40, 32), (128, 128)])
+@pytest.mark.parametrize("size", [(40, 32), (128, 64), (128, 128)])
 def test_a_kernel_gives_what_plain_attention_gives(
     name: str, device: str, dtype: torch.dtype, before: int, size: tuple[int, int]
 ) -> None:

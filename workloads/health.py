@@ -7,7 +7,6 @@ import platform
 import shutil
 import socket
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,13 @@ def health(folder: str) -> dict[str, Any]:
     there, shared = Path(folder), Path("/dev/shm")
     return {
         "node": socket.gethostname(),
-        "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
         "cpus": len(os.sched_getaffinity(0)),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": host.available_memory_bytes() / 2**30,
         "disk_gib": shutil.disk_usage(there if there.is_dir() else "/").free / 2**30,
         "gpus": _gpus(),
     }
-
-
-def version_of(package: str) -> str:
-    """Empty where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _gpus() -> list[dict[str, Any]]:

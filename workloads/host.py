@@ -1,4 +1,4 @@
-"""What can be said of this machine without torch: its processor and its GPUs' names."""
+"""What can be said of this machine without torch: its packages, its processor, its memory and its GPUs' names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ from workloads.contract import Scalar
 
 # The kernel's word for instructions of matrix or vector units, x86 and ARM, by the number format they multiply.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
+
+
+def version_of(package: str) -> str:
+    """Of an installed package; empty where it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def cpu_name() -> str:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workloads.llama import flash4
 from workloads.timing import time_in_turns
 
 aten = torch.ops.aten
@@ -65,6 +64,27 @@ def _flash_backward(
     )
 
 
+# FlashAttention 4 (the package flash-attn-4): its heads stand beside a token, and it compiles itself when first called.
+
+
+def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+    out, lse, *_ = _flash_attn_fwd(q, k, v, causal=causal, return_lse=True)
+    return out.transpose(1, 2), lse
+
+
+def _flash4_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> Gradients:
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    q, k, v, out, d_out = (heads.transpose(1, 2) for heads in (q, k, v, out, d_out))
+    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, d_out, lse, causal=causal)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
 def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     each = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
@@ -97,7 +117,7 @@ HALF = (torch.bfloat16, torch.float16)
 KERNELS = {
     "cudnn": Kernel("cudnn", HALF, _cudnn_forward, _cudnn_backward),
     "flash": Kernel("flash", HALF, _flash_forward, _flash_backward),
-    "flash4": Kernel("flash4", HALF, flash4.forward, flash4.backward),
+    "flash4": Kernel("flash4", HALF, _flash4_forward, _flash4_backward),
     "efficient": Kernel("efficient", (*HALF, torch.float32), _efficient_forward, _efficient_backward),
     "cpu": Kernel("cpu", (*HALF, torch.float32), _cpu_forward, _cpu_backward),
 }
@@ -105,7 +125,8 @@ KERNELS = {
 
 @cache
 def fastest(heads: int, kv_heads: int, head_size: int, length: int, device: torch.device, dtype: torch.dtype) -> Kernel:
-    """The kernel that takes the least time forward and backward, of those that this device and type have."""
+    """The kernel that takes the least time forward and backward, of those that this device and type have. What is left
+    out says why in the log. Raises RuntimeError where none works."""
     if device.type == "cpu":
         return KERNELS["cpu"]
     batch = max(1, 8192 // length)
@@ -125,9 +146,12 @@ def fastest(heads: int, kv_heads: int, head_size: int, length: int, device: torc
 
         try:
             run()
-        except Exception:  # not installed, not built, or not for this type or GPU: each says so in a way of its own
+        except Exception as error:  # not installed, not built, or not for this type or GPU: each says so in its own way
+            print(f"attention by {name} is left out: {str(error).partition(chr(10))[0] or type(error).__name__}")
             continue
         runs[name] = run
+    if not runs:
+        raise RuntimeError(f"no kernel of attention works here in {dtype} with heads of {head_size}")
     times = time_in_turns(list(runs.values()), device, warmup=1, repeats=3, cold_cache=False)
     return KERNELS[min(zip(map(min, times), runs, strict=True))[1]]
 

@@ -67,7 +67,9 @@ def _block(
     math = BlockMath(shape, kernel_of(shape, sequence_length, device, dtype), compiled=device.type != "cpu")
     with torch.no_grad():
         steps, kept_bytes = _passes(math, shape, tokens, length, last, device, dtype)
-        workspace_bytes = (_peak_bytes(steps[-1], device) or 3.0 * kept_bytes) / tokens
+        workspace_bytes = (
+            _peak_bytes(steps[-1], device) or 3.0 * kept_bytes
+        ) / tokens  # of a CPU a guess, on the safe side
         if last:
             del steps
             steps, _ = _passes(math, shape, tokens, length, last // 2, device, dtype)
@@ -80,7 +82,7 @@ def _passes(
     math: BlockMath, shape: LlamaShape, tokens: int, length: int, before: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[list[Callable[[], object]], int]:
     """A block forward, and backward for each of KINDS, over `tokens` tokens in sequences or pieces of `length` with
-    `before` tokens before each; and the bytes of all activations that forward makes."""
+    `before` tokens before each; and how many bytes the activations have that forward makes."""
 
     def random(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02

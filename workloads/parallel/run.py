@@ -19,8 +19,9 @@ from workloads.llama.text import sequences
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, groups_of, numbers, stages_of
 from workloads.parallel.communication import counted
+from workloads.parallel.context import ContextAttention
 from workloads.parallel.layout import why_illegal
-from workloads.parallel.stage import Stage, random_weights
+from workloads.parallel.stage import Stage, WrittenBlock, random_weights
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import float8_recipe
 from workloads.recipes import why_no_rate
@@ -132,10 +133,13 @@ def _dtype(stage: Stage) -> str:
 
 
 def _attention(stage: Stage) -> str:
-    """Whose kernels compute it; PyTorch's function chooses for itself, in the order of `fastest_attention`."""
+    """The name of its kernel; PyTorch's function chooses for itself, in the order of `fastest_attention`."""
     block = _block(stage)
-    kernel = getattr(getattr(block, "maths", block.attention), "kernel", None)
-    return kernel.name if kernel else "scaled_dot_product_attention"
+    if isinstance(block, WrittenBlock):
+        return block.maths.kernel.name
+    if isinstance(block.attention, ContextAttention):
+        return block.attention.kernel.name
+    return "scaled_dot_product_attention"
 
 
 def _block(stage: Stage) -> Any:
