@@ -457,5 +457,5 @@ class Sweep:
         """The command with twice of what ended the sweep."""
         used_up = {f"budget.{name}": limit for name, limit in self._board.used_up().items()}
         words = [word for word in self._arguments if word.partition("=")[0] not in used_up]
-        words += [f"{name}={2 * limit}" for name, limit in used_up.items()]
+        words += [f"{name}={2 * limit:.15g}" for name, limit in used_up.items()]
         return shlex.join(secrets.masked_arguments(words))
