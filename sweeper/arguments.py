@@ -75,7 +75,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     if found := re.search(r"Sweep parameters? '([^']+)' requires --multirun", text):
         return f"{found[1]}: several values; add -m to run one sweep for each"
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read; it has to be key=value, or group=choice"
+        return f"{str(error.override).removeprefix('++')}: cannot be read; it has to be key=value, or group=choice"
     if "Interpolation key 'workload.name' not found" in text:
         said = next((word for word in arguments if word.startswith("workload=")), "workload")
         return f"{said}: its file gives no workload.name; `# @package _global_` has to be the first line of it"

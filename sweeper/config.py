@@ -61,7 +61,7 @@ class Search:
 @dataclass(frozen=True)
 class Budget:
     trials: int | None = field(default=None, metadata={"min": 1})
-    time_s: float | None = field(default=None, metadata={"min": 0})
+    time_s: float | None = field(default=None, metadata={"min": 0.001})
     patience: int | None = field(default=None, metadata={"min": 1})
 
 

@@ -19,7 +19,7 @@ from sweeper.recorder import check_uri
 from sweeper.said import SaidWrongly
 from sweeper.secrets import masked
 from sweeper.space import Space
-from sweeper.table import said_point
+from sweeper.table import said_point, shown_width
 
 PROMISING = 5  # so many points that a workload thinks the best of are tried first
 
@@ -62,16 +62,16 @@ class Plan:
         return f"{have}; {self.said_gangs()}{each}{alone}"
 
     def said_gangs(self) -> str:
-        return f"{self.gangs} trial{'s' if self.gangs > 1 else ''} at once"
+        return f"{_trials(self.gangs)} at once"
 
     def said_search(self) -> str:
         budget, size = self.config.budget, self.space.size
         legal = "" if self.foresight is None else " worth trying"
         points = "continuous" if math.isinf(size) else f"{size:,.0f} point{'s' if size > 1 else ''}{legal}"
         limits = [
-            f"{budget.trials} trials" if budget.trials else "",
+            _trials(budget.trials) if budget.trials else "",
             f"{budget.time_s:g} s" if budget.time_s else "",
-            f"{budget.patience} trials without a better one" if budget.patience else "",
+            f"{_trials(budget.patience)} without a better one" if budget.patience else "",
         ]
         what = ", ".join(self.space.dimensions) or "one point"
         by = f"by {self.config.search.sampler}, seed {self.config.seed}"
@@ -152,6 +152,10 @@ def plan(said: Config, *, first_is_meant: bool = False) -> Plan:
     )
 
 
+def _trials(count: int) -> str:
+    return f"{count} trial{'' if count == 1 else 's'}"
+
+
 def _all(target: Target) -> int:
     if target.hardware.kind == "cpu":
         raise SaidWrongly(f"gpus=all: there are no GPUs ({target.model}); say how many processes")
@@ -160,14 +164,18 @@ def _all(target: Target) -> int:
 
 def show(planned: Plan) -> int:
     """Print what a sweep would try, and end: plan=true."""
-    console = Console()
+    console = Console(width=shown_width())
     console.print(f"device   {planned.said_devices()}\nsearch   {planned.said_search()}", highlight=False)
+    if planned.space.constants:
+        console.print(f"fixed    {said_point(planned.space.constants)}", highlight=False)
     if planned.foresight is None:
         for point in planned.first:
             console.print(f"first    {said_point(point)}", highlight=False)
         by = planned.config.search.sampler
         console.print(f"then     by {by}: of this workload nothing more is known before it runs", soft_wrap=True)
         return 0
+    if planned.target.hardware.kind == "cpu":
+        console.print("figures  of a processor: their order means something, their height does not", highlight=False)
     width = console.width
     parts = foresight.tell(planned.foresight, width)
     if planned.nodes:

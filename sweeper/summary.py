@@ -22,6 +22,7 @@ from sweeper.results import Results
 from sweeper.secrets import mask
 
 SHOWN_ROWS = 10
+SHOWN_FAILURES = 3  # kinds of them, of each bad ending
 SHOWN_OF_ALL = 120
 
 
@@ -84,7 +85,7 @@ class Summary:
         folder = self.results.plan.folder
         # Written in one piece at the end: rich ends the process itself where a pipe is closed early.
         text = io.StringIO()
-        out = Console(file=text, width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
+        out = Console(file=text, width=table.shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
         out.print(f"\n{self.title}: {table.said_counts(self.results.counts)}")
         if shown := self._shown(exhausted):
             out.print(table.terminal(shown, self.results.objective, out.width))
@@ -132,9 +133,12 @@ class Summary:
         return words
 
     def _shown(self, exhausted: bool) -> Sequence[Record]:
-        """The best; where every point of a small space was tried, all, those last that are not ranked."""
+        """The best; where every point of a small space was tried, all, those last that are not ranked; where none is
+        ranked, some of those."""
         everything = [*self.results.best, *self._not_ranked()]
-        return everything if exhausted and len(everything) <= SHOWN_OF_ALL else self.results.best[:SHOWN_ROWS]
+        if exhausted and len(everything) <= SHOWN_OF_ALL:
+            return everything
+        return (self.results.best or everything)[:SHOWN_ROWS]
 
     def _not_ranked(self) -> list[Record]:
         return [
@@ -162,23 +166,32 @@ class Summary:
     def _failures(self) -> list[str]:
         """Why some were infeasible, and one example of each kind of bad ending, with its log."""
         lines = []
-        reasons: dict[str, list[str]] = {}  # those that differ in numbers alone are of one kind
-        for record in self.results.records:
-            if record.ending is Ending.INFEASIBLE:
-                reasons.setdefault(re.sub(r"[\d.,]+", "#", record.reason), []).append(record.reason)
-        for alike in sorted(reasons.values(), key=len, reverse=True)[:SHOWN_ROWS]:
-            lines.append(f"{len(alike)} infeasible{', such as' if len(set(alike)) > 1 else ''}: {alike[-1]}")
+        reasons = self._by_reason(Ending.INFEASIBLE)
+        for alike in reasons[:SHOWN_ROWS]:
+            such = ", such as" if len({record.reason for record in alike}) > 1 else ""
+            lines.append(f"{len(alike)} infeasible{such}: {alike[-1].reason}")
         if len(reasons) > SHOWN_ROWS:
             lines.append(f"infeasible for {len(reasons) - SHOWN_ROWS} more reasons: see trials.csv")
         for ending in (Ending.FAILED, Ending.LOST, Ending.TIMED_OUT):
-            if examples := [record for record in self.results.records if record.ending is ending]:
-                last = examples[-1]
-                lines.append(f"{len(examples)} {ending.value}, such as trial {last.number}: {last.reason}")
+            kinds = self._by_reason(ending)
+            if len(kinds) > SHOWN_FAILURES:
+                lines.append(f"{ending.value} for {len(kinds)} reasons, of which these were met most: see trials.csv")
+            for alike in kinds[:SHOWN_FAILURES]:
+                last = alike[-1]
+                lines.append(f"{len(alike)} {ending.value}, such as trial {last.number}: {last.reason}")
                 if (words := self.results.plan.last_lines_of(last.number)).exists():
                     lines.append(f"         its last lines: {near(words)}")
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
+
+    def _by_reason(self, ending: Ending) -> list[list[Record]]:
+        """Those that ended so, the most frequent reason first; reasons that differ in numbers alone are one."""
+        reasons: dict[str, list[Record]] = {}
+        for record in self.results.records:
+            if record.ending is ending:
+                reasons.setdefault(re.sub(r"[\d.,]+", "#", record.reason), []).append(record)
+        return sorted(reasons.values(), key=len, reverse=True)
 
     def _review(self, directory: Path, uri: str | None, recorder: Recorder) -> list[str]:
         """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
@@ -203,11 +216,6 @@ def _not_written(recorder: Recorder, trials: int) -> str:
     why = recorder.trouble or "it has not answered yet"
     kept = "they are kept, and the same command writes them"
     return f"MLflow   {recorder.behind} of {trials} results are not in it ({why}); {kept}"
-
-
-def shown_width() -> int:
-    """The terminal's width; where there is none, wide enough that nothing is folded."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
 
 
 def near(path: Path) -> str:

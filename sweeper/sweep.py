@@ -454,8 +454,10 @@ class Sweep:
             return []
 
     def _command_for_more(self) -> str:
-        """The command with twice of what ended the sweep."""
+        """The command with twice of what ended the sweep, which may have had more before."""
         used_up = {f"budget.{name}": limit for name, limit in self._board.used_up().items()}
+        if "budget.trials" in used_up:
+            used_up["budget.trials"] = self._board.ended
         words = [word for word in self._arguments if word.partition("=")[0] not in used_up]
         words += [f"{name}={2 * limit:.15g}" for name, limit in used_up.items()]
         return shlex.join(secrets.masked_arguments(words))

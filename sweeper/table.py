@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv as format_csv
 import io
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,13 +24,18 @@ def best_first(records: Iterable[Record], objective: str, direction: str) -> lis
     return sorted(ranked, key=lambda r: r.metrics[objective], reverse=direction == "maximize")
 
 
+def shown_width() -> int:
+    """The terminal's width; where there is none, wide enough that nothing is folded."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+
+
 def said_counts(counted: Mapping[Ending, int]) -> str:
     """`97 complete, 2 infeasible, 1 lost`."""
     return ", ".join(f"{counted[ending]} {ending.value}" for ending in Ending if counted.get(ending)) or "none"
 
 
 def said_point(params: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={said(value)}" for name, value in params.items()) or "(nothing varies)"
+    return " ".join(f"{name}={said(value)}" for name, value in params.items()) or "nothing varies"
 
 
 def said(value: Any) -> str:

@@ -155,6 +155,13 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         ("print('CUDA out of memory. Tried'); import time; time.sleep(99)", OutOfMemory, "out of memory", {}),
         ("print('begun', flush=True); import time; time.sleep(99)", ProgramFailed, "nothing for 1 s", {"silence_s": 1}),
         ("print('a last word'); raise SystemExit(7)", ProgramFailed, "exit code 7: a last word", {}),
+        ("print('a last word\\n====='); raise SystemExit(7)", ProgramFailed, "exit code 7: a last word", {}),
+        (
+            "print('cannot open file: [Errno 2] No such'); print('torchrun says more'); raise SystemExit(1)",
+            ProgramFailed,
+            "exit code 1: cannot open file",
+            {},
+        ),
         (
             "print('x.SomeError: no luck'); print(9 * '='); raise SystemExit(1)",
             ProgramFailed,
@@ -172,6 +179,8 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         "out of memory",
         "silent",
         "exit",
+        "a rule below",
+        "no program",
         "an error",
         "killed",
         "no steps",

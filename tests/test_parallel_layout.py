@@ -151,6 +151,7 @@ def test_a_plan_shows_what_would_be_tried_what_not_and_how_it_would_grow(
     )
     assert 0 < tried < 100 and tried + left_out == 41_472
     assert "the degrees multiply to the number of ranks" in done.out
+    assert "fixed    model=llama_tiny sequence_length=64" in done.out
     assert "shard 2, micro-batch 4 x 1" in done.out and "of linear" in done.out and "assumed:" in done.out
     written = next(tmp_path.glob("sweeps/*/plan.csv")).read_text().splitlines()
     assert len(written) == 1 + 41_472 and not list(tmp_path.glob("sweeps/*/study.journal"))

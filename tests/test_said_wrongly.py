@@ -24,6 +24,7 @@ WRONG = {
     "space.m=choice(64.5,128)": ["space.m=64.5", "whole number"],
     "space.m=range(1,4,0.5)": ["space.m=3.5", "whole number"],
     "budget.trials=0": ["budget.trials=0", "at least 1"],
+    "budget.time_s=0": ["budget.time_s=0", "at least"],
     "trial.timeout_s=-1": ["trial.timeout_s=-1", "at least"],
     "seed=-1": ["seed=-1", "at least 0"],
     "progress=loud": ["progress=loud", "auto, always, never, json"],

@@ -31,7 +31,7 @@ from sweeper import rates, table
 from sweeper.recorder import check_uri
 from sweeper.report import leaderboard
 from sweeper.said import SaidWrongly, nearest
-from sweeper.summary import shown_width
+from sweeper.table import shown_width
 from sweeper.words import Words
 
 FORMATS = ("html", "markdown", "csv", "json", "png")

@@ -8,11 +8,13 @@ from sweeper.said import SaidWrongly, nearest
 
 
 def last(stored: Stored, besides: str) -> str:
-    """The sweep that began last, of all others."""
-    others = stored.sweeps[stored.sweeps["run"] != besides].sort_values("start")
+    """The sweep of the same workload that began last, of all others."""
+    itself = stored.sweeps["run"] == besides
+    workloads = set(stored.sweeps.loc[itself, "tag.workload"]) if itself.any() else set[str]()
+    others = stored.sweeps[~itself & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
     if not len(others):
-        raise SaidWrongly(f"--baseline {besides}: there is no other sweep to hold against it")
-    return str(others["run"].iloc[-1])
+        raise SaidWrongly(f"--baseline {besides}: there is no other sweep of its workload to hold against it")
+    return str(others.sort_values("start")["run"].iloc[-1])
 
 
 def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list[str], bool | None]:

@@ -25,7 +25,8 @@ MOST_LOG_BYTES = 2**20  # of its log is kept
 
 # What programs print when they have failed, though they may not end for long.
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
-TELLING = re.compile(r"\b\w*(?:Error|Exception): \S")  # the line of a traceback that says what it was
+# The line of a traceback that says what it was, or what an interpreter says that finds no program.
+TELLING = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]")
 FAILED = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN.*unhandled)|unhandled (?:cuda|system) error"
 )
@@ -135,7 +136,8 @@ class Program:
 
     def _last_word(self) -> str:
         telling = [line for line in self.last if TELLING.search(line)]
-        return (telling or self.last or ["it printed nothing"])[-1].strip()
+        worded = [line for line in self.last if re.search(r"\w", line)]  # and no rule below a table
+        return (telling or worded or ["it printed nothing"])[-1].strip()
 
     def _failed(self, why: str) -> Exception:
         return self._with_last_lines(ProgramFailed(why))
