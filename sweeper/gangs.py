@@ -225,12 +225,11 @@ class Pool:
                 self._ear.end.remote(gang.jobs[0].turn)
 
     def cancel(self) -> list[tuple[Trial, Outcome]]:
-        """End every gang, and say of each trial in flight that it was cancelled."""
+        """Say of each trial in flight that it was cancelled. Its gang is at it still, until `close`."""
         now = time.time()
         trials = self.in_flight()
         self._backlog.clear()
         self._in_flight.clear()
-        self.close()
         return [(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
     def close(self, patience_s: float = 0.0) -> None:

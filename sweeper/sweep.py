@@ -225,6 +225,14 @@ class Sweep:
             self._leave("left at once", INTERRUPTED)
 
     def _leave_without_head(self, address: str) -> None:
+        """From a thread, since Ray holds the main one. A sweep that was being stopped, as when a SIGTERM went to its
+        own Ray too (`timeout`, a batch system), ends as it would have."""
+        if self._stops and self._pool:
+            for trial, outcome in self._pool.cancel():
+                self._take(trial, outcome)
+            with redirect_stdout(sys.__stdout__):
+                code = self._finish("")
+            os._exit(code)
         self._leave(
             f"stopped  the cluster's head {address} does not answer; what had finished is kept. Start it again",
             SOME_FAILED,
@@ -324,6 +332,7 @@ class Sweep:
         if self._pool:
             for trial, outcome in self._pool.cancel():
                 self._take(trial, outcome)
+            self._pool.close()  # after the records are kept: where Ray is gone this may not come back
 
     def _cancel_unfinished(self) -> None:
         """What an earlier driver left and this one did not come to: it is tried again by the next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 from collections import Counter
@@ -51,6 +52,22 @@ def workers_of(mark: str) -> list[str]:
         except OSError:
             continue
     return [line for line in lines if line and "Agent" not in line]
+
+
+@pytest.mark.soak
+def test_a_sigterm_to_the_sweeps_own_ray_too_is_an_end_in_order(place: Place) -> None:
+    """As `timeout` and batch systems send it: to every process of the group."""
+    process = place.start("workload=megatron", "gpus=2", "progress=always")  # fails soon and anew: Megatron is not here
+    assert process.stderr is not None
+    said = ""
+    while "trial 1 failed" not in said:
+        said += process.stderr.readline()
+    os.killpg(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert re.search(r": \d failed", out) and "resume   " in out
+    assert [run.info.status for run in place.runs("sweep")] == ["KILLED"]
+    assert not place.states()["RUNNING"]
 
 
 @pytest.mark.soak
