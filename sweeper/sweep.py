@@ -111,6 +111,8 @@ class Sweep:
                         self._run_finals()
             except cluster.ClusterTrouble as error:
                 self._cancel_in_flight()
+                if self._pool:
+                    self._pool.close()
                 return str(error)
             except SystemExit:  # Ray's own answer to SIGTERM, while it starts
                 self._stops += 1
@@ -154,6 +156,7 @@ class Sweep:
             self._hear()
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
+                self._pool.close()
             self._tend_nodes()
             self._recorder.watch()
             self._progress.update(self._state())
@@ -228,8 +231,7 @@ class Sweep:
         """From a thread, since Ray holds the main one. A sweep that was being stopped, as when a SIGTERM went to its
         own Ray too (`timeout`, a batch system), ends as it would have."""
         if self._stops and self._pool:
-            for trial, outcome in self._pool.cancel():
-                self._take(trial, outcome)
+            self._cancel_in_flight()
             with redirect_stdout(sys.__stdout__):
                 code = self._finish("")
             os._exit(code)
@@ -329,10 +331,9 @@ class Sweep:
         return paths
 
     def _cancel_in_flight(self) -> None:
-        if self._pool:
-            for trial, outcome in self._pool.cancel():
-                self._take(trial, outcome)
-            self._pool.close()  # after the records are kept: where Ray is gone this may not come back
+        """Keep that they were cancelled. Their gangs are ended after: where Ray is gone, that may not come back."""
+        for trial, outcome in self._pool.cancel() if self._pool else []:
+            self._take(trial, outcome)
 
     def _cancel_unfinished(self) -> None:
         """What an earlier driver left and this one did not come to: it is tried again by the next."""

@@ -61,7 +61,9 @@ def test_a_sigterm_to_the_sweeps_own_ray_too_is_an_end_in_order(place: Place) ->
     assert process.stderr is not None
     said = ""
     while "trial 1 failed" not in said:
-        said += process.stderr.readline()
+        line = process.stderr.readline()
+        assert line, said
+        said += line
     os.killpg(process.pid, signal.SIGTERM)
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 130

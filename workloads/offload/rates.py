@@ -67,9 +67,8 @@ def _block(
     math = BlockMath(shape, kernel_of(shape, sequence_length, device, dtype), compiled=device.type != "cpu")
     with torch.no_grad():
         steps, kept_bytes = _passes(math, shape, tokens, length, last, device, dtype)
-        workspace_bytes = (
-            _peak_bytes(steps[-1], device) or 3.0 * kept_bytes
-        ) / tokens  # of a CPU a guess, on the safe side
+        # Of a CPU, which does not say, a guess on the safe side.
+        workspace_bytes = (_peak_bytes(steps[-1], device) or 3.0 * kept_bytes) / tokens
         if last:
             del steps
             steps, _ = _passes(math, shape, tokens, length, last // 2, device, dtype)
@@ -103,7 +102,6 @@ def _passes(
 
     def backward(keeps: Keeps) -> Callable[[], object]:
         kept = {name: made[name] for name in KEPT[keeps]}
-
         return lambda: math.backward(weights, gradients, dict(kept), rope, d_out, earlier, d_keys_values)
 
     return [forward, *(backward(keeps) for keeps in KINDS)], sum(t.nbytes for t in made.values())
