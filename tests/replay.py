@@ -118,8 +118,7 @@ def steps_s(shape: LlamaShape, plan: Plan, rates: Rates, monkeypatch: pytest.Mon
             queues.compute(w.nbytes * rates.update_s_per_byte)
 
     engine = engines.Engine(shape, plan, host, META, KERNELS["cpu"], optimizer=Update())
-    tokens, heads = plan.chunk_tokens, shape.heads + 2 * shape.kv_heads
-    sequences = tokens // plan.chunk_length
+    tokens, sequences = plan.chunk_tokens, plan.sequences
 
     def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(size, dtype=dtype, device=META)
@@ -128,16 +127,18 @@ def steps_s(shape: LlamaShape, plan: Plan, rates: Rates, monkeypatch: pytest.Mon
         queues.compute(tokens * rates.forward_s)
         made = {
             "x": x,
-            "qkv": empty(sequences, plan.chunk_length, heads, shape.head_size),
+            "q": empty(sequences, plan.chunk_length, shape.heads, shape.head_size),
+            "kv": empty(sequences, plan.chunk_length, 2 * shape.kv_heads, shape.head_size),
             "mixed": empty(tokens, shape.heads * shape.head_size),
             "lse": empty(sequences, shape.heads, plan.chunk_length, dtype=torch.float32),
             "middle": empty(*x.shape),
-            "gate_up": empty(tokens, 2 * shape.feed_forward),
+            "gate": empty(tokens, shape.feed_forward),
+            "up": empty(tokens, shape.feed_forward),
         }
         return empty(*x.shape), made
 
     def backward(w: Any, g: Any, kept: dict[str, Tensor], rope: Any, d_out: Tensor, *_: Any) -> Tensor:
-        keeps = next(keeps for keeps, names in KEPT.items() if set(names) == set(kept))
+        keeps = next(keeps for keeps, names in KEPT.items() if {*names, "kv"} == {*kept, "kv"})
         queues.compute(tokens * (rates.backward_s + rates.again_s[keeps]))
         return empty(*d_out.shape)
 

@@ -147,7 +147,7 @@ def block_gradients(kind: str, pieces: int) -> dict[str, torch.Tensor]:
     kv = torch.zeros(1, 64, 2 * SHAPE.kv_heads, SHAPE.head_size, dtype=torch.bfloat16)
     for n, piece in enumerate(x[0].split(length)):
         out, found = maths.forward(weights, piece, ropes[n], kv[:, : n * length] if n else None)
-        kv[:, n * length : (n + 1) * length] = maths.keys_values(found["qkv"])
+        kv[:, n * length : (n + 1) * length] = found["kv"]
         outs.append(out)
         made.append(found)
     d_kv, d_x = torch.zeros_like(kv, dtype=torch.float32), []

@@ -163,10 +163,17 @@ def attend(
     out, lse = kernel.forward(q, k, v, True)
     if earlier is None:
         return out, lse
-    before, lse_before = kernel.forward(q, *earlier, False)
-    both = torch.logaddexp(lse, lse_before)
-    share, share_before = (lse - both).exp()[..., None], (lse_before - both).exp()[..., None]
-    return (out * share + before * share_before).to(out.dtype), both
+    return (_merged if q.device.type == "cpu" else _compiled_merged)(out, lse, *kernel.forward(q, *earlier, False))
+
+
+def _merged(out: Tensor, lse: Tensor, more: Tensor, lse_more: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two groups of keys, of that over each."""
+    both = torch.logaddexp(lse, lse_more)
+    share, share_more = (lse - both).exp()[..., None], (lse_more - both).exp()[..., None]
+    return (out * share + more * share_more).to(out.dtype), both
+
+
+_compiled_merged = torch.compile(_merged, dynamic=False)
 
 
 def attend_backward(

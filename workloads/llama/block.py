@@ -25,10 +25,12 @@ KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotate
 
 # What a chunk leaves at a block for the backward pass, by name; what is missing is computed again:
 #   x       the block's input [tokens, width]
-#   qkv     queries and keys, rotated, and values [sequences, length, heads, head_size]
+#   q       queries, rotated [sequences, length, heads, head_size]
+#   kv      keys, rotated, and values [sequences, length, 2 * kv_heads, head_size]
 #   mixed   what attention makes of them [tokens, heads * head_size], and lse, the logarithm of its sums
 #   middle  x and what attention adds to it [tokens, width]
-#   gate_up the first half of the MLP [tokens, 2 * feed_forward]
+#   gate    the MLP's first product, the half that is gated, [tokens, feed_forward], and up, the other. Each by itself:
+#           a compiler that writes the gradients of both into one tensor takes twice as long for it
 Activations = dict[str, Tensor]
 
 
@@ -48,17 +50,22 @@ class BlockMath:
             d_x, d_w = pull(d)
             return normed, d_x + beside, d_w
 
-        def gated_backward(gate_up: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-            hidden, pull = torch.func.vjp(gated, gate_up)  # type: ignore[misc]
-            return hidden, pull(d)[0]
+        def gated_backward(gate: Tensor, up: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            hidden, pull = torch.func.vjp(gated, gate, up)  # type: ignore[misc]
+            return hidden, *pull(d)
 
-        def rotate(qkv: Tensor, rope: Tensor) -> Tensor:
-            turning, still = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=2)
-            return torch.cat([rotated(turning.transpose(1, 2), rope).transpose(1, 2), still], dim=2)
+        def rotate(qkv: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+            q, k, v = qkv.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+            kv = torch.cat([rotated(k, rope), v], dim=1)
+            return rotated(q, rope).transpose(1, 2).contiguous(), kv.transpose(1, 2).contiguous()
 
         def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor) -> Tensor:
             back = torch.stack([rope[0], -rope[1]])
             return torch.cat([rotated(dq, back), rotated(dk, back), dv], dim=1).transpose(1, 2).flatten(0, 1).flatten(1)
+
+        def with_later(dk: Tensor, dv: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
+            dk_later, dv_later = later.transpose(1, 2).chunk(2, dim=1)
+            return (dk + dk_later).to(dk.dtype), (dv + dv_later).to(dv.dtype)
 
         def maybe(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, dynamic=False) if compiled else function
@@ -66,45 +73,34 @@ class BlockMath:
         self.norm, self.norm_backward = maybe(norm), maybe(norm_backward)
         self._gated, self._gated_backward = maybe(gated), maybe(gated_backward)
         self._rotate, self._rotate_backward = maybe(rotate), maybe(rotate_backward)
+        self._with_later = maybe(with_later)
 
     # ── forward ──
 
     def forward(self, w: Weights, x: Tensor, rope: Tensor, earlier: KeysValues | None) -> tuple[Tensor, Activations]:
         """A chunk's way through the block, and all that the backward pass can use of it. `rope` is of its positions."""
         a = self._complete(w, {"x": x}, rope, earlier)
-        return torch.addmm(a["middle"], self._gated(a["gate_up"]), w["down.weight"].t()), a
+        return torch.addmm(a["middle"], self._gated(a["gate"], a["up"]), w["down.weight"].t()), a
 
     def _complete(self, w: Weights, a: Activations, rope: Tensor, earlier: KeysValues | None) -> Activations:
-        """Compute what is missing. Nothing after `gate_up` is needed a second time."""
-        if "qkv" not in a:
-            a["qkv"] = self._queries_keys_values(w, a["x"], rope)
+        """Compute what is missing. Nothing after `gate` and `up` is needed a second time."""
+        if "q" not in a:
+            a["q"], a["kv"] = self._queries_keys_values(w, a["x"], rope)
         if "mixed" not in a:
-            out, a["lse"] = attend(self.kernel, *self._heads(a["qkv"]), earlier=self._parts(earlier))
+            out, a["lse"] = attend(self.kernel, *_heads(a["q"], a["kv"]), earlier=_parts(earlier))
             a["mixed"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
         if "middle" not in a:
             a["middle"] = torch.addmm(a["x"], a["mixed"], w["output.weight"].t())
-        if "gate_up" not in a:
-            a["gate_up"] = torch.mm(self.norm(a["middle"], w["mlp_norm.weight"]), w["gate_up.weight"].t())
+        halves = dict(zip(("gate", "up"), w["gate_up.weight"].chunk(2), strict=True))
+        if missing := [name for name in halves if name not in a]:
+            normed = self.norm(a["middle"], w["mlp_norm.weight"])
+            a |= {name: torch.mm(normed, halves[name].t()) for name in missing}
         return a
 
-    def _queries_keys_values(self, w: Weights, x: Tensor, rope: Tensor) -> Tensor:
+    def _queries_keys_values(self, w: Weights, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         qkv = functional.linear(self.norm(x, w["attention_norm.weight"]), w["qkv.weight"], w.get("qkv.bias"))
         heads = self.shape.heads + 2 * self.shape.kv_heads
         return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
-
-    def keys_values(self, qkv: Tensor) -> KeysValues:
-        return qkv[:, :, self.shape.heads :]
-
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v as attention takes them."""
-        q, k, v = qkv.transpose(1, 2).split([self.shape.heads, self.shape.kv_heads, self.shape.kv_heads], dim=1)
-        return q, k, v
-
-    def _parts(self, earlier: KeysValues | None) -> tuple[Tensor, Tensor] | None:
-        if earlier is None:
-            return None
-        k, v = earlier.transpose(1, 2).chunk(2, dim=1)
-        return k, v
 
     # ── backward ──
 
@@ -125,13 +121,13 @@ class BlockMath:
         """
         self._complete(w, a, rope, earlier)
         d_middle = self._mlp_backward(w, g, a, d_out)
-        _add_product(g, "output.weight", d_middle, a["mixed"])
+        _add_product(g, "output.weight", a["mixed"], d_middle)
         dq, dk, dv = self._attention_backward(a, torch.mm(d_middle, w["output.weight"]), earlier, d_keys_values)
         d_qkv = self._rotate_backward(dq, dk, dv, rope)
         del dq, dk, dv
         d_normed = torch.mm(d_qkv, w["qkv.weight"])
         normed, d_x, d_norm = self.norm_backward(a["x"], w["attention_norm.weight"], d_normed, d_middle)
-        _add_product(g, "qkv.weight", d_qkv, normed)
+        _add_product(g, "qkv.weight", normed, d_qkv)
         _add(g, "attention_norm.weight", d_norm)
         if "qkv.bias" in w:
             _add(g, "qkv.bias", d_qkv.sum(0))
@@ -139,12 +135,15 @@ class BlockMath:
 
     def _mlp_backward(self, w: Weights, g: Weights, a: Activations, d_out: Tensor) -> Tensor:
         """The gradient of `middle`."""
-        hidden, d_gate_up = self._gated_backward(a.pop("gate_up"), torch.mm(d_out, w["down.weight"]))
-        _add_product(g, "down.weight", d_out, hidden)
+        d_hidden = torch.mm(d_out, w["down.weight"])
+        hidden, d_gate, d_up = self._gated_backward(a.pop("gate"), a.pop("up"), d_hidden)
+        del d_hidden
+        _add_product(g, "down.weight", hidden, d_out)
         del hidden
-        d_normed = torch.mm(d_gate_up, w["gate_up.weight"])
+        w_gate, w_up = w["gate_up.weight"].chunk(2)
+        d_normed = torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
         normed, d_middle, d_norm = self.norm_backward(a.pop("middle"), w["mlp_norm.weight"], d_normed, d_out)
-        _add_product(g, "gate_up.weight", d_gate_up, normed)
+        _add_product(g, "gate_up.weight", normed, d_gate, d_up)
         _add(g, "mlp_norm.weight", d_norm)
         return d_middle
 
@@ -156,26 +155,42 @@ class BlockMath:
         d_keys_values: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Those of queries, keys and values."""
-        qkv, mixed, lse = a.pop("qkv"), a.pop("mixed"), a.pop("lse")
-        size = (*qkv.shape[:2], self.shape.heads, self.shape.head_size)
-        out, d_out = mixed.view(size).transpose(1, 2), d_mixed.view(size).transpose(1, 2)
-        gradients, d_earlier = attend_backward(self.kernel, d_out, *self._heads(qkv), out, lse, self._parts(earlier))
+        q, kv, mixed, lse = (a.pop(name) for name in ("q", "kv", "mixed", "lse"))
+        out, d_out = mixed.view(q.shape).transpose(1, 2), d_mixed.view(q.shape).transpose(1, 2)
+        gradients, d_earlier = attend_backward(self.kernel, d_out, *_heads(q, kv), out, lse, _parts(earlier))
         dq, dk, dv = gradients
         if d_keys_values is not None:
             later, gathered = d_keys_values
-            dk_later, dv_later = later.transpose(1, 2).chunk(2, dim=1)
-            dk, dv = (dk + dk_later).to(dk.dtype), (dv + dv_later).to(dv.dtype)
+            dk, dv = self._with_later(dk, dv, later)
             if d_earlier is not None:
-                gathered += torch.cat(d_earlier, dim=1).transpose(1, 2)
+                for there, found in zip(gathered.transpose(1, 2).chunk(2, dim=1), d_earlier, strict=True):
+                    there += found
         return dq, dk, dv
 
 
-def _add_product(g: Weights, name: str, d_out: Tensor, x: Tensor) -> None:
-    """Of a matrix that made d_out's tensor from x."""
-    if name in g:
-        g[name].addmm_(d_out.t(), x)
-    else:
-        g[name] = torch.mm(d_out.t(), x)
+def _heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as attention takes them."""
+    k, v = kv.transpose(1, 2).chunk(2, dim=1)
+    return q.transpose(1, 2), k, v
+
+
+def _parts(earlier: KeysValues | None) -> tuple[Tensor, Tensor] | None:
+    if earlier is None:
+        return None
+    k, v = earlier.transpose(1, 2).chunk(2, dim=1)
+    return k, v
+
+
+def _add_product(g: Weights, name: str, x: Tensor, *d_outs: Tensor) -> None:
+    """Of a matrix whose rows made `d_outs`, one after the other, from x."""
+    sizes, begun = [d_out.shape[1] for d_out in d_outs], name in g
+    if not begun:
+        g[name] = x.new_empty(sum(sizes), x.shape[1])
+    for rows, d_out in zip(g[name].split(sizes), d_outs, strict=True):
+        if begun:
+            rows.addmm_(d_out.t(), x)
+        else:
+            torch.mm(d_out.t(), x, out=rows)
 
 
 def _add(g: Weights, name: str, gradient: Tensor) -> None:

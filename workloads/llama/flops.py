@@ -22,7 +22,7 @@ def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = N
     return (shape.layers if layers is None else layers) * block + (6 * width * shape.vocabulary if head else 0)
 
 
-Again = Literal["qkv", "attention", "output", "gate_up"]
+Again = Literal["qkv", "attention", "output", "gate", "up"]
 
 
 def hardware_per_token(shape: LlamaShape, sequence_length: int, again: Mapping[Again, int]) -> float:
@@ -31,6 +31,8 @@ def hardware_per_token(shape: LlamaShape, sequence_length: int, again: Mapping[A
     causal)."""
     attention = sequence_length * shape.heads * shape.head_size  # of one of two products, causal
     more = again.get("attention", 0) * 2 * attention
-    for layer in ("qkv", "output", "gate_up"):
-        more += again.get(layer, 0) * 2 * math.prod(shape.linear(layer))
+    half = shape.width * shape.feed_forward
+    products: dict[Again, int] = {"gate": half, "up": half}
+    products |= {"qkv": math.prod(shape.linear("qkv")), "output": math.prod(shape.linear("output"))}
+    more += sum(2 * again.get(layer, 0) * size for layer, size in products.items())
     return per_token(shape, sequence_length) + more + shape.layers * attention

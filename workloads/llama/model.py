@@ -41,7 +41,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope))
-        return x + self.down(gated(self.gate_up(self.mlp_norm(x))))
+        return x + self.down(self._widened(self.mlp_norm(x)))
+
+    def _widened(self, x: Tensor) -> Tensor:
+        return gated(*self.gate_up(x).chunk(2, dim=-1))
 
     def _attend(self, qkv: Tensor, rope: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape
@@ -52,9 +55,7 @@ class Block(nn.Module):
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 
-def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, of the two halves."""
-    gate, up = gate_up.chunk(2, dim=-1)
+def gated(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 

@@ -21,7 +21,7 @@ from workloads.llama.block import Activations, BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
 from workloads.offload.ends import Ends
-from workloads.offload.layout import KEPT, Plan
+from workloads.offload.layout import Plan, kept_names
 from workloads.offload.memory import Arena, Buffer, Queues
 from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import AHEAD, GRADIENT_SLOTS, WEIGHT_SLOTS
@@ -168,9 +168,9 @@ class Engine:
             size = (plan.sequences, plan.sequence_length, 2 * self.shape.kv_heads, self.shape.head_size)
             self._keys_values = torch.empty(size, dtype=self.dtype, device=self.device)
         out, made = self._math.forward(w, x, rope, self._keys_values[:, :start] if piece else None)
-        found = {name: made[name] for name in KEPT[plan.layers[n].keeps]}
+        found = {name: made[name] for name in kept_names(plan.layers[n].keeps, plan.pieces)}
         if plan.pieces > 1:
-            self._keys_values[:, start:end] = self._math.keys_values(made["qkv"])
+            self._keys_values[:, start:end] = made["kv"]
             if piece == plan.pieces - 1:
                 found["keys_values"] = self._keys_values
         self._keep(found, plan.layers[n].kept_on)
@@ -212,7 +212,7 @@ class Engine:
             self._keys_values = found.pop("keys_values")
             self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
         start, end = piece * plan.chunk_length, (piece + 1) * plan.chunk_length
-        earlier = self._keys_values[:, :start] if piece else None
+        earlier, found["kv"] = self._keys_values[:, :start] if piece else None, self._keys_values[:, start:end]
         d_keys_values = self._d_keys_values[:, start:end], self._d_keys_values[:, :start]
         return self._math.backward(w, g, found, self._rope(c), d_out, earlier, d_keys_values)
 

@@ -13,8 +13,8 @@ Keeps = Literal["full", "projections", "attention", "input"]
 
 # What of `workloads.llama.block.Activations` each kind keeps; the rest is computed again.
 KEPT: dict[Keeps, tuple[str, ...]] = {
-    "full": ("x", "qkv", "mixed", "lse", "middle", "gate_up"),
-    "projections": ("x", "qkv", "mixed", "lse", "middle"),
+    "full": ("x", "q", "kv", "mixed", "lse", "middle", "gate", "up"),
+    "projections": ("x", "q", "kv", "mixed", "lse", "middle"),
     "attention": ("x", "mixed", "lse"),
     "input": ("x",),
 }
@@ -25,7 +25,8 @@ AGAIN: dict[Again, tuple[Keeps, ...]] = {
     "qkv": ("attention", "input"),
     "attention": ("input",),
     "output": ("attention", "input"),
-    "gate_up": ("projections", "attention", "input"),
+    "gate": ("projections", "attention", "input"),
+    "up": ("projections", "attention", "input"),
 }
 
 
@@ -79,18 +80,26 @@ class Plan:
         return self.chunk_tokens * self.chunks * self.rounds
 
 
-def kept_bytes(shape: LlamaShape, keeps: Keeps, width: int) -> int:
+def kept_names(keeps: Keeps, pieces: int) -> tuple[str, ...]:
+    """What a chunk leaves at a layer. Of a sequence in pieces keys and values are kept in one: its later pieces need
+    them, whatever is kept."""
+    return tuple(name for name in KEPT[keeps] if pieces == 1 or name != "kv")
+
+
+def kept_bytes(shape: LlamaShape, keeps: Keeps, width: int, pieces: int) -> int:
     """For a token, of a type of `width` bytes; the attention's log of sums is fp32."""
     heads = shape.heads * shape.head_size
     sizes = {
         "x": shape.width * width,
-        "qkv": (heads + 2 * shape.kv_heads * shape.head_size) * width,
+        "q": heads * width,
+        "kv": keys_values_bytes(shape, width),
         "mixed": heads * width,
         "lse": shape.heads * 4,
         "middle": shape.width * width,
-        "gate_up": 2 * shape.feed_forward * width,
+        "gate": shape.feed_forward * width,
+        "up": shape.feed_forward * width,
     }
-    return sum(sizes[name] for name in KEPT[keeps])
+    return sum(sizes[name] for name in kept_names(keeps, pieces))
 
 
 def keys_values_bytes(shape: LlamaShape, width: int) -> int:

@@ -184,12 +184,12 @@ def _room(homes: Homes, model: Model, budget: Budget, rates: Rates) -> Room | tu
 def _layer_kept_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
     """Of the activations that a layer keeps of a round."""
     sequence = keys_values_bytes(model.shape, model.width) if homes.pieces > 1 else 0
-    return homes.round_tokens * (kept_bytes(model.shape, keeps, model.width) + sequence)
+    return homes.round_tokens * (kept_bytes(model.shape, keeps, model.width, homes.pieces) + sequence)
 
 
 def _moving_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
     """On the device, of activations that wait on the host: those on their way, and those in use or leaving."""
-    chunk = homes.chunk_tokens * kept_bytes(model.shape, keeps, model.width)
+    chunk = homes.chunk_tokens * kept_bytes(model.shape, keeps, model.width, homes.pieces)
     sequence = keys_values_bytes(model.shape, model.width) * homes.sequences * homes.sequence_length
     return (AHEAD + 1) * chunk + (2 * sequence if homes.pieces > 1 else 0)
 

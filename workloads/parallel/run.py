@@ -78,8 +78,8 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
     layers = shape.layers
     again = {
         "none": {},
-        "selective": {"gate_up": layers},
-        "full": {"qkv": layers, "attention": layers, "output": layers, "gate_up": layers},
+        "selective": {"gate": layers, "up": layers},
+        "full": dict.fromkeys(("qkv", "attention", "output", "gate", "up"), layers),
     }
     figures = watch.figures() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if device.type == "cuda":

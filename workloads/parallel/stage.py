@@ -55,8 +55,8 @@ class WrittenBlock(Block):
 
     # What waits for the backward pass; the rest is computed again.
     KEPT: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
-        "none": ("qkv", "mixed", "lse", "middle", "gate_up"),
-        "selective": ("qkv", "mixed", "lse", "middle"),
+        "none": ("q", "kv", "mixed", "lse", "middle", "gate", "up"),
+        "selective": ("q", "kv", "mixed", "lse", "middle"),
         "full": (),
     }
 

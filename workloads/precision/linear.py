@@ -27,7 +27,7 @@ class Gated(nn.Module):
         self.down = nn.Linear(feed_forward, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gated(self.gate_up(x)))
+        return self.down(gated(*self.gate_up(x).chunk(2, dim=-1)))
 
 
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
