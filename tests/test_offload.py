@@ -33,7 +33,7 @@ SHAPE = replace(MODELS["llama_tiny"], layers=5)
 OPTIMIZER = AdamW(learning_rate=1e-3, epsilon=1e-4)
 LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 3
 PLACES = ["device", "host"]
-KEEPS = ["full", "projections", "attention", "input"]
+KEEPS = ["full", "gate", "projections", "attention", "input"]
 
 
 def tokens(rounds: int) -> list[torch.Tensor]:

@@ -30,7 +30,7 @@ SHAPE = replace(MODELS["llama3_8b"], layers=8)
 H200 = Rates(
     forward_s=0.92e-6,
     backward_s=1.9e-6,
-    again_s={"full": 0.0, "projections": 0.36e-6, "attention": 0.5e-6, "input": 0.72e-6},
+    again_s={"full": 0.0, "gate": 0.18e-6, "projections": 0.36e-6, "attention": 0.5e-6, "input": 0.72e-6},
     head_s=5.1e-6,
     up_s_per_byte=1 / 50.8e9,
     down_s_per_byte=1 / 50.8e9,

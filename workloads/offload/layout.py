@@ -9,11 +9,12 @@ from workloads.llama.flops import Again
 from workloads.llama.shapes import LlamaShape
 
 Place = Literal["device", "host"]
-Keeps = Literal["full", "projections", "attention", "input"]
+Keeps = Literal["full", "gate", "projections", "attention", "input"]
 
 # What of `workloads.llama.block.Activations` each kind keeps; the rest is computed again.
 KEPT: dict[Keeps, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "mixed", "lse", "middle", "gate", "up"),
+    "gate": ("x", "q", "kv", "mixed", "lse", "middle", "gate"),
     "projections": ("x", "q", "kv", "mixed", "lse", "middle"),
     "attention": ("x", "mixed", "lse"),
     "input": ("x",),
@@ -26,7 +27,7 @@ AGAIN: dict[Again, tuple[Keeps, ...]] = {
     "attention": ("input",),
     "output": ("attention", "input"),
     "gate": ("projections", "attention", "input"),
-    "up": ("projections", "attention", "input"),
+    "up": ("gate", "projections", "attention", "input"),
 }
 
 
@@ -34,8 +35,9 @@ AGAIN: dict[Again, tuple[Keeps, ...]] = {
 class LayerPlan:
     """One block. Its weights, gradients and optimizer states lie on the device or stream from the host.
 
-    keeps: which activations wait for the backward pass: all (full), all but the wide ones inside the MLP (projections),
-    the block's input and what attention made of it, or the input alone; kept_on: where they wait
+    keeps: which activations wait for the backward pass: all (full), all but one of the two wide ones inside the MLP
+    (gate), or but both (projections), the block's input and what attention made of it, or the input alone; kept_on:
+    where they wait
     """
 
     weights: Place = "device"

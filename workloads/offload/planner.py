@@ -25,7 +25,7 @@ AHEAD = 2  # so many chunks' activations are on their way back before they are n
 LOGIT_TOKENS = 2048  # what the loss takes at a time
 MOST_CHUNK_TOKENS = 32768
 SLACK = 1.03  # of what an allocator holds, over what is asked of it
-KINDS: tuple[Keeps, ...] = ("full", "projections", "attention", "input")  # from the most that is kept
+KINDS: tuple[Keeps, ...] = ("full", "gate", "projections", "attention", "input")  # from the most that is kept
 
 
 @dataclass(frozen=True)
@@ -324,8 +324,8 @@ def _best_kept(homes: Homes, room: Room, model: Model, rates: Rates) -> tuple[Ti
 
 @cache
 def _divisions(layers: int) -> NDArray[np.int64]:
-    """All ways to divide layers among the kinds [ways, kinds]; of very many layers, in twos and more."""
-    step = max(1, layers // 32)
+    """All ways to divide layers among the kinds [ways, kinds]; of many layers, in twos and more."""
+    step = max(1, layers // 16)
     ways = [c for c in product(range(0, layers + 1, step), repeat=len(KINDS) - 1) if sum(c) <= layers]
     return np.array([(*c, layers - sum(c)) for c in ways])
 

@@ -31,6 +31,7 @@ from workloads.trace import traced
 
 KEPT_AS_SAID = {
     "full": "all activations",
+    "gate": "all but half of the MLP's activations",
     "projections": "all but the MLP's activations",
     "attention": "input and attention",
     "input": "input",
