@@ -25,13 +25,26 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.llama.flops import per_token
-from workloads.llama.model import Llama, fastest_attention, rope_table
-from workloads.llama.shapes import MODELS
+from workloads.llama.model import Block, Llama, fastest_attention, gated, rope_table
+from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.llama.text import sequences
 from workloads.parallel.layout import Layout
 
 LENGTH, WARMUP = 8192, 2
 PEAK_TFLOPS = 989.0
+
+
+class PlainBlock(Block):
+    """With the MLP's first two matrices apart, as scripts have them: compiled, their backward pass is 1.5% of a block
+    faster than that of both in one."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__(shape)
+        del self.gate_up
+        self.gate, self.up = (torch.nn.Linear(shape.width, shape.feed_forward, bias=False) for _ in range(2))
+
+    def _widened(self, x: torch.Tensor) -> torch.Tensor:
+        return gated(self.gate(x), self.up(x))
 
 
 def plain_fsdp(model: str, global_batch: int, steps: int, micro_batch: int = 2) -> None:
@@ -43,7 +56,9 @@ def plain_fsdp(model: str, global_batch: int, steps: int, micro_batch: int = 2) 
     dist.init_process_group("nccl")
     shape, ranks, rank = MODELS[model], dist.get_world_size(), dist.get_rank()
     with torch.device("meta"):
-        llama = Llama(shape).to(torch.bfloat16)
+        llama = Llama(shape)
+        llama.blocks = torch.nn.ModuleList(PlainBlock(shape) for _ in range(shape.layers))
+        llama.to(torch.bfloat16)
     for block in llama.blocks:
         block.compile(dynamic=False)
         fully_shard(block)
