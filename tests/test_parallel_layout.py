@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sweeper.foresight import SHARE_OF_PEAK
 from tests.conftest import Done
 from workloads.contract import Machine
 from workloads.llama.shapes import MODELS
@@ -21,7 +22,7 @@ from workloads.parallel import Parallel, ParallelParameters
 from workloads.parallel.estimate import RUNTIME_GIB, memory, step_s
 from workloads.parallel.layout import DEGREES, Layout, Setting, stage_layers, why_illegal
 
-H200 = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0)
+H200 = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0, memory_gb_s=4800.0)
 POWERS = [1, 2, 4, 8]
 
 
@@ -101,17 +102,38 @@ def test_dividing_a_model_takes_less_memory_of_each_rank() -> None:
     assert needs(shard=8, micro_batch=1) < needs(shard=8, micro_batch=2)
 
 
-MEASURED = pd.read_csv(Path(__file__).parent / "h200_memory.csv", comment="#").to_dict("records")
+MEASURED = pd.read_csv(Path(__file__).parent / "h200_layouts.csv", comment="#").to_dict("records")
+
+
+def laid_out(measured: dict[str, Any]) -> tuple[Layout, Setting]:
+    layout = Layout(**{name: value for name, value in measured.items() if name in Layout.__dataclass_fields__})
+    ranks = layout.world_size
+    return layout, Setting(MODELS["llama3_8b"], 8192, ranks, ranks, compiled=True, dtype=measured["dtype"])
+
+
+def foreseen_tokens_per_s(measured: dict[str, Any]) -> float:
+    """Of a GPU, as a machine is seen on which no product was measured."""
+    layout, setting = laid_out(measured)
+    ranks = layout.world_size
+    machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": SHARE_OF_PEAK * 989})
+    return layout.global_batch * 8192 / step_s(layout, setting, 2, machine) / ranks
 
 
 @pytest.mark.parametrize("measured", MEASURED, ids=str)
 def test_the_memory_estimate_is_what_a_gpu_allocated(measured: dict[str, Any]) -> None:
-    parts = {name: value for name, value in measured.items() if name not in ("dtype", "gib")}
-    layout = Layout(**parts)
-    setting = Setting(
-        MODELS["llama3_8b"], 8192, layout.world_size, layout.world_size, compiled=True, dtype=measured["dtype"]
-    )
-    assert memory(layout, setting, 2).total - RUNTIME_GIB == pytest.approx(measured["gib"], rel=0.05)
+    assert memory(*laid_out(measured), 2).total - RUNTIME_GIB == pytest.approx(measured["gib"], rel=0.05)
+
+
+@pytest.mark.parametrize("measured", [each for each in MEASURED if each["tokens_per_s"] > 0], ids=str)
+def test_the_foreseen_speed_is_near_what_gpus_reached(measured: dict[str, Any]) -> None:
+    assert foreseen_tokens_per_s(measured) == pytest.approx(measured["tokens_per_s"], rel=0.055)
+
+
+def test_the_layout_foreseen_to_be_the_fastest_on_four_gpus_was() -> None:
+    on_four = [each for each in MEASURED if laid_out(each)[0].world_size == 4]
+    first, *_, last = sorted(on_four, key=foreseen_tokens_per_s, reverse=True)
+    speeds = [each["tokens_per_s"] for each in on_four]
+    assert len(speeds) == 7 and first["tokens_per_s"] == max(speeds) and last["tokens_per_s"] == min(speeds)
 
 
 def test_on_paper_more_work_and_slower_links_take_longer() -> None:

@@ -17,10 +17,14 @@ ASSUMED_TFLOPS = 0.05  # of a processor whose rate nobody has measured: only the
 OPTIMIZER_BYTES = 2  # times the width of a number: AdamW's two states
 BESIDE_PRODUCTS = 1.19  # attention and what is between products: the step of one H200 against its products alone
 FP8_LAYERS = 1.4  # torchao's layers against bf16's, casts included (benchmarks/results/precision_h200.md)
-# Measured between two H200s (benchmarks/results/parallel_h200.md): tensor parallel collectives run at 0.45 of the link;
-# of FSDP's, which run beside computation, 0.36 of their time is lost, to the copies around them and to power.
+# Fitted to two and four H200s (benchmarks/results/parallel_h200.md): tensor parallel collectives run at 0.45 of the
+# link; of FSDP's, which run beside computation, half of the time is lost. Passes through memory at the vendor's
+# bandwidth: over weights gathered for both passes and gradients divided after them, which FSDP copies before and after
+# a collective, even one of a single rank; and over gradients that a micro-batch adds to those before.
 LINK_SHARE = 0.45
-HIDDEN = 0.64
+HIDDEN = 0.5
+COPYING_PASSES = 10
+ADDING_PASSES = 2
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
     ends = _ends_parameters(shape, mine) / layout.tensor
     kept = (layers * layer + ends) / (layout.shard * layout.context)
     # A pipeline keeps weights and gradients undivided from one micro-batch to the next, as is done without resharding.
-    divided, stay = layout.data * layout.context > 1, not layout.reshard or layout.pipeline > 1
+    divided, stay = _is_wrapped(layout), not layout.reshard or layout.pipeline > 1
     whole = (ends + (layers * layer if stay else 0)) if divided else 0.0
     summed = layout.microbatches > 1  # there are gradients when activations are at their peak, which is at the loss
     gradients = (whole if divided and stay else kept) if summed else 0.0
@@ -154,16 +158,26 @@ def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, stag
     weights = layers * shape.layer_parameters / layout.tensor * width
     times = 3 if layout.reshard else 0  # gathered forward and backward, gradients divided
     sharded = times * _ring_s(weights, layout.shard * layout.context, _data_gb_s(layout, machine))
-    return compute + tensor + context + max(sharded - HIDDEN * compute, (1 - HIDDEN) * sharded)
+    passes = ADDING_PASSES + (COPYING_PASSES if _is_wrapped(layout) and layout.reshard else 0)
+    copies = passes * weights / (machine.memory_gb_s * 1e9)
+    return compute + tensor + context + copies + max(sharded - HIDDEN * compute, (1 - HIDDEN) * sharded)
 
 
 def _once_s(layout: Layout, setting: Setting, width: int, machine: Machine) -> float:
     """What a step does once: gathering what stays gathered, averaging over copies."""
     weights = setting.shape.parameters / layout.pipeline / layout.tensor * width
     ranks = layout.shard * layout.context
-    gathered = 0.0 if layout.reshard else 2 * _ring_s(weights, ranks, _data_gb_s(layout, machine))
+    gathered = 0.0
+    if not layout.reshard:
+        gathered = 2 * _ring_s(weights, ranks, _data_gb_s(layout, machine))
+        gathered += COPYING_PASSES * weights / (machine.memory_gb_s * 1e9)
     copies = _within(layout.tensor * ranks * layout.replicate, machine)
     return gathered + 2 * _ring_s(weights / ranks, layout.replicate, copies)
+
+
+def _is_wrapped(layout: Layout) -> bool:
+    """Whether FSDP keeps the weights."""
+    return layout.data * layout.context > 1
 
 
 def _ring_s(total_bytes: float, ranks: int, gb_s: float) -> float:
