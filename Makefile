@@ -15,7 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "Python 3.11 to 3.13 is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Say PYTHON=python3.12, for example."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "Debian has that in a package of its own: apt-get install python3-venv"; exit 1; }
 	@echo "installing into $(VENV): a minute or two, and a few GB with PyTorch"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip does, on all cores
 	@touch $@
 
 run: $(STAMP)     ## the main job: find the fastest matrix products of this machine
