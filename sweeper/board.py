@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from sweeper.config import Budget
 from sweeper.outcome import Ending, Record
 from sweeper.table import best_first
+
+FEW = 5  # trials that end alike at first: no chance any more
 
 
 class Board:
@@ -23,7 +26,7 @@ class Board:
         for record in sorted(records, key=lambda record: record.elapsed_s):
             self.add(record)
         self._before_s = max((record.elapsed_s for record in self._records), default=0.0)
-        self._ended_before = self.ended
+        self._ended_before, self._records_before = self.ended, len(self._records)
         self._started_s: float | None = None
 
     def start(self) -> None:
@@ -75,12 +78,21 @@ class Board:
         limits = {name: getattr(self._budget, name) for name in came_to}
         return {name: limit for name, limit in limits.items() if limit is not None and came_to[name] >= limit}
 
-    def left_s(self) -> float | None:
-        """A guess at the seconds left, from the trials of this run; None while there is nothing to guess from."""
+    def ended_alike(self) -> str:
+        """Why the trials of this run have all come to nothing, just when the first few have, and all for one reason, in
+        other numbers perhaps; else nothing."""
+        if len(self._records) - self._records_before != FEW:
+            return ""
+        first = self._records[-FEW:]
+        reasons = {"" if each.ending is Ending.COMPLETE else re.sub(r"[\d.]+", "", each.reason) for each in first}
+        return first[-1].reason if len(reasons) == 1 else ""
+
+    def left_s(self, trials: int | None) -> float | None:
+        """A guess at the seconds left until so many trials; None while this run has none to guess from."""
         guesses = []
         done = self.ended - self._ended_before
-        if self._budget.trials is not None and done > 0:
-            guesses.append((self.elapsed_s - self._before_s) / done * (self._budget.trials - self.ended))
+        if trials is not None and done > 0:
+            guesses.append((self.elapsed_s - self._before_s) / done * (trials - self.ended))
         if self._budget.time_s is not None:
             guesses.append(self._budget.time_s - self.elapsed_s)
         return max(0.0, min(guesses)) if guesses else None

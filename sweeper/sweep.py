@@ -279,6 +279,8 @@ class Sweep:
         better = not record.again and self._board.add(record)
         self._recorder.add(record)
         self._progress.update(self._state(), record, better)
+        if not record.again and (why := self._board.ended_alike()) and self._wants_more():
+            self._progress.note(f"all trials so far ended alike, the last: {why}; Ctrl-C stops the sweep")
 
     def _judge(self, trial: Trial, outcome: Outcome, attempts: int) -> Record:
         """The record of a trial: its metrics, or why it has none."""
@@ -346,13 +348,14 @@ class Sweep:
     # ── what is said ──
 
     def _state(self) -> progress.State:
-        trials = self._config.budget.trials
+        budget = self._config.budget.trials
+        trials = budget if budget is None else int(min(budget, self._plan.space.size))
         return progress.State(
             counts=self._board.counts,
-            trials=trials if trials is None else int(min(trials, self._plan.space.size)),
+            trials=trials,
             running=self._pool.count_in_flight() if self._pool else 0,
             elapsed_s=self._board.elapsed_s,
-            left_s=self._board.left_s(),
+            left_s=self._board.left_s(trials),
             best=self._board.best,
             objective=self._config.workload.objective,
             workers=self._pool.said if self._pool else lambda _: ["starting Ray"],
