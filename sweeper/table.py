@@ -91,15 +91,19 @@ def run_name(number: int, params: Mapping[str, object], again: Again | None) -> 
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], at_least: int, width: int) -> Table:
-    """A table that keeps its first `at_least` columns and as many more as there is room for. Words are wrapped, and
-    never a number."""
+    """A table that keeps its first `at_least` columns and as many more as there is room for, and says which it left
+    out. Words are wrapped, and never a number."""
     columns = [list(column) for column in zip(heading, *cells, strict=True)]
     least = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
     shown = len(heading)
     while shown > at_least and _room(least[:shown], width) < 0:
         shown -= 1
+    if heading[shown : shown + 1] == ["to"] and shown > at_least:  # half an interval says nothing
+        shown -= 1
     widths = _shared(least[:shown], [max(map(len, column)) for column in columns], width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption_justify="left")
+    if left_out := heading[shown:]:
+        table.caption = f"no room for: {', '.join(left_out)}"
     for column, size in zip(columns, widths, strict=False):
         numbers = all(re.fullmatch(r"[-+\d.e,%]*", text) for text in column[1:])
         table.add_column(column[0], justify="right" if numbers else "left", width=size, overflow="fold")
