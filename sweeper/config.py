@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sweeper import space as spaces
 from sweeper.said import SaidWrongly, build, check_bounds, convert, nearest
 from sweeper.secrets import is_secret
-from workloads import registry
+from workloads import host, registry
 from workloads.contract import Workload
 
 HERE = Path(__file__).resolve().parent
@@ -234,6 +234,24 @@ def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spa
             else:
                 constants[name] = can[0]
     return spaces.Space(dimensions, constants), left_out
+
+
+def check_processor(config: Config, space: spaces.Space) -> None:
+    """Raises SaidWrongly where this machine, without a GPU, is too small for all values of a parameter."""
+    memory_gib, parameters = host.memory_bytes() / 2**30, workload_of(config).Parameters
+    hints = get_type_hints(parameters)
+    for each in fields(parameters):
+        if "cpu_gib" not in each.metadata or not is_on_this_machine(config):
+            continue
+        dimension = space.dimensions.get(each.name)
+        values = dimension.values if isinstance(dimension, spaces.Choice) else (space.constants.get(each.name),)
+        least, value = min((each.metadata["cpu_gib"](value), value) for value in values)
+        if least > memory_gib:
+            fitting = [name for name in get_args(hints[each.name]) if each.metadata["cpu_gib"](name) <= memory_gib]
+            raise SaidWrongly(
+                f"space.{each.name}={value}: takes {least:.1f} GiB, and without a GPU there are {memory_gib:.1f} here; "
+                f"it may be {', '.join(fitting)}"
+            )
 
 
 def host_gib(config: Config, space: spaces.Space) -> float:

@@ -96,6 +96,8 @@ def plan(said: Config, *, first_is_meant: bool = False) -> Plan:
     whole_nodes = (said.exclusive or getattr(config.workload_of(said), "exclusive", "gpu")) == "node"
     space, left_out = config.read_space(said, target.hardware.kind, target.architecture)
     config.check_program(said)
+    if target.hardware.kind == "cpu":
+        config.check_processor(said, space)
     host_gib = min(config.host_gib(said, space), target.least_memory_gib())  # what needs more says so itself
     gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes, gib=host_gib)
     folder_of_all = Path(said.dir).expanduser().resolve()

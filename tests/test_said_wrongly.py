@@ -36,6 +36,7 @@ WRONG = {
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
     "first=[{m:100}]": ["first", "m=100", "space.m is range(128"],
     "workload=llama_tiny space.data=/no/such": ["space.data=/no/such", "no such file"],
+    "workload=llama8b space.model=llama3_70b hardware=cpu": ["space.model=llama3_70b", "525.7 GiB", "without a GPU"],
     "space.route=tinygrad hardware=cpu": ["space.route=tinygrad", "for GPUs"],
     "space=llama3_9b": ["space=llama3_9b", "did you mean llama3_8b?"],
     "space=llama3_8b space.m=64": ["space: m and model"],

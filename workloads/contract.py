@@ -169,8 +169,8 @@ class Workload(Protocol):
     `Parameters` is a frozen dataclass of every parameter. Its types say what each may be (`Literal` for
     choices), `field(metadata={"min": …})` bounds a number, and a field without a default must be given. With
     `"file": True` a text is the path of one that has to be there, with `"host_memory": True` a number is GiB of its
-    node's memory that a process takes, which is reserved for it. It is read in the driver, so the module that defines
-    it imports no torch; `run` may.
+    node's memory that a process takes, which is reserved for it; `"cpu_gib"` says of a value how many GiB it takes at
+    the least on a processor. It is read in the driver, so the module that defines it imports no torch; `run` may.
 
     `exclusive`, where it has it, is "node" for what another trial on the same node would disturb; else "gpu".
 

@@ -9,6 +9,11 @@ from workloads.contract import Measurement, Rank
 from workloads.llama import shapes
 
 
+def _least_gib(model: str) -> float:
+    """Weights, gradients and two states of the optimizer, in bf16."""
+    return 4 * 2 * shapes.MODELS[model].parameters / 2**30
+
+
 @dataclass(frozen=True)
 class OffloadParameters:
     """Steps of AdamW, everything in one type or with the optimizer's part in fp32.
@@ -25,7 +30,7 @@ class OffloadParameters:
 
     device_gib: float = field(metadata={"min": 0})
     host_gib: float = field(metadata={"min": 0, "host_memory": True})
-    model: shapes.ModelName = "llama3_8b"
+    model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _least_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32"] = "bf16"
