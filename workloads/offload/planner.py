@@ -6,6 +6,7 @@ to be slower.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from functools import cache, cached_property
@@ -324,9 +325,9 @@ def _best_kept(homes: Homes, room: Room, model: Model, rates: Rates) -> tuple[Ti
 
 @cache
 def _divisions(layers: int) -> NDArray[np.int64]:
-    """All ways to divide layers among the kinds [ways, kinds]; of many layers, in twos and more."""
-    step = max(1, layers // 16)
-    ways = [c for c in product(range(0, layers + 1, step), repeat=len(KINDS) - 1) if sum(c) <= layers]
+    """All ways to divide layers among the kinds [ways, kinds]; of many layers, in twos and more, or all of one."""
+    counts = sorted({*range(0, layers, math.ceil(layers / 16)), layers})
+    ways = [c for c in product(counts, repeat=len(KINDS) - 1) if sum(c) <= layers]
     return np.array([(*c, layers - sum(c)) for c in ways])
 
 
