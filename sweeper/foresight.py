@@ -100,7 +100,7 @@ def machine_of(target: Target, world_size: int, network_gb_s: float, reached_tfl
         memory_gib = MEMORY_LEFT * hardware.memory_gb * 1e9 / 2**30 if hardware.memory_gb else None
     else:  # ranks on one processor share it
         memory_gib = MEMORY_LEFT * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
-    known = {"link_gb_s": hardware.link_gb_s, "memory_gb_s": 1e3 * (hardware.bandwidth_tb_s or 0)}
+    known = {"link_gb_s": hardware.link_gb_s} if hardware.link_gb_s else {}
     return Machine(
         kind=hardware.kind,
         architecture=target.architecture or "",
@@ -109,7 +109,8 @@ def machine_of(target: Target, world_size: int, network_gb_s: float, reached_tfl
         memory_gib=memory_gib,
         matrix_tflops=peaks | reached_tflops,
         network_gb_s=network_gb_s,
-        **{name: value for name, value in known.items() if value},
+        memory_gb_s=1e3 * hardware.bandwidth_tb_s if hardware.bandwidth_tb_s else None,
+        **known,
     )
 
 

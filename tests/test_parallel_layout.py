@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.foresight import SHARE_OF_PEAK
+from sweeper.foresight import SHARE_OF_PEAK, machine_of
+from sweeper.hardware import Node, Target, catalogue
 from tests.conftest import Done
 from workloads.contract import Machine
 from workloads.llama.shapes import MODELS
@@ -126,14 +127,26 @@ def test_the_memory_estimate_is_what_a_gpu_allocated(measured: dict[str, Any]) -
 
 @pytest.mark.parametrize("measured", [each for each in MEASURED if each["tokens_per_s"] > 0], ids=str)
 def test_the_foreseen_speed_is_near_what_gpus_reached(measured: dict[str, Any]) -> None:
-    assert foreseen_tokens_per_s(measured) == pytest.approx(measured["tokens_per_s"], rel=0.055)
+    within = 0.016 if laid_out(measured)[0].world_size == 4 else 0.055
+    assert foreseen_tokens_per_s(measured) == pytest.approx(measured["tokens_per_s"], rel=within)
 
 
-def test_the_layout_foreseen_to_be_the_fastest_on_four_gpus_was() -> None:
+def test_the_layouts_foreseen_to_be_the_fastest_on_four_gpus_were() -> None:
+    """Two are foreseen alike; what else there is comes after them."""
     on_four = [each for each in MEASURED if laid_out(each)[0].world_size == 4]
-    first, *_, last = sorted(on_four, key=foreseen_tokens_per_s, reverse=True)
-    speeds = [each["tokens_per_s"] for each in on_four]
-    assert len(speeds) == 7 and first["tokens_per_s"] == max(speeds) and last["tokens_per_s"] == min(speeds)
+    foreseen, speeds = [foreseen_tokens_per_s(each) for each in on_four], [each["tokens_per_s"] for each in on_four]
+    firsts = [speed for speed, said in zip(speeds, foreseen, strict=True) if said == pytest.approx(max(foreseen))]
+    assert len(speeds) == 7 and len(firsts) == 2
+    assert max(firsts) == max(speeds) and min(firsts) > 0.99 * max(speeds)
+    assert speeds[foreseen.index(min(foreseen))] == min(speeds)
+
+
+def test_a_machines_memory_is_the_hardwares() -> None:
+    node = Node("n", 8, "a CPU", 2, "H200", ("NVIDIA H200",) * 2)
+    target = Target(catalogue()["h200"], "NVIDIA H200", (node,))
+    assert machine_of(target, 2, 25.0, {}).memory_gb_s == 4800
+    unknown = Target(replace(catalogue()["h200"], bandwidth_tb_s=None), "a GPU", (node,))
+    assert machine_of(unknown, 2, 25.0, {}).memory_gb_s is None
 
 
 def test_on_paper_more_work_and_slower_links_take_longer() -> None:
@@ -146,6 +159,8 @@ def test_on_paper_more_work_and_slower_links_take_longer() -> None:
     across = replace(H200, ranks_per_node=4, network_gb_s=25.0)
     assert seconds(across, tensor=8) > 3 * seconds(tensor=8)
     assert seconds(pipeline=8, stages=2, schedule="interleaved") < seconds(pipeline=8)
+    assert seconds(replicate=8) < seconds(replace(H200, memory_gb_s=2400.0), replicate=8)
+    assert seconds(replace(H200, memory_gb_s=None), shard=8, reshard=False) < seconds(shard=8, reshard=False)
     assert seconds(pipeline=8, stages=2, schedule="zero_bubble") < seconds(pipeline=8, stages=2, schedule="interleaved")
 
 

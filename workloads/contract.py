@@ -83,7 +83,7 @@ class Machine:
     memory_gib: of one device; None: not known
     matrix_tflops: of one device, by data type: what products reached on it, else a share of the vendor's dense peak
     link_gb_s, network_gb_s: of one device, each way, within a node and between nodes
-    memory_gb_s: what its memory moves
+    memory_gb_s: what its memory moves; None: not known
     """
 
     kind: str
@@ -94,7 +94,7 @@ class Machine:
     matrix_tflops: Mapping[str, float] = field(default_factory=dict)
     link_gb_s: float = 25.0
     network_gb_s: float = 25.0
-    memory_gb_s: float = 25.0
+    memory_gb_s: float | None = None
 
 
 @dataclass(frozen=True)

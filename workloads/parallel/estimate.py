@@ -159,7 +159,7 @@ def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, stag
     times = 3 if layout.reshard else 0  # gathered forward and backward, gradients divided
     sharded = times * _ring_s(weights, layout.shard * layout.context, _data_gb_s(layout, machine))
     passes = ADDING_PASSES + (COPYING_PASSES if _is_wrapped(layout) and layout.reshard else 0)
-    copies = passes * weights / (machine.memory_gb_s * 1e9)
+    copies = passes * _pass_s(weights, machine)
     return compute + tensor + context + copies + max(sharded - HIDDEN * compute, (1 - HIDDEN) * sharded)
 
 
@@ -170,9 +170,14 @@ def _once_s(layout: Layout, setting: Setting, width: int, machine: Machine) -> f
     gathered = 0.0
     if not layout.reshard:
         gathered = 2 * _ring_s(weights, ranks, _data_gb_s(layout, machine))
-        gathered += COPYING_PASSES * weights / (machine.memory_gb_s * 1e9)
+        gathered += COPYING_PASSES * _pass_s(weights, machine)
     copies = _within(layout.tensor * ranks * layout.replicate, machine)
     return gathered + 2 * _ring_s(weights / ranks, layout.replicate, copies)
+
+
+def _pass_s(total_bytes: float, machine: Machine) -> float:
+    """Through a device's memory; where its bandwidth is not known, copies are not counted."""
+    return total_bytes / (machine.memory_gb_s * 1e9) if machine.memory_gb_s else 0.0
 
 
 def _is_wrapped(layout: Layout) -> bool:
