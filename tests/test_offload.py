@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from workloads.contract import Infeasible, OutOfMemory, Rank
 from workloads.llama.attention import KERNELS
 from workloads.llama.block import BlockMath
+from workloads.llama.flops import hardware_per_token
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import run
 from workloads.offload.engine import Engine
-from workloads.offload.layout import LayerPlan, Plan
+from workloads.offload.layout import AGAIN, KEPT, Keeps, LayerPlan, Plan, kept_bytes, kept_names
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.rates import kernel_of
@@ -157,6 +158,28 @@ def block_gradients(kind: str, pieces: int) -> dict[str, torch.Tensor]:
         earlier = kv[:, : n * length] if n else None
         d_x.insert(0, maths.backward(weights, gradients, made[n], ropes[n], d_piece, earlier, d_keys_values))
     return {"out": torch.cat(outs)[None], "x": torch.cat(d_x)[None]} | gradients
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("keeps", KEEPS)
+def test_what_a_layer_keeps_has_the_bytes_that_are_planned_for(keeps: Keeps, pieces: int) -> None:
+    maths, length = BlockMath(SHAPE, KERNELS["cpu"], compiled=False), 64 // pieces
+    weights = {name: torch.zeros(p.shape) for name, p in Block(SHAPE).named_parameters()}
+    _, made = maths.forward(weights, torch.zeros(length, SHAPE.width), rope_table(SHAPE, length, CPU), None)
+    kept = sum(made[name].nbytes for name in kept_names(keeps, pieces))
+    assert kept == length * kept_bytes(SHAPE, keeps, 4, pieces)
+    assert ("kv" in kept_names(keeps, pieces)) == (pieces == 1 and "kv" in KEPT[keeps])
+
+
+def test_what_is_not_kept_is_counted_as_computed_again() -> None:
+    makes = {"qkv": "q", "attention": "mixed", "output": "middle", "gate": "gate", "up": "up"}
+    assert {layer: tuple(k for k, names in KEPT.items() if made not in names) for layer, made in makes.items()} == AGAIN
+    sizes = {name: p.numel() for name, p in Block(SHAPE).named_parameters() if p.dim() > 1}
+    forward = 2 * (sum(sizes.values()) - sizes["down.weight"]) + 2 * LENGTH * SHAPE.heads * SHAPE.head_size
+    twice = hardware_per_token(SHAPE, LENGTH, dict.fromkeys(AGAIN, 3)) - hardware_per_token(SHAPE, LENGTH, {})
+    assert twice == 3 * forward
+    half = hardware_per_token(SHAPE, LENGTH, {"up": 1}) - hardware_per_token(SHAPE, LENGTH, {})
+    assert half == sizes["gate_up.weight"]  # two operations for each of half the weights
 
 
 def test_a_tied_head_and_biased_queries_train_too() -> None:
