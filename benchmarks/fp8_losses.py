@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from workloads.device import architecture
+from workloads import device as devices
 from workloads.llama.model import Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
 from workloads.llama.text import walk
@@ -26,10 +26,11 @@ from workloads.precision.layers import FLOAT8, with_recipe
 
 def made(name: str, recipe: str, length: int, device: torch.device) -> Llama:
     torch.compiler.reset()
+    devices.fresh(device)  # compiled blocks are cycles: what was before them goes only now
     with device:
         model = Llama(MODELS[name]).bfloat16()
     model.initialize(torch.Generator(device).manual_seed(0))
-    with_recipe(model.blocks, recipe, architecture(device), length)
+    with_recipe(model.blocks, recipe, devices.architecture(device), length)
     if device.type != "cpu":
         for block in model.blocks:
             block.compile(dynamic=False)
