@@ -244,7 +244,7 @@ def check_processor(config: Config, space: spaces.Space) -> None:
         if "cpu_gib" not in each.metadata or not is_on_this_machine(config):
             continue
         dimension = space.dimensions.get(each.name)
-        values = dimension.values if isinstance(dimension, spaces.Choice) else (space.constants.get(each.name),)
+        values = _extremes(dimension) if dimension else [space.constants.get(each.name, each.default)]
         least, value = min((each.metadata["cpu_gib"](value), value) for value in values)
         if least > memory_gib:
             fitting = [name for name in get_args(hints[each.name]) if each.metadata["cpu_gib"](name) <= memory_gib]
