@@ -29,10 +29,10 @@ from workloads.trial import run_trial
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SHAPE = replace(MODELS["llama_tiny"], layers=4)  # one more than there are slots
+SHAPE = replace(MODELS["llama_tiny"], layers=5)
 # With the usual epsilon a gradient's sign is nearly all that counts, and one that is almost 0 tells nothing.
 OPTIMIZER = AdamW(learning_rate=1e-3, epsilon=1e-4)
-LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 2
+LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 3
 PLACES = ["device", "host"]
 KEEPS = ["full", "gate", "projections", "attention", "input"]
 
