@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -79,12 +78,12 @@ class Board:
         return {name: limit for name, limit in limits.items() if limit is not None and came_to[name] >= limit}
 
     def ended_alike(self) -> str:
-        """Why the trials of this run have all come to nothing, just when the first few have, and all for one reason, in
-        other numbers perhaps; else nothing."""
+        """Why the trials of this run have all come to nothing, just when the first few have, and all for one kind of
+        reason; else nothing."""
         if len(self._records) - self._records_before != FEW:
             return ""
         first = self._records[-FEW:]
-        reasons = {"" if each.ending is Ending.COMPLETE else re.sub(r"[\d.]+", "", each.reason) for each in first}
+        reasons = {"" if each.ending is Ending.COMPLETE else each.kind_of_reason for each in first}
         return first[-1].reason if len(reasons) == 1 else ""
 
     def left_s(self, trials: int | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -79,6 +80,11 @@ class Record:
     attempts: int = 1
     files: list[str] = field(default_factory=list)
     again: Again | None = None  # not of the search: a finalist measured again, or nodes compared
+
+    @property
+    def kind_of_reason(self) -> str:
+        """Reasons that differ in numbers alone are of one kind."""
+        return re.sub(r"[\d.,]+", "#", self.reason)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=float)  # a workload may have left a NumPy number in its figures

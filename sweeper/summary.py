@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import shlex
 import shutil
 import sys
@@ -186,11 +185,11 @@ class Summary:
         return lines
 
     def _by_reason(self, ending: Ending) -> list[list[Record]]:
-        """Those that ended so, the most frequent reason first; reasons that differ in numbers alone are one."""
+        """Those that ended so, the most frequent kind of reason first."""
         reasons: dict[str, list[Record]] = {}
         for record in self.results.records:
             if record.ending is ending:
-                reasons.setdefault(re.sub(r"[\d.,]+", "#", record.reason), []).append(record)
+                reasons.setdefault(record.kind_of_reason, []).append(record)
         return sorted(reasons.values(), key=len, reverse=True)
 
     def _review(self, directory: Path, uri: str | None, recorder: Recorder) -> list[str]:
