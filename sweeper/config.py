@@ -238,11 +238,11 @@ def read_space(config: Config, kind: str, architecture: str | None) -> tuple[spa
 
 def check_processor(config: Config, space: spaces.Space) -> None:
     """Raises SaidWrongly where this machine, without a GPU, is too small for all values of a parameter."""
+    if not is_on_this_machine(config):
+        return
     memory_gib, parameters = host.memory_bytes() / 2**30, workload_of(config).Parameters
     hints = get_type_hints(parameters)
-    for each in fields(parameters):
-        if "cpu_gib" not in each.metadata or not is_on_this_machine(config):
-            continue
+    for each in [each for each in fields(parameters) if "cpu_gib" in each.metadata]:
         dimension = space.dimensions.get(each.name)
         values = _extremes(dimension) if dimension else [space.constants.get(each.name, each.default)]
         least, value = min((each.metadata["cpu_gib"](value), value) for value in values)

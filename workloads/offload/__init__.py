@@ -7,11 +7,11 @@ from typing import Literal
 
 from workloads.contract import Measurement, Rank
 from workloads.llama import shapes
+from workloads.offload.layout import trained_bytes
 
 
 def _least_gib(model: str) -> float:
-    """Weights, gradients and two states of the optimizer, in bf16."""
-    return 4 * 2 * shapes.MODELS[model].parameters / 2**30
+    return trained_bytes(shapes.MODELS[model], 2) / 2**30
 
 
 @dataclass(frozen=True)

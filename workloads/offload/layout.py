@@ -82,6 +82,11 @@ class Plan:
         return self.chunk_tokens * self.chunks * self.rounds
 
 
+def trained_bytes(shape: LlamaShape, width: int) -> int:
+    """Weights, gradients and the optimizer's two states, in numbers of `width` bytes: the least that training takes."""
+    return 4 * shape.parameters * width
+
+
 def kept_names(keeps: Keeps, pieces: int) -> tuple[str, ...]:
     """What a chunk leaves at a layer. Of a sequence in pieces keys and values are kept in one: its later pieces need
     them, whatever is kept."""

@@ -20,7 +20,7 @@ from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.llama.text import sequences
 from workloads.offload import OffloadParameters
 from workloads.offload.engine import Engine
-from workloads.offload.layout import AGAIN
+from workloads.offload.layout import AGAIN, trained_bytes
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
@@ -67,7 +67,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
 
 def _require_room_on_a_cpu(shape: LlamaShape, dtype: torch.dtype) -> None:
     """There the device's memory is the host's: what cannot train in it at all is said before anything is tried."""
-    needed, available = 4 * shape.parameters * dtype.itemsize, available_memory_bytes()
+    needed, available = trained_bytes(shape, dtype.itemsize), available_memory_bytes()
     if needed > available:
         raise Infeasible(
             f"weights, gradients and states are {needed / GIB:.1f} GiB, this machine has {available / GIB:.1f} left, "
