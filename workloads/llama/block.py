@@ -64,7 +64,7 @@ class BlockMath:
             return torch.cat([rotated(dq, back), rotated(dk, back), dv], dim=1).transpose(1, 2).flatten(0, 1).flatten(1)
 
         def with_later(dk: Tensor, dv: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
-            dk_later, dv_later = later.transpose(1, 2).chunk(2, dim=1)
+            dk_later, dv_later = _parts(later)
             return (dk + dk_later).to(dk.dtype), (dv + dv_later).to(dv.dtype)
 
         def maybe(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +87,8 @@ class BlockMath:
         if "q" not in a:
             a["q"], a["kv"] = self._queries_keys_values(w, a["x"], rope)
         if "mixed" not in a:
-            out, a["lse"] = attend(self.kernel, *_heads(a["q"], a["kv"]), earlier=_parts(earlier))
+            before = _parts(earlier) if earlier is not None else None
+            out, a["lse"] = attend(self.kernel, *_heads(a["q"], a["kv"]), earlier=before)
             a["mixed"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
         if "middle" not in a:
             a["middle"] = torch.addmm(a["x"], a["mixed"], w["output.weight"].t())
@@ -157,27 +158,26 @@ class BlockMath:
         """Those of queries, keys and values."""
         q, kv, mixed, lse = (a.pop(name) for name in ("q", "kv", "mixed", "lse"))
         out, d_out = mixed.view(q.shape).transpose(1, 2), d_mixed.view(q.shape).transpose(1, 2)
-        gradients, d_earlier = attend_backward(self.kernel, d_out, *_heads(q, kv), out, lse, _parts(earlier))
+        before = _parts(earlier) if earlier is not None else None
+        gradients, d_earlier = attend_backward(self.kernel, d_out, *_heads(q, kv), out, lse, before)
         dq, dk, dv = gradients
         if d_keys_values is not None:
             later, gathered = d_keys_values
             dk, dv = self._with_later(dk, dv, later)
             if d_earlier is not None:
-                for there, found in zip(gathered.transpose(1, 2).chunk(2, dim=1), d_earlier, strict=True):
+                for there, found in zip(_parts(gathered), d_earlier, strict=True):
                     there += found
         return dq, dk, dv
 
 
 def _heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as attention takes them."""
+    return q.transpose(1, 2), *_parts(kv)
+
+
+def _parts(kv: KeysValues) -> tuple[Tensor, Tensor]:
+    """Keys and values, or the gradients of both, as attention takes them: views."""
     k, v = kv.transpose(1, 2).chunk(2, dim=1)
-    return q.transpose(1, 2), k, v
-
-
-def _parts(earlier: KeysValues | None) -> tuple[Tensor, Tensor] | None:
-    if earlier is None:
-        return None
-    k, v = earlier.transpose(1, 2).chunk(2, dim=1)
     return k, v
 
 

@@ -58,7 +58,7 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
     ends = _ends_parameters(shape, mine) / layout.tensor
     kept = (layers * layer + ends) / (layout.shard * layout.context)
     # A pipeline keeps weights and gradients undivided from one micro-batch to the next, as is done without resharding.
-    divided, stay = _is_wrapped(layout), not layout.reshard or layout.pipeline > 1
+    divided, stay = layout.is_wrapped, not layout.reshard or layout.pipeline > 1
     whole = (ends + (layers * layer if stay else 0)) if divided else 0.0
     summed = layout.microbatches > 1  # there are gradients when activations are at their peak, which is at the loss
     gradients = (whole if divided and stay else kept) if summed else 0.0
@@ -158,7 +158,7 @@ def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, stag
     weights = layers * shape.layer_parameters / layout.tensor * width
     times = 3 if layout.reshard else 0  # gathered forward and backward, gradients divided
     sharded = times * _ring_s(weights, layout.shard * layout.context, _data_gb_s(layout, machine))
-    passes = ADDING_PASSES + (COPYING_PASSES if _is_wrapped(layout) and layout.reshard else 0)
+    passes = ADDING_PASSES + (COPYING_PASSES if layout.is_wrapped and layout.reshard else 0)
     copies = passes * _pass_s(weights, machine)
     return compute + tensor + context + copies + max(sharded - HIDDEN * compute, (1 - HIDDEN) * sharded)
 
@@ -178,11 +178,6 @@ def _once_s(layout: Layout, setting: Setting, width: int, machine: Machine) -> f
 def _pass_s(total_bytes: float, machine: Machine) -> float:
     """Through a device's memory; where its bandwidth is not known, copies are not counted."""
     return total_bytes / (machine.memory_gb_s * 1e9) if machine.memory_gb_s else 0.0
-
-
-def _is_wrapped(layout: Layout) -> bool:
-    """Whether FSDP keeps the weights."""
-    return layout.data * layout.context > 1
 
 
 def _ring_s(total_bytes: float, ranks: int, gb_s: float) -> float:

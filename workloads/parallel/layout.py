@@ -52,6 +52,11 @@ class Layout:
         return self.replicate * self.shard
 
     @property
+    def is_wrapped(self) -> bool:
+        """Whether FSDP keeps the weights: gradients are averaged over several ranks."""
+        return self.data * self.context > 1
+
+    @property
     def microbatches(self) -> int:
         """So many a rank computes in a step, one after the other: gradient accumulation, or what fills a pipeline."""
         return self.global_batch // (self.micro_batch * self.data)
@@ -162,7 +167,7 @@ def _zero_bubble(l: Layout, s: Setting) -> str:  # noqa: E741
         return "zero_bubble splits the backward pass, a compiled block does not: compile false"
     if l.checkpointing == "selective":
         return "zero_bubble goes through a block twice, selective checkpointing only once"
-    if l.data * l.context > 1 and l.reshard:
+    if l.is_wrapped and l.reshard:
         return "zero_bubble with weights that are gathered again has wrong gradients: reshard false, with shard above 1"
     return ""
 
