@@ -18,9 +18,9 @@ from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads import device as devices
+from workloads.llama.data import synthetic_tokens
 from workloads.llama.model import Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
-from workloads.llama.text import walk
 from workloads.precision.layers import FLOAT8, with_recipe
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     said = parser.parse_args()
     device, shape = torch.device(said.device), MODELS[said.model]
     rope = rope_table(shape, said.length, device)
-    tokens = walk(shape.vocabulary, said.steps, said.length + 1, 0).to(device)
+    tokens = synthetic_tokens(shape.vocabulary, said.steps, said.length + 1, 0).to(device)
     with fastest_attention(device):
         truth = gradients(made(said.model, "bf16", said.length, device), tokens[:1], rope)
         for recipe in FLOAT8:

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import torch
 
 from workloads import device as devices
-from workloads.contract import Infeasible, Rank
+from workloads.api.contract import Infeasible, Rank
+from workloads.api.trial import run_trial
+from workloads.llama.data import sequences
 from workloads.llama.flops import per_token
 from workloads.llama.model import Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
-from workloads.llama.text import sequences
-from workloads.trial import run_trial
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 
@@ -75,7 +75,7 @@ def measured(row: Row, steps: int) -> str:
         m = run_trial("offload", asked, Rank(device="cuda"))
     except Infeasible as error:
         return f"infeasible: {error}"
-    step_s, f = statistics.median(m.step_times_s), m.figures
+    step_s, f = statistics.median(m.step_times_s), m.metrics
     per_s, reference = m.tokens_per_step / step_s, row.reference_tokens_per_s
     return (
         f"{per_s:8,.0f} | {f['predicted_tokens_per_s']:8,.0f} | {f'{reference:,.0f}' if reference else '':>6} | "

@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads.llama.data import sequences
 from workloads.llama.flops import per_token
-from workloads.llama.model import Block, Llama, fastest_attention, gated, rope_table
+from workloads.llama.model import Block, Llama, fastest_attention, rope_table, swiglu
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.llama.text import sequences
 from workloads.parallel.layout import Layout
 
 LENGTH, WARMUP = 8192, 2
@@ -41,10 +41,10 @@ class PlainBlock(Block):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__(shape)
         del self.gate_up
-        self.gate, self.up = (torch.nn.Linear(shape.width, shape.feed_forward, bias=False) for _ in range(2))
+        self.gate, self.up = (torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False) for _ in range(2))
 
     def _widened(self, x: torch.Tensor) -> torch.Tensor:
-        return gated(self.gate(x), self.up(x))
+        return swiglu(self.gate(x), self.up(x))
 
 
 def plain_fsdp(model: str, global_batch: int, steps: int, micro_batch: int = 2) -> None:

@@ -30,13 +30,13 @@ LAYOUTS = {
 
 def show(table: str, trials: pd.DataFrame) -> None:
     """The sweep's figures, one pivot each, and the reasons of the empty cells."""
-    rows, columns, figures = LAYOUTS[table]
+    rows, columns, metrics = LAYOUTS[table]
     keys = [f"param.{name}" for name in rows]
     for name in (*keys, f"param.{columns}"):
         if name not in trials:  # the same for all
             trials[name] = ""
     print(f"\n## {table}\n")
-    for figure in [name for name in figures if name in trials and trials[name].notna().any()]:
+    for figure in [name for name in metrics if name in trials and trials[name].notna().any()]:
         pivot = trials.pivot_table(index=keys, columns=f"param.{columns}", values=figure, sort=False)
         pivot.index.names, pivot.columns.name = rows, figure
         print(pivot.round(3 if figure != "tokens_per_s" else 0).sort_index().to_string(na_rep="-"), "\n")

@@ -12,23 +12,24 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper import arguments, config, lanes
-from sweeper.said import SaidWrongly, in_words
+from sweeper.cli import multirun, overrides
+from sweeper.common.errors import UserInputError, describe_os_error
+from sweeper.config import resolution
 
-FAILED, SAID_WRONGLY = 1, 2
+FAILED, INVALID_INPUT = 1, 2
 
 
 def main() -> None:
     """The console command. Exit codes: 0 complete, 1 some trials failed, 2 said wrongly, 130 interrupted."""
     program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [_python(), "-m", "sweeper"]
     said = [*program, *sys.argv[1:]]
-    sys.argv = ["sweeper", *arguments.quote_spaces(sys.argv[1:])]  # as whom Hydra speaks
+    sys.argv = ["sweeper", *overrides.quote_spaces(sys.argv[1:])]  # as whom Hydra speaks
     codes: list[int] = []
     sweeps: list[tuple[DictConfig, list[str]]] = []  # with what each was told
 
-    @hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")
+    @hydra.main(version_base="1.3", config_path=str(resolution.CONF), config_name="config")
     def run(composed: DictConfig) -> None:
-        sweeps.append((composed, arguments.said_of_one(said[len(program) :], HydraConfig.get().overrides.task)))
+        sweeps.append((composed, overrides.said_of_one(said[len(program) :], HydraConfig.get().overrides.task)))
 
     # Hydra prints what is wrong with the words, or with this passes it on to be said in a line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -36,11 +37,11 @@ def main() -> None:
         run()
         codes += _sweeps(sweeps, said)
     except (HydraException, OmegaConfBaseException) as error:
-        codes.append(_say(arguments.explain(error, sys.argv[1:]), SAID_WRONGLY))
+        codes.append(_say(overrides.explain(error, sys.argv[1:]), INVALID_INPUT))
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        codes.append(_say("interrupted before anything was started", lanes.INTERRUPTED))
+        codes.append(_say("interrupted before anything was started", multirun.INTERRUPTED))
     sys.exit(max(codes, default=0))
 
 
@@ -50,29 +51,32 @@ def _sweeps(sweeps: list[tuple[DictConfig, list[str]]], said: list[str]) -> list
         return [_sweep(sweeps[0][0], said)]
     try:
         for composed, _ in sweeps:  # what is wrong with any of them is said before one starts
-            config.read(composed)
-    except SaidWrongly as error:
-        return [_say(str(error), SAID_WRONGLY)]
+            resolution.read(composed)
+    except UserInputError as error:
+        return [_say(str(error), INVALID_INPUT)]
     kinds = list(dict.fromkeys(str(composed.hardware.name) for composed, _ in sweeps))
     if len(kinds) == 1 or not all(composed.cluster.address and not composed.plan for composed, _ in sweeps):
-        return [lanes.run([lanes.Lane("", [told for _, told in sweeps])])]
+        return [multirun.run([multirun.SweepQueue("", [told for _, told in sweeps])])]
     of_kind = {kind: [told for composed, told in sweeps if composed.hardware.name == kind] for kind in kinds}
-    return [lanes.run([lanes.Lane(kind, told) for kind, told in of_kind.items()])]
+    return [multirun.run([multirun.SweepQueue(kind, told) for kind, told in of_kind.items()])]
 
 
 def _sweep(composed: DictConfig, said: list[str]) -> int:
     try:
-        checked = config.read(composed)
-        from sweeper import plan, sweep  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
+        checked = resolution.read(composed)
+        from sweeper import sweep
+        from sweeper.planning import (
+            plan,
+        )  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
 
         planned = plan.plan(checked, first_is_meant=any(word.startswith("first=") for word in said))
         return plan.show(planned) if checked.plan else sweep.Sweep(planned, said).run()
-    except SaidWrongly as error:
-        return _say(str(error), SAID_WRONGLY)
+    except UserInputError as error:
+        return _say(str(error), INVALID_INPUT)
     except BrokenPipeError:
         raise
     except OSError as error:  # the disk is full, or gone
-        return _say(f"dir={composed.dir}: {in_words(error)}; nothing was started", FAILED)
+        return _say(f"dir={composed.dir}: {describe_os_error(error)}; nothing was started", FAILED)
 
 
 def _python() -> str:

@@ -17,19 +17,22 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper import cluster, gangs, lock, metrics, progress, provenance, secrets, table
-from sweeper.board import Board
-from sweeper.config import settings_of, workload_of
-from sweeper.finals import still_wanted
-from sweeper.lanes import INTERRUPTED
-from sweeper.nodes import Nodes
-from sweeper.outcome import Again, Ending, Outcome, Record
-from sweeper.plan import Plan
-from sweeper.recorder import Recorder
-from sweeper.results import Results
-from sweeper.said import in_words
-from sweeper.search import Study, Trial
-from sweeper.summary import Summary
+from sweeper.cli.multirun import INTERRUPTED
+from sweeper.common import metrics, secrets
+from sweeper.common.errors import describe_os_error
+from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus
+from sweeper.config.resolution import settings_of, workload_of
+from sweeper.execution import cluster, gang_pool, lock
+from sweeper.execution.node_monitor import NodeMonitor
+from sweeper.planning.plan import Plan
+from sweeper.search.finals import still_wanted
+from sweeper.search.state import SweepProgress
+from sweeper.search.study import Study, Trial
+from sweeper.tracking import provenance
+from sweeper.tracking.client import TrackingClient
+from sweeper.ui import progress, tables
+from sweeper.ui.results import Results
+from sweeper.ui.summary import Summary
 
 COMPLETE, SOME_FAILED = 0, 1
 RECORDER_PATIENCE_S = 20.0
@@ -58,17 +61,17 @@ class Sweep:
             pruner=planned.config.search.pruner,
         )
         self._provenance = provenance.gather(planned.target, arguments)
-        self._recorder = Recorder(self._opening(), planned.folder, planned.directory, self._lock.fileno())
+        self._recorder = TrackingClient(self._opening(), planned.folder, planned.directory, self._lock.fileno())
         for record in self._study.records.values():
             self._recorder.add(record)
-        searched = [record for record in self._study.records.values() if not record.again]
-        self._board = Board(said.objective, said.direction, planned.config.budget, searched)
+        searched = [record for record in self._study.records.values() if not record.remeasurement]
+        self._board = SweepProgress(said.objective, said.direction, planned.config.budget, searched)
         self._progress = progress.make(planned.config.progress)
-        self._pool: gangs.Pool | None = None
+        self._pool: gang_pool.GangPool | None = None
         self._attempts: Counter[int] = Counter()
         self._stops = 0
         self._finishing = False
-        self._nodes = Nodes(planned, self._study.records)
+        self._nodes = NodeMonitor(planned, self._study.records)
         self._finals_ended = self._finals_asked = 0
 
     # ── from beginning to end ──
@@ -84,7 +87,9 @@ class Sweep:
         except BrokenPipeError:
             raise
         except OSError as error:  # the disk is full, or gone
-            self._progress.note(f"sweeper: {in_words(error)}; what had finished is kept; to resume:\n  {self._command}")
+            self._progress.note(
+                f"sweeper: {describe_os_error(error)}; what had finished is kept; to resume:\n  {self._command}"
+            )
             return SOME_FAILED
         finally:
             # Another sweep may follow in this process.
@@ -123,14 +128,14 @@ class Sweep:
     def _run_trials(self, count: int, wants: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
         """Run what `ask` gives on `count` gangs, for as long as `wants` says that there is more."""
         limits = self._config.trial
-        self._pool = gangs.Pool(
+        self._pool = gang_pool.GangPool(
             self._plan.target,
             workload=self._config.workload.name,
             constants=self._plan.space.constants,
             settings=settings_of(self._config),
             whole_nodes=self._plan.whole_nodes,
             host_gib=self._plan.host_gib,
-            listens=getattr(workload_of(self._config), "tells_steps", False),
+            collects_steps=workload_of(self._config).reports_steps,
             size=self._plan.gpus,
             count=count,
             share=self._plan.gangs,  # a finalist alone computes on as many cores as it did in the search
@@ -153,14 +158,14 @@ class Sweep:
                 break
             for trial, outcome in self._pool.wait(0.25):
                 self._take(trial, outcome)
-            self._hear()
+            self._collect_steps()
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
                 self._pool.close()
             self._tend_nodes()
             self._recorder.watch()
             self._progress.update(self._state())
-        self._hear(all_of_it=True)
+        self._collect_steps(all_of_it=True)
         self._pool.close(0 if self._stops else STARTING_PATIENCE_S)
 
     def _tend_nodes(self) -> None:
@@ -178,10 +183,10 @@ class Sweep:
         assert self._pool is not None
         if self._finals_asked or not self._wants_more():
             return
-        for record, again, node in self._nodes.to_compare(
+        for record, remeasurement, node in self._nodes.to_compare(
             self._board.best, self._board.ended, self._pool.nodes_with_room()
         ):
-            trial = self._study.ask_again(dict(record.params), again)
+            trial = self._study.ask_again(dict(record.params), remeasurement)
             self._nodes.compares(trial, node)
             self._pool.submit(trial, node)
 
@@ -190,7 +195,10 @@ class Sweep:
         wanted = deque(self._finals_wanted())
         if not wanted:
             return
-        finalists, rounds = dict.fromkeys(again.of for _, again in wanted), self._config.finals.rounds
+        finalists, rounds = (
+            dict.fromkeys(remeasurement.trial for _, remeasurement in wanted),
+            self._config.finals.rounds,
+        )
         self._progress.note(
             f"finals   trials {', '.join(map(str, finalists))} again, in turns, {rounds} rounds, in a fresh worker"
         )
@@ -198,12 +206,12 @@ class Sweep:
         self._finals_ended, self._finals_asked = 0, len(wanted)
 
         def ask() -> Trial:
-            record, again = wanted.popleft()
-            return self._study.ask_again(dict(record.params), again)
+            record, remeasurement = wanted.popleft()
+            return self._study.ask_again(dict(record.params), remeasurement)
 
         self._run_trials(1, lambda: bool(wanted) and not self._stops, ask)
 
-    def _finals_wanted(self) -> list[tuple[Record, Again]]:
+    def _finals_wanted(self) -> list[tuple[TrialRecord, Remeasurement]]:
         finals = self._config.finals
         if self._stops:
             return []
@@ -248,24 +256,24 @@ class Sweep:
 
     # ── one trial's steps, and its end ──
 
-    def _hear(self, *, all_of_it: bool = False) -> None:
+    def _collect_steps(self, *, all_of_it: bool = False) -> None:
         """Steps of running trials are over."""
         assert self._pool is not None
-        for trial, step, at_s, figures in self._pool.heard(all_of_it=all_of_it):
-            name = table.run_name(trial.number, trial.params, trial.again)
+        for trial, step, at_s, figures in self._pool.reported(all_of_it=all_of_it):
+            name = tables.run_name(trial.number, trial.params, trial.remeasurement)
             self._recorder.step(trial.number, name, step, at_s, figures)
             value = figures.get(self._config.workload.objective)
-            if value is not None and self._study.is_hopeless(trial.number, step, value):
+            if value is not None and self._study.should_prune(trial.number, step, value):
                 self._pool.end_early(trial)
 
-    def _take(self, trial: Trial, outcome: Outcome) -> None:
+    def _take(self, trial: Trial, outcome: TrialResult) -> None:
         """A trial has ended, or was lost and is tried again."""
         assert self._pool is not None
         self._attempts[trial.number] += 1
         attempt = self._attempts[trial.number]
-        if outcome.ending is Ending.LOST and self._stops:
-            outcome = replace(outcome, ending=Ending.CANCELLED)  # the next run has a try left
-        if outcome.ending is Ending.LOST and attempt <= self._config.trial.retries:
+        if outcome.status is TrialStatus.LOST and self._stops:
+            outcome = replace(outcome, status=TrialStatus.CANCELLED)  # the next run has a try left
+        if outcome.status is TrialStatus.LOST and attempt <= self._config.trial.retries:
             self._progress.note(
                 f"trial {trial.number} lost, tried again ({attempt}/{self._config.trial.retries}): {outcome.reason}"
             )
@@ -275,18 +283,18 @@ class Sweep:
         record = self._judge(trial, outcome, attempt)
         self._nodes.seen(record)
         self._study.tell(record)
-        self._finals_ended += record.again is not None
-        better = not record.again and self._board.add(record)
+        self._finals_ended += record.remeasurement is not None
+        better = not record.remeasurement and self._board.add(record)
         self._recorder.add(record)
         self._progress.update(self._state(), record, better)
-        if not record.again and (why := self._board.ended_alike()) and self._wants_more():
+        if not record.remeasurement and (why := self._board.ended_alike()) and self._wants_more():
             self._progress.note(f"all trials so far ended alike, the last: {why}; Ctrl-C stops the sweep")
 
-    def _judge(self, trial: Trial, outcome: Outcome, attempts: int) -> Record:
+    def _judge(self, trial: Trial, outcome: TrialResult, attempts: int) -> TrialRecord:
         """The record of a trial: its metrics, or why it has none."""
-        ending, reason, derived = outcome.ending, outcome.reason, dict[str, float]()
+        status, reason, derived = outcome.status, outcome.reason, dict[str, float]()
         hardware = self._plan.target.hardware
-        if ending is Ending.COMPLETE:
+        if status is TrialStatus.COMPLETE:
             derived = metrics.derive(
                 outcome.measurements, hardware.dense_peak_tflops, self._plan.reached_tflops, hardware.bandwidth_tb_s
             )
@@ -298,14 +306,14 @@ class Sweep:
                 derived.pop(objective, None)
                 reason = unranked
             elif not math.isfinite(derived.get(objective, math.nan)):
-                ending, reason = Ending.FAILED, f"no {objective} was measured; there is {', '.join(derived)}"
-        return Record(
+                status, reason = TrialStatus.FAILED, f"no {objective} was measured; there is {', '.join(derived)}"
+        return TrialRecord(
             number=trial.number,
             params=trial.params,
-            ending=ending,
+            status=status,
             reason=secrets.mask(reason),
             detail=secrets.mask(outcome.detail),
-            metrics=derived if ending is Ending.COMPLETE else {},
+            metrics=derived if status is TrialStatus.COMPLETE else {},
             measurements=[asdict(replace(measurement, files={})) for measurement in outcome.measurements],
             files=self._keep_files(trial, outcome),
             where=outcome.where,
@@ -313,10 +321,10 @@ class Sweep:
             ended_at_s=outcome.ended_at_s,
             elapsed_s=self._board.elapsed_s,
             attempts=attempts,
-            again=trial.again,
+            remeasurement=trial.remeasurement,
         )
 
-    def _keep_files(self, trial: Trial, outcome: Outcome) -> list[str]:
+    def _keep_files(self, trial: Trial, outcome: TrialResult) -> list[str]:
         """Write what the ranks left into the sweep's folder; the paths."""
         paths = []
         for rank, measurement in enumerate(outcome.measurements):
@@ -343,7 +351,7 @@ class Sweep:
         assert self._pool is not None
         for trial in self._study.unfinished[:]:
             self._study.unfinished.remove(trial)
-            self._take(trial, Outcome(Ending.CANCELLED, now, now, "the sweep was stopped"))
+            self._take(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped"))
 
     # ── what is said ──
 
@@ -372,14 +380,14 @@ class Sweep:
         note(f"sweep    {planned.name}")
         note(f"device   {planned.said_devices()}")
         note(f"search   {planned.said_search()}")
-        for words in planned.left_out:
+        for words in planned.excluded:
             note(f"left out {words}")
         for words in planned.target.in_use():
             note(f"in use   {words}")
         if self._board.counts or self._study.unfinished:
             left = len(self._study.unfinished)
-            again = f"; {left} in flight when it was killed run again" if left else ""
-            note(f"resumed  {table.said_counts(self._board.counts)}{again}")
+            remeasurement = f"; {left} in flight when it was killed run again" if left else ""
+            note(f"resumed  {tables.said_counts(self._board.counts)}{remeasurement}")
 
     def _opening(self) -> dict[str, Any]:
         """What the parent run says from the beginning."""
@@ -438,7 +446,7 @@ class Sweep:
                 "metrics": results.metrics(),
                 "tags": {
                     "mlflow.note.content": summary.markdown(),
-                    "outcome": table.said_counts(self._board.counts),
+                    "outcome": tables.said_counts(self._board.counts),
                     "winner": summary.verdict(),
                     **results.projection(),
                     **({"set_aside": "\n".join(aside)} if aside else {}),
@@ -453,7 +461,7 @@ class Sweep:
         summary.print(self._config.tracking.uri, self._recorder, written, over=over, exhausted=exhausted)
         if trouble:
             print(f"stopped  {trouble}")
-        none = not self._board.counts[Ending.COMPLETE]
+        none = not self._board.counts[TrialStatus.COMPLETE]
         code = SOME_FAILED if results.failed or trouble or not written or none else COMPLETE
         code = INTERRUPTED if interrupted else code
         self._progress.end({**results.plain(), "exit_code": code})

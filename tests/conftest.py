@@ -84,7 +84,7 @@ class Place:
 
     def trials(self) -> list[Any]:
         """The trials of the only study, as Optuna reads them."""
-        from sweeper.search import open_journal
+        from sweeper.search.study import open_journal
 
         (sweep,) = self.sweeps
         with tempfile.TemporaryDirectory() as folder:  # reading repairs: not under a driver that writes
@@ -142,8 +142,8 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A `tests.raylets.Cluster` of two nodes."""
-    from tests.raylets import Cluster
+    """A `tests.support.ray_cluster.Cluster` of two nodes."""
+    from tests.support.ray_cluster import Cluster
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.metrics import SHOWN
+from sweeper.common.metrics import SHOWN
 from tests.conftest import REPOSITORY, Place
 
 _SHOWN = re.findall(

@@ -28,7 +28,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_the_command_finds_its_configuration_from_any_directory(installed: dict[str, str], tmp_path: Path) -> None:
-    where = "import sweeper.config as c; print(c.CONF)"
+    where = "import sweeper.config.resolution as c; print(c.CONF)"
     at = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=installed, capture_output=True, text=True)
     assert at.stdout.strip() == f"{installed['PYTHONPATH']}/sweeper/conf"
     words = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu"]

@@ -7,8 +7,8 @@ import socket
 
 import torch
 
-from workloads.contract import Rank, Scalar
-from workloads.host import cpu_architecture, cpu_name
+from workloads.api.contract import Rank, Scalar
+from workloads.api.host import cpu_architecture, cpu_name
 from workloads.telemetry import power_limit_w
 
 
@@ -34,7 +34,7 @@ def fresh(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def facts(device: torch.device) -> dict[str, Scalar]:
+def machine_info(device: torch.device) -> dict[str, Scalar]:
     """What a stranger needs to believe a figure: the device's own name, and the versions under it."""
     found: dict[str, Scalar] = {"torch": str(torch.__version__), "host": socket.gethostname()}
     if device.type == "cpu":

@@ -19,7 +19,7 @@ from typing import Any
 import pynvml as nvml
 import torch
 
-from workloads.contract import Scalar
+from workloads.api.contract import Scalar
 
 INTERVAL_S = 0.02
 
@@ -50,18 +50,18 @@ class Watch:
         """Whether the machine slowed the GPU down."""
         return bool(self.reasons & TAINTING)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The median clock in MHz, and the highest power in W and temperature in °C; what was not read is not there."""
-        figures = {}
+        metrics = {}
         if self.clocks_mhz:
-            figures["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
+            metrics["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
         if self.powers_w:
-            figures["power_w"] = max(self.powers_w)
+            metrics["power_w"] = max(self.powers_w)
         if self.temperatures_c:
-            figures["temperature_c"] = float(max(self.temperatures_c))
-        return figures
+            metrics["temperature_c"] = float(max(self.temperatures_c))
+        return metrics
 
-    def facts(self) -> dict[str, Scalar]:
+    def machine_info(self) -> dict[str, Scalar]:
         """Why the clock was lower than it could be, and whether that spoils the figure."""
         if not self.reasons_known:
             return {}

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 def measure() -> bytes:
     """A real measurement, to be answered again and again."""
-    code = "import pickle, sys; from workloads.trial import run_trial; from workloads.contract import Rank;"
+    code = "import pickle, sys; from workloads.api.trial import run_trial; from workloads.api.contract import Rank;"
     code += "words = dict(m=64, n=64, k=64, dtype='fp32', repeats=30);"
     code += "sys.stdout.buffer.write(pickle.dumps(run_trial('matmul', words, Rank())))"
     return subprocess.run([sys.executable, "-c", code], env=environment(), check=True, capture_output=True).stdout

@@ -23,8 +23,8 @@ def samplers(most: int) -> list[dict[str, Any]]:
     """What the next proposal takes by each sampler among so many trials, in ms of CPU, the median of a few."""
     from optuna.trial import TrialState, create_trial
 
-    from sweeper.search import Study
-    from sweeper.space import Range, Space
+    from sweeper.config.space import Range, Space
+    from sweeper.search.study import Study
 
     space = Space({name: Range(64, 65472, 64) for name in "mnk"}, {})
     chance, rows = random.Random(0), list[dict[str, Any]]()
@@ -56,9 +56,9 @@ def record(trials: int, measured: bytes, folder: Path) -> list[dict[str, float]]
     """Write as many trials to MLflow in SQLite, as the recording process does; its work along the way."""
     from dataclasses import asdict
 
-    from sweeper import metrics
-    from sweeper.outcome import Ending, Record
-    from sweeper.record import Store
+    from sweeper.common import metrics
+    from sweeper.common.trials import TrialRecord, TrialStatus
+    from sweeper.tracking.process import Store
 
     os.chdir(folder)
     one = pickle.loads(measured)
@@ -73,7 +73,9 @@ def record(trials: int, measured: bytes, folder: Path) -> list[dict[str, float]]
         measurements = [asdict(one) | {"executed": dict(one.executed) | params}]
         where["pid"] = number
         store.write(
-            Record(number, params, Ending.COMPLETE, "", "", figures, measurements, where, 1e9, 1e9 + 60, float(number))
+            TrialRecord(
+                number, params, TrialStatus.COMPLETE, "", "", figures, measurements, where, 1e9, 1e9 + 60, float(number)
+            )
         )
         if number in {mark - WINDOW for mark in MARKS}:
             begun_s, cpu_s = time.perf_counter(), time.process_time()
@@ -93,7 +95,7 @@ def waiting() -> list[dict[str, float]]:
     """Ray's own time for asking which of many replies are there: none is."""
     import ray
 
-    from sweeper.cluster import _init
+    from sweeper.execution.cluster import _init
 
     class Hanging:
         async def hang(self) -> None:

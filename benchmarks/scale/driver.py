@@ -75,41 +75,45 @@ def planned(folder: Path, nodes: int, gpus: int, *words: str) -> Any:
     """A plan for the main job on so many nodes, as the command makes it."""
     from hydra import compose, initialize_config_dir
 
-    from sweeper import arguments, cluster, config, plan
-    from sweeper.hardware import Node
+    from sweeper.cli import overrides
+    from sweeper.config import resolution
+    from sweeper.config.hardware import Node
+    from sweeper.execution import cluster
+    from sweeper.planning import plan
 
     names = ("NVIDIA H200",) * GPUS_OF_A_NODE
     there = [Node(f"n{n}", 192, "a CPU", GPUS_OF_A_NODE, "H200", names, f"{n:056x}", "sm90") for n in range(nodes)]
     cluster.look = lambda *_: there
     cluster.start = cluster.stop = lambda *_: None
-    cluster.Scout.look = lambda *_: ([], {node.id for node in there})  # none joins, none is lost
-    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+    cluster.NodeDiscovery.look = lambda *_: ([], {node.id for node in there})  # none joins, none is lost
+    with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
         said = ["hardware=h200", f"gpus={gpus}", "space.m=range(64,65536,64)", "space.n=range(64,65536,64)"]
         said += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *words]
-        return plan.plan(config.read(compose("config", overrides=arguments.quote_spaces(said))))
+        return plan.plan(resolution.read(compose("config", overrides=overrides.quote_spaces(said))))
 
 
 TIMED = {
     "Study.ask": "ask",
     "Study.tell": "tell",
-    "Pool.submit": "hand out",
-    "Pool.wait": "collect",
+    "GangPool.submit": "hand out",
+    "GangPool.wait": "collect",
 }
-TIMED |= {"Pool.__init__": "start", "metrics.derive": "figures", "Sweep._state": "state"}
+TIMED |= {"GangPool.__init__": "start", "metrics.derive": "figures", "Sweep._state": "state"}
 
 
 def drive(nodes: int, gpus: int, trials: int, measured: bytes, folder: Path) -> dict[str, Any]:
     """A sweep of so many trials, with the driver's work on its way there."""
-    from sweeper import gang, gangs, sweep
-    from sweeper.search import Study
+    from sweeper import sweep
+    from sweeper.execution import gang, gang_pool
+    from sweeper.search.study import Study
 
     stage = Stage(measured)
     parts = Parts(stage)
-    gang.ray = gang.time = gangs.ray = gangs.time = stage
-    gangs.placement_group = gangs.remove_placement_group = lambda *_, **__: None
-    gangs.PlacementGroupSchedulingStrategy = lambda *_: None
-    sweep.Recorder = NoBooks
-    owners = {"Study": Study, "Pool": gangs.Pool, "Sweep": sweep.Sweep, "metrics": sweep.metrics}
+    gang.ray = gang.time = gang_pool.ray = gang_pool.time = stage
+    gang_pool.placement_group = gang_pool.remove_placement_group = lambda *_, **__: None
+    gang_pool.PlacementGroupSchedulingStrategy = lambda *_: None
+    sweep.TrackingClient = NoBooks
+    owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": sweep.Sweep, "metrics": sweep.metrics}
     for name, said in TIMED.items():
         owner, _, call = name.partition(".")
         parts.time(owners[owner], call, said)
@@ -191,7 +195,7 @@ def resume(nodes: int, gpus: int, trials: int, folder: Path) -> dict[str, float]
     """Opening the sweep that has ended, as the next start does."""
     from sweeper import sweep
 
-    sweep.Recorder = NoBooks
+    sweep.TrackingClient = NoBooks
     before_mib, plan = memory_mib(), planned(folder, nodes, gpus, "search=random")
     begun_s = time.process_time()
     made = sweep.Sweep(plan, ["sweeper"])

@@ -64,7 +64,7 @@ class Stage:
 
         def run(job: Any) -> Ref:
             """One after the other, as an actor does; the ranks of a gang take the same time."""
-            took_s = random.Random(job.rank.turn).uniform(*TRIAL_S)
+            took_s = random.Random(job.rank.sequence_number).uniform(*TRIAL_S)
             now_s = self.monotonic()
             if not free_at_s[0]:
                 self.all_busy_s = now_s
@@ -76,12 +76,12 @@ class Stage:
 
     def _reply(self, job: Any) -> Any:
         """As fast as the point is, on every node."""
-        from sweeper.worker import Reply
+        from sweeper.execution.worker import RankResult
 
         factor = 1 + random.Random(str(job.parameters)).randrange(DIFFERENT) / DIFFERENT
         times_s = tuple(factor * time_s for time_s in self._measured.step_times_s)
         measured = replace(self._measured, executed=dict(job.parameters), step_times_s=times_s)
-        return Reply(job.rank.rank, 1e9, 1e9 + 60, measured)
+        return RankResult(job.rank.rank, 1e9, 1e9 + 60, measured)
 
     def _due(self, at_s: float, value: Callable[[], Any]) -> Ref:
         ref = Ref(at_s, value)

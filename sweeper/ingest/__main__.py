@@ -14,18 +14,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sweeper.cli.parser import CommandParser
+from sweeper.common.errors import UserInputError
 from sweeper.ingest import formats
 from sweeper.ingest.derive import disagreements, figures
-from sweeper.recorder import check_uri
-from sweeper.said import SaidWrongly
-from sweeper.words import Words
+from sweeper.tracking.client import check_uri
 
 SPEEDS = {"tokens_per_s", "tokens_per_s_per_gpu"}
 
 
 def main() -> None:
     """The command line. Exit code 2 for a file that cannot be imported; those before it are."""
-    words = Words("sweeper.ingest", __doc__)
+    words = CommandParser("sweeper.ingest", __doc__)
     words.add_argument("paths", nargs="+", type=Path, metavar="PATH")
     words.add_argument("--dir", default=".")
     words.add_argument("--store")
@@ -49,7 +49,7 @@ def take(path: Path, uri: str | None, experiment: str) -> str:
     kind = formats.recognise(path)
     results = list(kind.read(path))
     if not results:
-        raise SaidWrongly(f"{path}: has no result")
+        raise UserInputError(f"{path}: has no result")
     words = [f"{path}: {kind.name}, {len(results)} result{'s' if len(results) > 1 else ''}"]
     failed = sum(not each.feasible for each in results)
     words += [f"{failed} of them did not work"] if failed else []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
-from sweeper import metrics
-from sweeper.hardware import named
+from sweeper.common import metrics
+from sweeper.config.hardware import named
 from sweeper.ingest.imported import NOT_THE_SAME, Imported
-from workloads.contract import Measurement
+from workloads.api.contract import Measurement
 
 ABOUT = 0.1  # warm-up may be in a claim
 MOST_TIMES = 1024  # that a stated length may be off

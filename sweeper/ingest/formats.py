@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.errors import UserInputError
 from sweeper.ingest.imported import Imported, whole
 from sweeper.ingest.logs import is_log, read_log
-from sweeper.said import SaidWrongly
 
 MOST_JSON_BYTES = 64 * 2**20
 MOST_LINE = 4096
@@ -34,20 +34,20 @@ def recognise(path: Path) -> Format:
         with path.open("rb") as file:
             head = file.read(8192)
     except OSError as error:
-        raise SaidWrongly(f"{path}: {error.strerror}") from error
+        raise UserInputError(f"{path}: {error.strerror}") from error
     if not head.strip():
-        raise SaidWrongly(f"{path}: is empty")
+        raise UserInputError(f"{path}: is empty")
     try:
         text = head.decode(errors="strict" if len(head) < 8192 else "ignore")
     except UnicodeDecodeError as error:
-        raise SaidWrongly(f"{path}: is no text (byte {error.start})") from error
+        raise UserInputError(f"{path}: is no text (byte {error.start})") from error
     if "\0" in text:
-        raise SaidWrongly(f"{path}: is no text (a zero byte)")
+        raise UserInputError(f"{path}: is no text (a zero byte)")
     for each in FORMATS:
         if each.recognises(path, text):
             return each
     known = "; ".join(each.name for each in FORMATS)
-    raise SaidWrongly(f"{path}: is of no format that is understood ({known})")
+    raise UserInputError(f"{path}: is of no format that is understood ({known})")
 
 
 # ── tprimat ──
@@ -62,18 +62,18 @@ def _is_tprimat(_: Path, head: str) -> bool:
 def _read_tprimat(path: Path) -> Iterator[Imported]:
     """A benchmark of tprimat, in either generation of its schema: the older has `raw_step_times`."""
     if path.stat().st_size > MOST_JSON_BYTES:
-        raise SaidWrongly(f"{path}: {path.stat().st_size / 2**20:.0f} MiB, a benchmark of tprimat has less than 64")
+        raise UserInputError(f"{path}: {path.stat().st_size / 2**20:.0f} MiB, a benchmark of tprimat has less than 64")
     try:
         plain = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise SaidWrongly(f"{path}: is cut off, or no JSON ({error})") from error
+        raise UserInputError(f"{path}: is cut off, or no JSON ({error})") from error
     gpu, training, performance = (
         _mapping(plain, key) for key in ("gpu_info", "training_config", "performance_metrics")
     )
     layout = _mapping(plain, "parallelism_config")
     times = plain.get("step_times", plain.get("raw_step_times"))
     if not isinstance(times, list) or not times or not all(_time(each) for each in times):
-        raise SaidWrongly(f"{path}: has no list of step times above zero")
+        raise UserInputError(f"{path}: has no list of step times above zero")
     batch, length = _whole(training, "global_batch_size"), _whole(training, "sequence_length")
     params = {
         "sequence_length": length,
@@ -96,7 +96,7 @@ def _read_tprimat(path: Path) -> Iterator[Imported]:
         devices=_whole(training, "num_gpus"),
         device=str(gpu.get("device_name", "")),
         claims={name: value for name, value in claims.items() if value},
-        facts={
+        machine_info={
             "torch": gpu.get("pytorch_version", ""),
             "software": gpu.get("software_stack", ""),
             "timestamp": plain.get("timestamp", ""),
@@ -163,7 +163,7 @@ def _read_ml_dataflow(path: Path) -> Iterator[Imported]:
             names = {len(COLUMNS): COLUMNS, len(OLDER): OLDER}.get(len(cells))
             values = [_number(cell) for cell in cells]
             if names is None or any(value is None for value in values):
-                raise SaidWrongly(
+                raise UserInputError(
                     f"{path}:{number}: {len(COLUMNS)} or {len(OLDER)} numbers were expected, there are {len(cells)}"
                 )
             yield _ml_dataflow_row(path, number, dict(zip(names, (v or 0.0 for v in values), strict=True)))
@@ -172,7 +172,7 @@ def _read_ml_dataflow(path: Path) -> Iterator[Imported]:
 def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported:
     product = row["sequences_per_step"] * row["sequence_length"]
     if not 0 <= product < MOST_TOKENS:
-        raise SaidWrongly(f"{path}:{number}: {product:g} tokens in a step cannot be")
+        raise UserInputError(f"{path}:{number}: {product:g} tokens in a step cannot be")
     tokens = round(product)
     asked = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")
     return Imported(
@@ -204,9 +204,9 @@ def _bounded(file: Any, path: Path) -> Iterator[str]:
     """Its lines, none of which is longer than a line of numbers can be."""
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
-            raise SaidWrongly(f"{path}: has a line of more than {MOST_LINE} characters")
+            raise UserInputError(f"{path}: has a line of more than {MOST_LINE} characters")
         if not line.endswith(("\n", "\r")):  # a number that is cut is a number still
-            raise SaidWrongly(f"{path}: its last line has no end, so it may be cut; end it if it is whole")
+            raise UserInputError(f"{path}: its last line has no end, so it may be cut; end it if it is whole")
         if line.strip():
             yield line
 

@@ -24,7 +24,7 @@ class Imported:
     device: str = ""
     feasible: bool = True
     claims: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    machine_info: dict[str, Any] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
 
 

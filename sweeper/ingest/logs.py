@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweeper.hardware import named
+from sweeper.common.errors import UserInputError
+from sweeper.config.hardware import named
 from sweeper.ingest.imported import NOT_THE_SAME, Imported, whole
-from sweeper.said import SaidWrongly
-from workloads.logs import LONGEST_LINE, LogReader, Step
+from workloads.api.logs import LONGEST_LINE, LogReader, Step
 
 LOOKED_AT = 64 * 2**20  # bytes in which a log has to show a step
 MOST_STEPS = 1_000_000
@@ -35,12 +35,12 @@ def read_log(path: Path) -> Iterator[Imported]:
         while line := file.readline(LONGEST_LINE):
             if (step := reader.feed(line.decode(errors="replace"))) and line.endswith(b"\n"):
                 steps.append(step)
-                batches |= {step.figures["global_batch"]} if "global_batch" in step.figures else set()
+                batches |= {step.metrics["global_batch"]} if "global_batch" in step.metrics else set()
             if len(steps) > MOST_STEPS:
-                raise SaidWrongly(f"{path}: has more than {MOST_STEPS:,} steps")
-    times = tuple(s.figures["step_time_s"] for s in steps if s.figures.get("step_time_s", 0) > 0)
+                raise UserInputError(f"{path}: has more than {MOST_STEPS:,} steps")
+    times = tuple(s.metrics["step_time_s"] for s in steps if s.metrics.get("step_time_s", 0) > 0)
     if not times:
-        raise SaidWrongly(f"{path}: is a log of {reader.kind}, but no line says how long a step took")
+        raise UserInputError(f"{path}: is a log of {reader.kind}, but no line says how long a step took")
     told = dict(reader.told)
     if len(batches) == 1:
         told.setdefault("global_batch", int(next(iter(batches))))
@@ -54,14 +54,14 @@ def read_log(path: Path) -> Iterator[Imported]:
         devices=gpus,
         device=reader.device,
         claims=claims,
-        facts={"program": reader.kind, "loss": _last(steps, "loss")},
+        machine_info={"program": reader.kind, "loss": _last(steps, "loss")},
         contradictions=tuple(_contradictions(reader.device, claims, batches, batch)),
     )
 
 
 def _claims(steps: list[Step]) -> dict[str, float]:
     later = steps[int(STEADY_FROM * len(steps)) :]
-    found = {name: [s.figures[name] for s in later if name in s.figures] for name in CLAIMS}
+    found = {name: [s.metrics[name] for s in later if name in s.metrics] for name in CLAIMS}
     return {name: statistics.median(values) for name, values in found.items() if values}
 
 
@@ -84,4 +84,4 @@ def _contradictions(
 
 
 def _last(steps: list[Step], name: str) -> str:
-    return next((f"{step.figures[name]:g}" for step in reversed(steps) if name in step.figures), "")
+    return next((f"{step.metrics[name]:g}" for step in reversed(steps) if name in step.metrics), "")

@@ -57,7 +57,7 @@ def _write(client: MlflowClient, experiment: str, parent: str, result: Imported)
         "device": result.device,
         "devices": str(result.devices or ""),
         "contradictions": "; ".join(odd),
-        **{name: str(value) for name, value in result.facts.items()},
+        **{name: str(value) for name, value in result.machine_info.items()},
     }
     run = client.create_run(experiment, run_name=result.name).info.run_id
     values = {**own, **{f"claimed_{name}": value for name, value in result.claims.items()}}

@@ -27,19 +27,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sweeper import rates, table
-from sweeper.recorder import check_uri
+from sweeper.cli.parser import CommandParser
+from sweeper.common.errors import UserInputError, nearest
+from sweeper.planning import ceilings
 from sweeper.report import leaderboard
-from sweeper.said import SaidWrongly, nearest
-from sweeper.table import shown_width
-from sweeper.words import Words
+from sweeper.tracking.client import check_uri
+from sweeper.ui import tables
+from sweeper.ui.tables import shown_width
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
 
 
 def main() -> None:
     """The command line. Exit code 2 for what is said wrongly, 1 for a regression."""
-    words = Words("sweeper.report", __doc__)
+    words = CommandParser("sweeper.report", __doc__)
     words.add_argument("verb", nargs="?")
     words.add_argument("--dir", default=".")
     for name in ("--type", "--send", "--store", "--experiment", "--sweep", "--baseline", "--out"):
@@ -58,14 +59,14 @@ def show(said: argparse.Namespace) -> int:
         show_leaderboard(Path(said.dir), said.type, said.json, said.send)
         return 0
     if said.verb is not None:
-        raise SaidWrongly(f"{said.verb}: there is no such report; {nearest(said.verb, ['leaderboard'])}")
+        raise UserInputError(f"{said.verb}: there is no such report; {nearest(said.verb, ['leaderboard'])}")
     return show_report(said)
 
 
 def show_report(said: argparse.Namespace) -> int:
     """Write the report, or compare; the exit code."""
     if said.format not in FORMATS:
-        raise SaidWrongly(f"--format {said.format}: {nearest(said.format, FORMATS)}")
+        raise UserInputError(f"--format {said.format}: {nearest(said.format, FORMATS)}")
     from sweeper.report import compare, store, summary  # MLflow takes seconds to import: not for a wrong word
 
     uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
@@ -77,33 +78,33 @@ def show_report(said: argparse.Namespace) -> int:
         lines, worse = compare.sweeps(stored, one, other, said.threshold)
         print("\n".join(lines))
         if said.baseline and worse is None:
-            raise SaidWrongly(f"--baseline {one}: nothing of {other} compares with it")
+            raise UserInputError(f"--baseline {one}: nothing of {other} compares with it")
         return int(bool(said.baseline and worse))
     stored = store.read(uri, said.experiment, said.sweep)
     if said.format == "png":
-        from sweeper.report import still
+        from sweeper.report import png
 
-        paths = list(still.images(stored.peaks, Path(said.out or "report.png")))
+        paths = list(png.images(stored.best_results, Path(said.out or "report.png")))
         if not paths:
-            raise SaidWrongly("--format png: there is no complete trial to draw")
+            raise UserInputError("--format png: there is no complete trial to draw")
         print("\n".join(map(str, paths)))
         return 0
     tables = summary.tables(stored, said.price_per_hour)
     if not tables:
-        raise SaidWrongly("there is nothing to show: no sweep, and no imported result that has tokens/s")
+        raise UserInputError("there is nothing to show: no sweep, and no imported result that has tokens/s")
     if said.format == "html":
-        from sweeper.report import figures, page
+        from sweeper.report import charts, page
 
         path = Path(said.out or "report.html")
-        path.write_text(page.page("sweeper: results", tables, list(figures.figures(stored))))
+        path.write_text(page.page("sweeper: results", tables, list(charts.figures(stored))))
         print(path)
         return 0
     if said.format == "markdown":
         text = summary.markdown(tables)
     else:
-        from sweeper.report import plain
+        from sweeper.report import export
 
-        text = plain.csv(stored) if said.format == "csv" else plain.json_of(stored, tables)
+        text = export.csv(stored) if said.format == "csv" else export.json_of(stored, tables)
     if said.out:
         Path(said.out).write_text(text + "\n")
         print(said.out)
@@ -115,10 +116,10 @@ def show_report(said: argparse.Namespace) -> int:
 def show_leaderboard(folder: Path, dtype: str | None, as_json: bool, send_to: str | None) -> None:
     """Print the table, or what would be sent, or send it. Raises SaidWrongly where there is nothing to show or send."""
     if not folder.is_dir():
-        raise SaidWrongly(f"--dir {folder}: there is no such directory")
-    kept = rates.read(folder)
+        raise UserInputError(f"--dir {folder}: there is no such directory")
+    kept = ceilings.read(folder)
     if (as_json or send_to) and not kept:
-        raise SaidWrongly(f"nothing was measured in {folder.resolve()}: `python -m sweeper` does")
+        raise UserInputError(f"nothing was measured in {folder.resolve()}: `python -m sweeper` does")
     if as_json or send_to:
         print(leaderboard.payload(kept))
         if send_to:
@@ -126,9 +127,9 @@ def show_leaderboard(folder: Path, dtype: str | None, as_json: bool, send_to: st
         return
     lines = [cells for cells in leaderboard.rows(kept) if dtype is None or cells[1].startswith(dtype)]
     if not lines:
-        raise SaidWrongly(f"--type {dtype}: {nearest(dtype or '', {cells[1] for cells in leaderboard.rows(kept)})}")
+        raise UserInputError(f"--type {dtype}: {nearest(dtype or '', {cells[1] for cells in leaderboard.rows(kept)})}")
     out = Console(width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
-    out.print(table.draw(leaderboard.HEADING, lines, 3, out.width))
+    out.print(tables.draw(leaderboard.HEADING, lines, 3, out.width))
     if not kept:
         out.print(f"nothing was measured in {folder.resolve()} yet: `python -m sweeper` does")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sweeper.report.peaks import Peak, compared, differences, peaks
+from sweeper.common.errors import UserInputError, nearest
+from sweeper.report.best import BestResult, best_results, compared, differences
 from sweeper.report.store import Stored
-from sweeper.said import SaidWrongly, nearest
 
 
 def last(stored: Stored, besides: str) -> str:
@@ -13,7 +13,7 @@ def last(stored: Stored, besides: str) -> str:
     workloads = set(stored.sweeps.loc[itself, "tag.workload"]) if itself.any() else set[str]()
     others = stored.sweeps[~itself & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
     if not len(others):
-        raise SaidWrongly(f"--baseline {besides}: there is no other sweep of its workload to hold against it")
+        raise UserInputError(f"--baseline {besides}: there is no other sweep of its workload to hold against it")
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
@@ -24,8 +24,8 @@ def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list
     names = set(stored.sweeps["run"])
     for name in (one, other):
         if name not in names:
-            raise SaidWrongly(f"{name}: there is no such sweep; {nearest(name, names)}")
-    mine, theirs = (peaks(stored.trials[stored.trials["tag.sweep"] == name]) for name in (one, other))
+            raise UserInputError(f"{name}: there is no such sweep; {nearest(name, names)}")
+    mine, theirs = (best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (one, other))
     lines, slower = list[str](), list[bool]()
     for peak in mine:
         same = [each for each in theirs if each.work == peak.work and each.speed == peak.speed]
@@ -41,9 +41,9 @@ def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list
     return lines or [f"{one} has no complete trial"], any(slower) if slower else None
 
 
-def _device(peak: Peak) -> str:
+def _device(peak: BestResult) -> str:
     return f"{peak.platform}, each" if peak.devices > 1 else peak.device
 
 
-def _said(peak: Peak) -> str:
+def _said(peak: BestResult) -> str:
     return " ".join([*peak.work.values(), peak.speed])

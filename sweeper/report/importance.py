@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sweeper.report.nine import names
-from sweeper.report.peaks import Peak, varying
+from sweeper.report.best import BestResult, varying
+from sweeper.report.panels import names
 
 FEWEST_TRIALS = 20
 MOST_BINS = 8
 MEASURE = "share of the variance of ranks"
 
 
-def trials_of(found: Sequence[Peak]) -> pd.DataFrame:
+def trials_of(found: Sequence[BestResult]) -> pd.DataFrame:
     """The trials of several platforms at one kind of work, with their `platform`, the speed of `each` device, and the
     `rank` among the platform's own: from 0 for the slowest to 1 for the fastest."""
     parts = []

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sweeper.hardware import named
-from sweeper.rates import Rate
-from sweeper.said import SaidWrongly
+from sweeper.common.errors import UserInputError
+from sweeper.config.hardware import named
+from sweeper.planning.ceilings import Rate
 
 # Of ml-engineering (the mean of 100 repeats with a cold cache) and gpu_benchmark (the fastest of 100, warm).
 PUBLISHED = Path(__file__).with_name("published_rates.csv")
@@ -54,4 +54,4 @@ def send(rates: Sequence[Rate], url: str) -> str:
             text = answer.read(1000).decode(errors="replace").strip()
             return f"{answer.status} {text.splitlines()[0] if text else ''}".strip()
     except (urllib.error.URLError, ValueError, OSError) as error:
-        raise SaidWrongly(f"--send {url}: {getattr(error, 'reason', error)}") from error
+        raise UserInputError(f"--send {url}: {getattr(error, 'reason', error)}") from error

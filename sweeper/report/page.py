@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from sweeper.report.figures import Picture
+from sweeper.report.charts import Picture
 from sweeper.report.summary import Table
 
 STYLE = """

@@ -12,9 +12,9 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from sweeper.report.peaks import Peak, peaks
-from sweeper.said import SaidWrongly, nearest
-from sweeper.secrets import mask
+from sweeper.common.errors import UserInputError, nearest
+from sweeper.common.secrets import mask
+from sweeper.report.best import BestResult, best_results
 
 PAGE = 5000
 
@@ -30,33 +30,33 @@ class Stored:
     imported: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
-    def peaks(self) -> list[Peak]:
+    def best_results(self) -> list[BestResult]:
         """The best of each device at each kind of work."""
-        return peaks(self.trials)
+        return best_results(self.trials)
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
     """Everything, or one experiment's, or one sweep's. Raises SaidWrongly where there is nothing of that kind."""
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise SaidWrongly(f"{uri}: there is no such store; `python -m sweeper` makes one, --store names another")
+        raise UserInputError(f"{uri}: there is no such store; `python -m sweeper` makes one, --store names another")
     try:
         client = MlflowClient(tracking_uri=uri)
         found = {each.name: each.experiment_id for each in client.search_experiments()}
         if experiment is not None and experiment not in found:
-            raise SaidWrongly(f"--experiment {experiment}: {nearest(experiment, found)}")
+            raise UserInputError(f"--experiment {experiment}: {nearest(experiment, found)}")
         ids = [found[experiment]] if experiment else list(found.values())
         parents = list(_runs(client, ids, "tags.`sweeper.kind` = 'sweep'"))
         names = {run.info.run_name for run in parents}
         if sweep is not None and sweep not in names:
-            raise SaidWrongly(f"--sweep {sweep}: {nearest(sweep, names) if names else 'the store has no sweep'}")
+            raise UserInputError(f"--sweep {sweep}: {nearest(sweep, names) if names else 'the store has no sweep'}")
         imported = [] if sweep else list(_runs(client, ids, "tags.`sweeper.kind` = 'imported'"))
         if not (parents or imported):
-            raise SaidWrongly(f"{mask(uri)}: the store has no sweep yet")
+            raise UserInputError(f"{mask(uri)}: the store has no sweep yet")
         parents = [run for run in parents if sweep in (None, run.info.run_name)]
         only = f" and tags.`sweep` = '{sweep}'" if sweep else ""
         children = list(_runs(client, ids, f"tags.`sweeper.kind` = 'trial'{only}"))
     except MlflowException as error:
-        raise SaidWrongly(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
+        raise UserInputError(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
     return _stored(parents, children, imported)
 
 

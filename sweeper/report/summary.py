@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.report import others
-from sweeper.report.peaks import SPEEDS, WORK, Peak, varying
+from sweeper.report import published
+from sweeper.report.best import SPEEDS, WORK, BestResult, varying
 from sweeper.report.store import Stored
-from sweeper.table import markdown_of
+from sweeper.ui.tables import markdown_of
 
 PEAKS = "Peaks"
 MEMORY = ("peak_device_gib", "peak_memory_gib")
@@ -31,12 +31,12 @@ class Table:
 
 def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
     """What ran, the peaks, and apart from them what others have measured of such models."""
-    own = [sweeps_table(stored), peak_table(stored.peaks, stored.trials, price_per_hour)]
+    own = [sweeps_table(stored), peak_table(stored.best_results, stored.trials, price_per_hour)]
     own = [each for each in own if each.rows]  # a store may have imported results alone
-    models = {peak.work["model"] for peak in stored.peaks if "model" in peak.work}
-    rows = [*others.published(models), *others.imported(stored.imported)]
-    heading, rows = _filled(others.HEADING, rows)
-    return [*own, Table("Others' figures", heading, rows, others.NOTE, aside=True)] if rows else own
+    models = {peak.work["model"] for peak in stored.best_results if "model" in peak.work}
+    rows = [*published.published(models), *published.imported(stored.imported)]
+    heading, rows = _filled(published.HEADING, rows)
+    return [*own, Table("Others' figures", heading, rows, published.NOTE, aside=True)] if rows else own
 
 
 def sweeps_table(stored: Stored) -> Table:
@@ -65,7 +65,7 @@ def _sweep(sweep: dict[Any, Any], trials: pd.DataFrame) -> list[str]:
     ]
 
 
-def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: float | None) -> Table:
+def peak_table(found: Sequence[BestResult], trials: pd.DataFrame, price_per_hour: float | None) -> Table:
     """The best of each device at each kind of work. Rows of different work stand apart and are not compared."""
     kinds = [name for name in WORK if any(name in peak.work for peak in found)]
     shares = {"mfu": "MFU", "hfu": "HFU", "mamf_utilization": "of reached"}
@@ -103,7 +103,7 @@ def peak_table(found: Sequence[Peak], trials: pd.DataFrame, price_per_hour: floa
     return Table(PEAKS, *_filled(heading, rows), note)
 
 
-def _repeats(peak: Peak) -> str:
+def _repeats(peak: BestResult) -> str:
     return f"{peak.rounds} rounds" if peak.rounds else _short(peak.metric("steps"))
 
 

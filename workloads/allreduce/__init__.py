@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.contract import Measurement, Rank
+from workloads.api.contract import Measurement, Rank, Workload
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class AllreduceParameters:
     repeats: int = field(default=20, metadata={"min": 1})
 
 
-class Allreduce:
+class Allreduce(Workload):
     """NCCL or RCCL between GPUs, gloo between processors."""
 
+    name = "allreduce"
     Parameters = AllreduceParameters
-    method = "allreduce/2"
+    benchmark_version = "allreduce/2"
     max_world_size = None
-    sets_ceiling = False
 
     def run(self, parameters: AllreduceParameters, rank: Rank) -> Measurement:
         from workloads.allreduce.run import measure

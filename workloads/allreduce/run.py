@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from workloads import device as devices
 from workloads.allreduce import AllreduceParameters
-from workloads.contract import Infeasible, Measurement, Rank
-from workloads.gang import together
+from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.distributed import process_group
 from workloads.telemetry import watching
 from workloads.timing import time_steps
 
@@ -26,7 +26,7 @@ def measure(parameters: AllreduceParameters, rank: Rank) -> Measurement:
         raise Infeasible("one rank has nobody to sum with: gpus=2 or more")
     device, dtype = devices.of(rank), DTYPES[parameters.dtype]
     buffer = torch.ones(parameters.mib * 2**20 // dtype.itemsize, dtype=dtype, device=device)
-    with together(rank, device):
+    with process_group(rank, device):
         dist.all_reduce(buffer)
         wanted = rank.world_size  # exact in bf16 up to 256, and as near as its rounding beyond
         if not bool(((buffer.float() - wanted).abs() <= wanted / 128 * (wanted > 256)).all()):
@@ -49,6 +49,6 @@ def measure(parameters: AllreduceParameters, rank: Rank) -> Measurement:
             "repeats": len(times_s),
         },
         step_times_s=times_s,
-        figures=watch.figures() | {"bus_gb_s": moved / statistics.median(times_s) / 1e9},
-        facts=devices.facts(device) | watch.facts(),
+        metrics=watch.metrics() | {"bus_gb_s": moved / statistics.median(times_s) / 1e9},
+        machine_info=devices.machine_info(device) | watch.machine_info(),
     )

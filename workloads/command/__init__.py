@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, Literal, get_args
 
+from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.command.template import PLACES, filled, filled_all, places
-from workloads.contract import Foreseen, Machine, Measurement, Rank
 from workloads.llama.shapes import MODELS
 from workloads.parallel import estimate
 from workloads.parallel.layout import DEGREES, Checkpointing, Layout, Setting, why_illegal
@@ -81,15 +81,15 @@ class CommandSettings:
         return sorted((places(texts) | set(self.options)) - set(PLACES))
 
 
-class Command:
+class Command(Workload):
     """One run of the program."""
 
+    name = "command"
     Settings = CommandSettings
     Parameters: type[Any] = CommandSettings
-    method = "command/1"
+    benchmark_version = "command/1"
     max_world_size = None
-    sets_ceiling = False
-    tells_steps = True
+    reports_steps = True
 
     def __init__(self, settings: CommandSettings | None = None) -> None:
         self.settings = settings
@@ -108,23 +108,26 @@ class Command:
 
 
 class LaidOut(Command):
-    """A command whose degrees are known: only legal layouts are tried."""
+    """A command whose degrees are known: only valid layouts are tried."""
 
-    def foresee(self, parameters: Any, machine: Machine) -> Foreseen:
+    name = ""  # made by Command.with_settings, not registered
+    has_estimates = True
+
+    def estimate(self, parameters: Any, machine: Machine) -> Estimate:
         """By the rules of layouts. Memory is the program's own affair; the speed is our own trainer's."""
         assert self.settings is not None
         try:
             layout, setting = self._laid_out(vars(parameters), machine)
         except (KeyError, ValueError, TypeError) as error:
-            return Foreseen(f"is no layout: {error}", "it is a layout", said=str(vars(parameters)))
+            return Estimate(f"is no layout: {error}", "it is a layout", description=str(vars(parameters)))
         rule, why = why_illegal(layout, setting)
         if not why and setting.shape.layers % layout.pipeline:
             rule, why = "pipeline divides the layers", f"pipeline {layout.pipeline} of {setting.shape.layers} layers"
         if why:
-            return Foreseen(why, rule, said=str(layout))
+            return Estimate(why, rule, description=str(layout))
         seconds = estimate.step_s(layout, setting, 2, machine)
         tokens = layout.global_batch * setting.sequence_length
-        return Foreseen(figures={"tokens_per_s": tokens / seconds}, said=str(layout))
+        return Estimate(metrics={"tokens_per_s": tokens / seconds}, description=str(layout))
 
     def _laid_out(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
         """The layout, all ranks that no degree names sharded, or copies where shard is named."""

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from workloads.api.contract import OutOfMemory, TrialTimeout
+from workloads.api.logs import LONGEST_LINE
 from workloads.command import guard
 from workloads.command.guard import end_marked
-from workloads.contract import OutOfMemory, TookTooLong
-from workloads.logs import LONGEST_LINE
 
 LAST_LINES = 100  # torchrun alone says forty after what its processes said
 LOOKS_EVERY_S = 1.0  # whether a program has ended, or was to end
@@ -98,7 +98,7 @@ class Program:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
                 if time.monotonic() > self._until_s:
-                    raise self._with_last_lines(TookTooLong(f"took longer than trial.timeout_s={self._timeout_s:g}"))
+                    raise self._with_last_lines(TrialTimeout(f"took longer than trial.timeout_s={self._timeout_s:g}"))
                 there_is_more = selector.select(LOOKS_EVERY_S)
                 if time.monotonic() - looked_s >= LOOKS_EVERY_S:
                     looked_s = time.monotonic()

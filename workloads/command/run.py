@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workloads.api.contract import Infeasible, Measurement, Pruned, Rank, Scalar
+from workloads.api.host import cpu_name
+from workloads.api.logs import LogReader, Step
 from workloads.command import TIMES, CommandSettings
 from workloads.command.process import Program
 from workloads.command.template import filled, rendered, said
-from workloads.contract import Hopeless, Infeasible, Measurement, Rank, Scalar
-from workloads.host import cpu_name
 from workloads.llama.flops import per_token
 from workloads.llama.shapes import MODELS
-from workloads.logs import LogReader, Step
 
 CLAIMED = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu")  # computed again where there is what it takes
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -44,8 +44,8 @@ class OwnLog:
                 self._seen["step_time_s" if name in TIMES else name] = value * TIMES.get(name, 1.0)
         if len(self._seen) < len(self.expressions):
             return None
-        figures, self._seen, self._count = self._seen, {}, self._count + 1
-        return Step(self._count, figures)
+        metrics, self._seen, self._count = self._seen, {}, self._count + 1
+        return Step(self._count, metrics)
 
 
 def _number(text: str | None) -> float | None:
@@ -71,11 +71,11 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
 def _silent(parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
     """Of a rank that has nothing to say beside another one of its gang."""
-    return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, facts=_facts(rank))
+    return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, machine_info=_facts(rank))
 
 
 def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: Path) -> Measurement:
-    values, listener = {**parameters, **_places(rank, output)}, rank.listener
+    values, reporter = {**parameters, **_places(rank, output)}, rank.reporter
     for name, template in settings.files.items():
         (output / Path(name).name).write_text(rendered(name, template, values))
     reader = OwnLog(settings.log) if settings.log else LogReader()
@@ -84,12 +84,12 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
     def enough(line: str) -> bool:
         if step := reader.feed(line):
             steps.append(step)
-            if listener and listener.heard(len(steps), work.with_rate(step, reader.told)):
-                raise Hopeless
+            if reporter and reporter.report(len(steps), work.with_rate(step, reader.told)):
+                raise Pruned
         if len(steps) < settings.warmup + settings.steps:
             return False
-        if listener:
-            listener.enough()  # before it ends, which others may take for a failure
+        if reporter:
+            reporter.finish()  # before it ends, which others may take for a failure
         return True
 
     environment = {name: filled(str(text), values) for name, text in settings.environment.items()}
@@ -102,13 +102,13 @@ def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank:
             silence_s=settings.silence_s,
             timeout_s=rank.timeout_s,
             enough=enough,
-            over=lambda: bool(listener and listener.is_over()),
+            over=lambda: bool(reporter and reporter.is_finished()),
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         raise RuntimeError(f"{error.filename}: {error.strerror}") from error
     started = time.monotonic()
     program.run()
-    if len(steps) <= settings.warmup and listener and listener.is_over():
+    if len(steps) <= settings.warmup and reporter and reporter.is_finished():
         return _silent(parameters, rank)
     if not steps and _speaks(settings, rank):
         raise RuntimeError(
@@ -164,17 +164,17 @@ class Work:
             raise Infeasible(f"command.model={model}: it may be {', '.join(MODELS)}")
         return Work(numbers["global_batch"], numbers["sequence_length"], model, filled(settings.dtype, values))
 
-    def tokens(self, figures: Mapping[str, float], told: Mapping[str, Scalar]) -> tuple[int, int]:
+    def tokens(self, metrics: Mapping[str, float], told: Mapping[str, Scalar]) -> tuple[int, int]:
         """Of a step and of a sequence, the rest by what was printed; 0 where nobody says."""
-        batch = self.batch or _whole(told.get("global_batch")) or int(figures.get("global_batch", 0))
+        batch = self.batch or _whole(told.get("global_batch")) or int(metrics.get("global_batch", 0))
         length = self.length or _whole(told.get("sequence_length"))
         return batch * length, length
 
     def with_rate(self, step: Step, told: Mapping[str, Scalar]) -> dict[str, float]:
         """A step's figures with its rate."""
-        tokens, _ = self.tokens(step.figures, told)
-        time_s = step.figures.get("step_time_s", 0.0)
-        return dict(step.figures) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
+        tokens, _ = self.tokens(step.metrics, told)
+        time_s = step.metrics.get("step_time_s", 0.0)
+        return dict(step.metrics) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
 
 
 def _figures(
@@ -191,17 +191,17 @@ def _figures(
         raise RuntimeError(f"it ended after {len(steps)} steps, all of them warm-up (command.warmup={settings.warmup})")
     seen: dict[str, list[float]] = {}
     for step in steady:
-        for name, value in step.figures.items():
+        for name, value in step.metrics.items():
             seen.setdefault(name, []).append(value)
-    figures = {name: max(v) if name.startswith("peak_") else statistics.median(v) for name, v in seen.items()}
-    tokens, length = work.tokens(figures, reader.told)
+    metrics = {name: max(v) if name.startswith("peak_") else statistics.median(v) for name, v in seen.items()}
+    tokens, length = work.tokens(metrics, reader.told)
     times = [time_s for time_s in seen.get("step_time_s", []) if time_s > 0]
     if not times and tokens:
         times = [tokens / rate for rate in seen.get("tokens_per_s", []) if rate > 0]
-    figures = {f"claimed_{name}" if name in CLAIMED else name: value for name, value in figures.items()}
-    figures = {name: value for name, value in figures.items() if name not in ("step_time_s", "global_batch")}
+    metrics = {f"claimed_{name}" if name in CLAIMED else name: value for name, value in metrics.items()}
+    metrics = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
     if "loss" in seen:
-        figures["loss"] = seen["loss"][-1]
+        metrics["loss"] = seen["loss"][-1]
     return Measurement(
         executed={name: reader.told.get(name, value) for name, value in parameters.items()},
         step_times_s=tuple(times),
@@ -209,8 +209,8 @@ def _figures(
         flops_per_step=per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
         tokens_per_step=tokens,
         matrix_dtype=work.dtype,
-        figures=figures,
-        facts=_facts(rank) | {"program": reader.kind, "device": reader.device},
+        metrics=metrics,
+        machine_info=_facts(rank) | {"program": reader.kind, "device": reader.device},
         files={"log.txt": log} if log else {},
     )
 
@@ -220,7 +220,7 @@ def _whole(told: Scalar) -> int:
 
 
 def _places(rank: Rank, output: Path) -> dict[str, Scalar]:
-    host, _, port = rank.meeting.rpartition(":")
+    host, _, port = rank.rendezvous.rpartition(":")
     return {
         "rank": rank.rank,
         "world_size": rank.world_size,

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from workloads.contract import Scalar
+from workloads.api.contract import Scalar
 
 # {name}; {{ and }} stand for braces.
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")

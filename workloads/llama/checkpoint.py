@@ -28,7 +28,7 @@ BLOCK = {
 ENDS = {
     "embedding.weight": ["model.embed_tokens.weight"],
     "norm.weight": ["model.norm.weight"],
-    "head.weight": ["lm_head.weight"],
+    "lm_head.weight": ["lm_head.weight"],
 }
 
 
@@ -102,7 +102,7 @@ def save(folder: Path, shape: LlamaShape, weights: Mapping[str, torch.Tensor]) -
 
 def _rows(shape: LlamaShape) -> dict[str, list[int]]:
     kv = shape.kv_heads * shape.head_size
-    return {"qkv": [shape.heads * shape.head_size, kv, kv], "gate_up": [shape.feed_forward] * 2}
+    return {"qkv": [shape.heads * shape.head_size, kv, kv], "gate_up": [shape.intermediate_size] * 2}
 
 
 def config(shape: LlamaShape) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def config(shape: LlamaShape) -> dict[str, Any]:
     return {
         "model_type": kind,
         "architectures": ["Qwen2ForCausalLM" if shape.qkv_bias else "LlamaForCausalLM"],
-        "hidden_size": shape.width,
+        "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_size,
-        "intermediate_size": shape.feed_forward,
+        "intermediate_size": shape.intermediate_size,
         "vocab_size": shape.vocabulary,
         "tie_word_embeddings": shape.tied,
         "rope_theta": shape.rope_theta,

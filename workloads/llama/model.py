@@ -31,10 +31,10 @@ class Block(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
-        self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.attention_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.qkv = nn.Linear(*shape.linear("qkv"), bias=shape.qkv_bias)
         self.output = nn.Linear(*shape.linear("output"), bias=False)
-        self.mlp_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.mlp_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.gate_up = nn.Linear(*shape.linear("gate_up"), bias=False)
         self.down = nn.Linear(*shape.linear("down"), bias=False)
         self.attention: Attention = causal_attention
@@ -44,18 +44,18 @@ class Block(nn.Module):
         return x + self.down(self._widened(self.mlp_norm(x)))
 
     def _widened(self, x: Tensor) -> Tensor:
-        return gated(*self.gate_up(x).chunk(2, dim=-1))
+        return swiglu(*self.gate_up(x).chunk(2, dim=-1))
 
     def _attend(self, qkv: Tensor, rope: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape
         heads = qkv.view(batch, length, -1, shape.head_size).transpose(1, 2)
         kv_heads = heads.shape[1] * shape.kv_heads // (shape.heads + 2 * shape.kv_heads)
         q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        mixed = self.attention(rotated(q, rope), rotated(k, rope), v)
-        return mixed.transpose(1, 2).reshape(batch, length, -1)
+        attn_out = self.attention(apply_rotary_emb(q, rope), apply_rotary_emb(k, rope), v)
+        return attn_out.transpose(1, 2).reshape(batch, length, -1)
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
@@ -73,7 +73,7 @@ def rope_table(shape: LlamaShape, length: int, device: torch.device) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def rotated(x: Tensor, rope: Tensor) -> Tensor:
+def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     """x[batch, heads, sequence, head_size] turned by its position; the first half is paired with the second."""
     cos, sin = rope.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
@@ -97,12 +97,12 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape, *, layers: int | None = None, chunk: int = 4096) -> None:
         super().__init__()
         self.shape, self.chunk = shape, chunk
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size)
         self.blocks = nn.ModuleList([Block(shape) for _ in range(layers or shape.layers)])
-        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
-        self.head = nn.Linear(*shape.linear("head"), bias=False)
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False)
         if shape.tied:
-            self.head.weight = self.embedding.weight
+            self.lm_head.weight = self.embedding.weight
 
     def initialize(self, generator: torch.Generator) -> None:
         """Random weights: normal with a deviation of 0.02, norms of one."""
@@ -119,7 +119,7 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, rope)
-        return next_token_loss(self.norm(x).flatten(0, 1), self.head.weight, targets.flatten(), self.chunk)
+        return next_token_loss(self.norm(x).flatten(0, 1), self.lm_head.weight, targets.flatten(), self.chunk)
 
 
 def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:

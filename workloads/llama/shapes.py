@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b"]
-LayerName = Literal["qkv", "output", "gate_up", "down", "head"]
+LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
 
 
@@ -17,11 +17,11 @@ class LlamaShape:
     output layer is the embedding; qkv_bias: queries, keys and values have one."""
 
     layers: int
-    width: int
+    hidden_size: int
     heads: int
     kv_heads: int
     head_size: int
-    feed_forward: int
+    intermediate_size: int
     vocabulary: int
     tied: bool = False
     qkv_bias: bool = False
@@ -47,8 +47,8 @@ class LlamaShape:
         """How many there are, all of them: 8,030,261,248 of Llama 3 8B."""
         linear = sum(math.prod(self.linear(layer)) for layer in ("qkv", "output", "gate_up", "down"))
         bias = self.linear("qkv")[1] if self.qkv_bias else 0
-        embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
-        return self.layers * (linear + bias + 2 * self.width) + self.width + embeddings
+        embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
+        return self.layers * (linear + bias + 2 * self.hidden_size) + self.hidden_size + embeddings
 
     @property
     def ends_parameters(self) -> int:
@@ -64,11 +64,11 @@ class LlamaShape:
         """Inputs and outputs of a linear layer; those that read the same input are one."""
         attention = self.heads * self.head_size
         return {
-            "qkv": (self.width, attention + 2 * self.kv_heads * self.head_size),
-            "output": (attention, self.width),
-            "gate_up": (self.width, 2 * self.feed_forward),
-            "down": (self.feed_forward, self.width),
-            "head": (self.width, self.vocabulary),
+            "qkv": (self.hidden_size, attention + 2 * self.kv_heads * self.head_size),
+            "output": (attention, self.hidden_size),
+            "gate_up": (self.hidden_size, 2 * self.intermediate_size),
+            "down": (self.intermediate_size, self.hidden_size),
+            "lm_head": (self.hidden_size, self.vocabulary),
         }[layer]
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads import recipes
-from workloads.contract import Measurement, Rank
+from workloads.api import recipes
+from workloads.api.contract import Measurement, Rank, Workload
 from workloads.llama import shapes
 
 
-def why_no_route(route: str, architecture: str) -> str:
+def unsupported_backend_reason(route: str, architecture: str) -> str:
     """Why a device has not this route; empty where it has."""
     return "for GPUs" if architecture.startswith("cpu") and route != "torch" else ""
 
@@ -56,12 +56,12 @@ class MatmulParameters:
         "mxfp8",
         "mxfp4",
         "nvfp4",
-    ] = field(default="bf16", metadata={"why_not": recipes.why_no_rate})
+    ] = field(default="bf16", metadata={"unsupported_reason": recipes.unsupported_rate_reason})
     layout: Literal["auto", "nn", "nt", "tn", "tt"] = "auto"
     output_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     accumulation: Literal["reduced", "fp32"] = "reduced"
     route: Literal["torch", "cublas", "cublaslt", "triton", "tinygrad"] = field(
-        default="torch", metadata={"why_not": why_no_route}
+        default="torch", metadata={"unsupported_reason": unsupported_backend_reason}
     )
     statistic: Literal["median_cold", "median_warm", "mean_cold", "fastest_warm"] = "median_cold"
     warmup: int = field(default=3, metadata={"min": 0})
@@ -90,15 +90,18 @@ class MatmulParameters:
         return shapes.Product(meant.m, meant.n, meant.k, layout)
 
 
-class Matmul:
+class Matmul(Workload):
     """One matrix product with its result checked."""
 
+    name = "matmul"
     Parameters = MatmulParameters
-    method = "burst/3"  # each repeat timed by itself on the same random inputs, output rewritten, GPU as found
-    sets_ceiling = True
+    benchmark_version = (
+        "burst/3"  # each repeat timed by itself on the same random inputs, output rewritten, GPU as found
+    )
+    is_matmul_ceiling = True
     max_world_size = None  # each rank measures its own device, all at once
 
     def run(self, parameters: MatmulParameters, rank: Rank) -> Measurement:
-        from workloads.matmul.product import measure
+        from workloads.matmul.gemm import measure
 
         return measure(parameters, rank)

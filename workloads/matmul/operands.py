@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from workloads.contract import Infeasible
+from workloads.api.contract import Infeasible
+from workloads.api.recipes import RECIPES, fp8_dtype, unfit
 from workloads.llama.shapes import Product
-from workloads.matmul import MatmulParameters, tiny
-from workloads.recipes import RECIPES, fp8_dtype, unfit
+from workloads.matmul import MatmulParameters, tinygrad_backend
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -71,7 +71,7 @@ def _plain(parameters: MatmulParameters, shape: Product, device: torch.device, g
     if parameters.route == "tinygrad":
         if parameters.dtype == "tf32":
             raise Infeasible("route=tinygrad has no tf32")
-        return Operands(a, b, *tiny.product(a, b, tiny.device_of(device)))
+        return Operands(a, b, *tinygrad_backend.product(a, b, tinygrad_backend.device_of(device)))
     if parameters.route == "triton":
         product = _inductor_product()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.contract import Measurement, Rank
+from workloads.api.contract import Measurement, Rank, Workload
 from workloads.llama import shapes
 from workloads.offload.layout import trained_bytes
 
@@ -46,14 +46,13 @@ class OffloadParameters:
     seed: int = 0
 
 
-class Offload:
+class Offload(Workload):
     """One training run under a plan of its own."""
 
+    name = "offload"
     Parameters = OffloadParameters
-    method = "offload/2"
-    max_world_size = 1
+    benchmark_version = "offload/2"
     exclusive = "node"  # another trial on the node would use its host memory and its links
-    sets_ceiling = False
 
     def run(self, parameters: OffloadParameters, rank: Rank) -> Measurement:
         from workloads.offload.run import measure

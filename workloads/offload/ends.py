@@ -33,16 +33,16 @@ class Ends:
         """`states` makes the optimizer's states of so many numbers, where they stay."""
         self._math, self._queues, self._states_on = math_, queues, states_on
         self.sizes: dict[str, tuple[int, ...]] = {
-            "embedding.weight": (shape.vocabulary, shape.width),
-            "norm.weight": (shape.width,),
+            "embedding.weight": (shape.vocabulary, shape.hidden_size),
+            "norm.weight": (shape.hidden_size,),
         }
         if not shape.tied:
-            self.sizes["head.weight"] = (shape.vocabulary, shape.width)
+            self.sizes["lm_head.weight"] = (shape.vocabulary, shape.hidden_size)
         self._weights, self._gradients = (
             {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()} for _ in "wg"
         )
         self._states = {name: states(math.prod(size)) for name, size in self.sizes.items()}
-        self._head = "embedding.weight" if shape.tied else "head.weight"
+        self._lm_head = "embedding.weight" if shape.tied else "lm_head.weight"
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[…, length] to [tokens, width]."""
@@ -53,10 +53,10 @@ class Ends:
 
     def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """One chunk's part of the step's mean loss, and its gradient with respect to x[tokens, width]."""
-        norm, head = self._weights["norm.weight"], self._weights[self._head]
+        norm, lm_head = self._weights["norm.weight"], self._weights[self._lm_head]
         normed = self._math.norm(x, norm)
         loss, d_normed = loss_and_gradients(
-            normed, head, targets.flatten(), LOGIT_TOKENS, self._gradients[self._head], share
+            normed, lm_head, targets.flatten(), LOGIT_TOKENS, self._gradients[self._lm_head], share
         )
         _, d_x, d_norm = self._math.norm_backward(x, norm, d_normed, torch.zeros((), dtype=x.dtype, device=x.device))
         self._gradients["norm.weight"] += d_norm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.llama.flops import Again
+from workloads.llama.flops import Remeasurement
 from workloads.llama.shapes import LlamaShape
 
 Place = Literal["device", "host"]
@@ -13,16 +13,16 @@ Keeps = Literal["full", "gate", "projections", "attention", "input"]
 
 # What of `workloads.llama.block.Activations` each kind keeps; the rest is computed again.
 KEPT: dict[Keeps, tuple[str, ...]] = {
-    "full": ("x", "q", "kv", "mixed", "lse", "middle", "gate", "up"),
-    "gate": ("x", "q", "kv", "mixed", "lse", "middle", "gate"),
-    "projections": ("x", "q", "kv", "mixed", "lse", "middle"),
-    "attention": ("x", "mixed", "lse"),
+    "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
+    "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
+    "projections": ("x", "q", "kv", "attn_out", "lse", "residual"),
+    "attention": ("x", "attn_out", "lse"),
     "input": ("x",),
 }
 
 
 # What of a block is computed again, and by which kinds; its last product never is.
-AGAIN: dict[Again, tuple[Keeps, ...]] = {
+AGAIN: dict[Remeasurement, tuple[Keeps, ...]] = {
     "qkv": ("attention", "input"),
     "attention": ("input",),
     "output": ("attention", "input"),
@@ -82,9 +82,9 @@ class Plan:
         return self.chunk_tokens * self.chunks * self.rounds
 
 
-def trained_bytes(shape: LlamaShape, width: int) -> int:
+def trained_bytes(shape: LlamaShape, element_bytes: int) -> int:
     """Weights, gradients and the optimizer's two states, in numbers of `width` bytes: the least that training takes."""
-    return 4 * shape.parameters * width
+    return 4 * shape.parameters * element_bytes
 
 
 def kept_names(keeps: Keeps, pieces: int) -> tuple[str, ...]:
@@ -93,22 +93,22 @@ def kept_names(keeps: Keeps, pieces: int) -> tuple[str, ...]:
     return tuple(name for name in KEPT[keeps] if pieces == 1 or name != "kv")
 
 
-def kept_bytes(shape: LlamaShape, keeps: Keeps, width: int, pieces: int) -> int:
+def kept_bytes(shape: LlamaShape, keeps: Keeps, element_bytes: int, pieces: int) -> int:
     """For a token, of a type of `width` bytes; the attention's log of sums is fp32."""
     heads = shape.heads * shape.head_size
     sizes = {
-        "x": shape.width * width,
-        "q": heads * width,
-        "kv": keys_values_bytes(shape, width),
-        "mixed": heads * width,
+        "x": shape.hidden_size * element_bytes,
+        "q": heads * element_bytes,
+        "kv": keys_values_bytes(shape, element_bytes),
+        "attn_out": heads * element_bytes,
         "lse": shape.heads * 4,
-        "middle": shape.width * width,
-        "gate": shape.feed_forward * width,
-        "up": shape.feed_forward * width,
+        "residual": shape.hidden_size * element_bytes,
+        "gate": shape.intermediate_size * element_bytes,
+        "up": shape.intermediate_size * element_bytes,
     }
     return sum(sizes[name] for name in kept_names(keeps, pieces))
 
 
-def keys_values_bytes(shape: LlamaShape, width: int) -> int:
+def keys_values_bytes(shape: LlamaShape, element_bytes: int) -> int:
     """For a token of a sequence in pieces, whose later pieces need them."""
-    return 2 * shape.kv_heads * shape.head_size * width
+    return 2 * shape.kv_heads * shape.head_size * element_bytes

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads.contract import OutOfMemory
-from workloads.host import available_memory_bytes
+from workloads.api.contract import OutOfMemory
+from workloads.api.host import available_memory_bytes
 
 ALIGNMENT = 512
 LANES = ("parameters", "activations")

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.contract import Infeasible
+from workloads.api.contract import Infeasible
 from workloads.llama.shapes import LlamaShape
 from workloads.offload.layout import Keeps, LayerPlan, Place, Plan, kept_bytes, keys_values_bytes
 
@@ -71,7 +71,7 @@ class Model:
     """What is to be trained: a shape, bytes of a number, and bytes of the optimizer's states for a parameter."""
 
     shape: LlamaShape
-    width: int
+    element_bytes: int
     state_bytes: int
 
     @cached_property
@@ -80,7 +80,7 @@ class Model:
 
     @cached_property
     def layer_bytes(self) -> int:
-        return self.shape.layer_parameters * self.width
+        return self.shape.layer_parameters * self.element_bytes
 
     @cached_property
     def layer_state_bytes(self) -> int:
@@ -184,33 +184,35 @@ def _room(homes: Homes, model: Model, budget: Budget, rates: Rates) -> Room | tu
 
 def _layer_kept_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
     """Of the activations that a layer keeps of a round."""
-    sequence = keys_values_bytes(model.shape, model.width) if homes.pieces > 1 else 0
-    return homes.round_tokens * (kept_bytes(model.shape, keeps, model.width, homes.pieces) + sequence)
+    sequence = keys_values_bytes(model.shape, model.element_bytes) if homes.pieces > 1 else 0
+    return homes.round_tokens * (kept_bytes(model.shape, keeps, model.element_bytes, homes.pieces) + sequence)
 
 
 def _moving_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
     """On the device, of activations that wait on the host: those on their way, and those in use or leaving."""
-    chunk = homes.chunk_tokens * kept_bytes(model.shape, keeps, model.width, homes.pieces)
-    sequence = keys_values_bytes(model.shape, model.width) * homes.sequences * homes.sequence_length
+    chunk = homes.chunk_tokens * kept_bytes(model.shape, keeps, model.element_bytes, homes.pieces)
+    sequence = keys_values_bytes(model.shape, model.element_bytes) * homes.sequences * homes.sequence_length
     return (AHEAD + 1) * chunk + (2 * sequence if homes.pieces > 1 else 0)
 
 
 def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
     """What a plan needs on the device beside the activations that it keeps."""
-    shape, width, layer = model.shape, model.width, model.layer_bytes
+    shape, element_bytes, layer = model.shape, model.element_bytes, model.layer_bytes
     streamed, moving = shape.layers - homes.resident, shape.layers - homes.states_resident
-    vocabulary = shape.vocabulary * shape.width
-    total = 2.0 * model.ends_parameters * width
+    vocabulary = shape.vocabulary * shape.hidden_size
+    total = 2.0 * model.ends_parameters * element_bytes
     states_of_ends = model.ends_parameters if homes.ends_states == "device" else vocabulary
     total += states_of_ends * model.state_bytes
     total += 2 * layer * homes.resident + model.layer_state_bytes * homes.states_resident
     total += layer * (min(WEIGHT_SLOTS, streamed) + min(GRADIENT_SLOTS, streamed))
     total += model.layer_state_bytes * min(2, moving)
-    total += (homes.round_tokens + 4 * homes.chunk_tokens) * shape.width * width  # between two blocks, and in the ends
+    total += (
+        (homes.round_tokens + 4 * homes.chunk_tokens) * shape.hidden_size * element_bytes
+    )  # between two blocks, and in the ends
     if homes.pieces > 1:  # keys and values of a sequence, and their gradients in fp32
-        sequence = keys_values_bytes(shape, width) * homes.sequences * homes.sequence_length
-        total += sequence * (1 + 4 / width)
-    loss = 3 * min(LOGIT_TOKENS, homes.chunk_tokens) * shape.vocabulary * max(width, 2)
+        sequence = keys_values_bytes(shape, element_bytes) * homes.sequences * homes.sequence_length
+        total += sequence * (1 + 4 / element_bytes)
+    loss = 3 * min(LOGIT_TOKENS, homes.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
     return total + max(loss, homes.chunk_tokens * rates.workspace_bytes)
 
 
@@ -284,7 +286,7 @@ def _layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: 
 
 def _ends_times(homes: Homes, model: Model, rates: Rates) -> Times:
     tokens = homes.round_tokens * homes.rounds
-    work_s = tokens * rates.head_s + model.ends_parameters * model.width * rates.update_s_per_byte
+    work_s = tokens * rates.head_s + model.ends_parameters * model.element_bytes * rates.update_s_per_byte
     moved = model.ends_parameters * model.state_bytes if homes.ends_states == "host" else 0
     # fetched, updated and sent back, with nothing else to do
     waiting_s = moved * (rates.up_s_per_byte + rates.down_s_per_byte)

@@ -90,7 +90,11 @@ def _passes(
         sizes = {name: p.shape for name, p in Block(shape).named_parameters()}
     weights = {name: random(*size) for name, size in sizes.items()}
     gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    x, d_out, rope = random(tokens, shape.width), random(tokens, shape.width), rope_table(shape, length, device)
+    x, d_out, rope = (
+        random(tokens, shape.hidden_size),
+        random(tokens, shape.hidden_size),
+        rope_table(shape, length, device),
+    )
     sequences = tokens // length
     earlier = random(sequences, before, 2 * shape.kv_heads, shape.head_size) if before else None
     own = torch.zeros(sequences, length, 2 * shape.kv_heads, shape.head_size, device=device)
@@ -129,8 +133,8 @@ def _peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 def _head(shape: LlamaShape, device: torch.device, dtype: torch.dtype) -> float:
     """Seconds a token of the head and the loss, forward and backward."""
     tokens = LOGIT_TOKENS if device.type == "cuda" else TOKENS["cpu"]
-    weight = torch.randn(shape.vocabulary, shape.width, dtype=dtype, device=device)
-    hidden = torch.randn(tokens, shape.width, dtype=dtype, device=device)
+    weight = torch.randn(shape.vocabulary, shape.hidden_size, dtype=dtype, device=device)
+    hidden = torch.randn(tokens, shape.hidden_size, dtype=dtype, device=device)
     targets, d_weight = torch.zeros(tokens, dtype=torch.long, device=device), torch.zeros_like(weight)
     return _medians_s([lambda: loss_and_gradients(hidden, weight, targets, tokens, d_weight)], device)[0] / tokens
 

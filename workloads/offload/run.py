@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from workloads import device as devices
-from workloads.contract import Infeasible, Measurement, Rank
-from workloads.host import available_memory_bytes, busyness
+from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.host import available_memory_bytes, busyness
+from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
+from workloads.llama.data import sequences
 from workloads.llama.flops import hardware_per_token, per_token
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.llama.text import sequences
 from workloads.offload import OffloadParameters
 from workloads.offload.engine import Engine
 from workloads.offload.layout import AGAIN, trained_bytes
@@ -25,7 +26,6 @@ from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
 from workloads.offload.rates import kernel_of, machine_rates
-from workloads.recipes import why_no_rate
 from workloads.telemetry import watching
 from workloads.trace import traced
 
@@ -42,7 +42,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     """Train under the fastest plan for the budgets. Raises Infeasible where none fits, before state is allocated."""
     device, dtype = devices.of(rank), DTYPES[parameters.dtype]
-    if why := why_no_rate(parameters.dtype, devices.architecture(device)):
+    if why := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
     devices.fresh(device)
     shape = MODELS[parameters.model]
@@ -118,7 +118,7 @@ def _train(
     files = {"trace.json.gz": traced(lambda: engine.step(batches[-1]))} if parameters.profile else {}
     tokens = plan.tokens_per_step
     keeps = Counter(layer.keeps for layer in plan.layers)
-    figures = watch.figures() | {
+    metrics = watch.metrics() | {
         "loss": losses[-1],
         "first_loss": losses[0],
         "predicted_tokens_per_s": tokens / predicted.times.step_s,
@@ -130,7 +130,7 @@ def _train(
         "rounds": float(plan.rounds),
     }
     if device.type == "cuda":
-        figures["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
+        metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {"sequences_per_step": tokens // plan.sequence_length, "steps": len(times_s) - parameters.warmup},
@@ -144,9 +144,9 @@ def _train(
         * tokens,
         tokens_per_step=tokens,
         matrix_dtype=parameters.dtype,
-        figures=figures,
-        facts=devices.facts(device)
-        | watch.facts()
+        metrics=metrics,
+        machine_info=devices.machine_info(device)
+        | watch.machine_info()
         | {"plan": "; ".join(said(predicted)), "attention": kernel.name}
         | busy,
         files=files,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from workloads.contract import Foreseen, Machine, Measurement, Rank
+from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
 from workloads.parallel.layout import Checkpointing, Layout, Schedule, Setting, why_illegal
 
@@ -57,20 +57,22 @@ class ParallelParameters:
         return Setting(shape, self.sequence_length, world_size, ranks_per_node, across, compiled, self.dtype)
 
     @property
-    def width(self) -> int:
+    def element_bytes(self) -> int:
         """Bytes of a number that is kept."""
         return 4 if self.dtype == "fp32" else 2
 
 
-class Parallel:
+class Parallel(Workload):
     """One layout, trained for a few steps."""
 
+    name = "parallel"
     Parameters = ParallelParameters
-    method = "parallel/1"
+    benchmark_version = "parallel/1"
     max_world_size = None
-    sets_ceiling = False
+    has_estimates = True
+    can_scale = True
 
-    def foresee(self, parameters: ParallelParameters, machine: Machine) -> Foreseen:
+    def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
         """Whether the layout is legal and should fit, and how fast it should be."""
         from workloads.parallel import estimate
 
@@ -78,19 +80,21 @@ class Parallel:
         setting = parameters.setting(machine.world_size, machine.ranks_per_node)
         rule, why = why_illegal(layout, setting)
         if why:
-            return Foreseen(why, rule, said=str(layout))
-        needs = estimate.memory(layout, setting, parameters.width)
-        seconds = estimate.step_s(layout, setting, parameters.width, machine)
+            return Estimate(why, rule, description=str(layout))
+        needs = estimate.memory(layout, setting, parameters.element_bytes)
+        seconds = estimate.step_s(layout, setting, parameters.element_bytes, machine)
         tokens = parameters.global_batch * parameters.sequence_length
-        figures = {"memory_gib": needs.total, "tokens_per_s": tokens / seconds}
+        metrics = {"memory_gib": needs.total, "tokens_per_s": tokens / seconds}
         if machine.memory_gib is not None and needs.total > machine.memory_gib:
             why = f"needs {needs.total:.1f} GiB of a device, it has {machine.memory_gib:.1f}"
-            return Foreseen(why, "it fits into memory", figures, str(layout))
-        return Foreseen(figures=figures, said=str(layout))
+            return Estimate(why, "it fits into memory", metrics, str(layout))
+        return Estimate(metrics=metrics, description=str(layout))
 
-    def scaled(self, parameters: ParallelParameters, times: int) -> ParallelParameters:
+    def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:
         """The same on so many times the devices: as many more copies, and a batch as many times as large."""
-        return replace(parameters, replicate=parameters.replicate * times, global_batch=parameters.global_batch * times)
+        return replace(
+            parameters, replicate=parameters.replicate * factor, global_batch=parameters.global_batch * factor
+        )
 
     def run(self, parameters: ParallelParameters, rank: Rank) -> Measurement:
         from workloads.parallel.run import measure

@@ -53,7 +53,7 @@ BLOCK_PLAN = {
 ENDS_PLAN = {
     "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
     "norm": SequenceParallel(use_local_output=True),
-    "head": ColwiseParallel(),
+    "lm_head": ColwiseParallel(),
 }
 
 
@@ -179,7 +179,7 @@ def regrouped(name: str, weight: Tensor, shape: LlamaShape, tensor: int, *, back
     """Rows of the matrices that are several in one, so that each of `tensor` equal parts has its share of every one."""
     sizes = {
         "qkv": [shape.heads * shape.head_size] + 2 * [shape.kv_heads * shape.head_size],
-        "gate_up": 2 * [shape.feed_forward],
+        "gate_up": 2 * [shape.intermediate_size],
     }
     rows = next((sizes[part] for part in sizes if f".{part}." in name), None)
     if rows is None or tensor == 1:

@@ -14,7 +14,7 @@ Interval = tuple[float, float]
 
 
 @contextmanager
-def counted(device: torch.device, figures: dict[str, float]) -> Iterator[None]:
+def counted(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
     """Of the step within, which this slows, to `figures`: calls_… of each kind of collective of this rank; on a GPU
     also the share of the time in which communication runs (communication_share), in which it runs and nothing is
     computed (exposed_share), and in which nothing is computed (idle_share), which has a pipeline's bubble in it.
@@ -26,14 +26,14 @@ def counted(device: torch.device, figures: dict[str, float]) -> Iterator[None]:
     counts = Counter(
         event.name.removeprefix("c10d::").strip("_") for event in events if event.name.startswith("c10d::")
     )
-    figures |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
+    metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
     kernels = [
         (event.name, (event.time_range.start, event.time_range.end))
         for event in events
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     ]
     if kernels:
-        figures |= shares(kernels)
+        metrics |= shares(kernels)
 
 
 def shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from workloads.contract import Machine
+from workloads.api.contract import Machine
 from workloads.llama.flops import per_token
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.layout import LOSS_TOKENS, Layout, Setting, is_written, stage_layers
@@ -44,13 +44,13 @@ class Memory:
         return sum(parts) + RUNTIME_GIB
 
 
-def memory(layout: Layout, setting: Setting, width: int) -> Memory:
+def memory(layout: Layout, setting: Setting, element_bytes: int) -> Memory:
     """The pipeline rank that needs most; `width` is the bytes of a number."""
-    found = [_memory_of(layout, setting, width, rank) for rank in range(layout.pipeline)]
+    found = [_memory_of(layout, setting, element_bytes, rank) for rank in range(layout.pipeline)]
     return max(found, key=lambda each: each.total)
 
 
-def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memory:
+def _memory_of(layout: Layout, setting: Setting, element_bytes: int, rank: int) -> Memory:
     shape, each = setting.shape, stage_layers(setting.shape.layers, layout.total_stages)
     mine = each[rank :: layout.pipeline]
     layer = shape.layer_parameters / layout.tensor
@@ -71,25 +71,25 @@ def _memory_of(layout: Layout, setting: Setting, width: int, rank: int) -> Memor
     elif layout.schedule == "zero_bubble":
         waiting = min(layout.microbatches, layout.pipeline)
     each_layer = activation_numbers(shape, layout, setting.dtype)
-    head = shape.vocabulary * shape.width / layout.tensor if each[-1] in mine else 0.0
+    lm_head = shape.vocabulary * shape.hidden_size / layout.tensor if each[-1] in mine else 0.0
     return Memory(
-        parameters=kept * width / GIB,
-        gradients=gradients * width / GIB,
-        states=kept * OPTIMIZER_BYTES * width / GIB,
-        gathered=whole * width / GIB,
-        activations=waiting * layers * tokens * each_layer * width / GIB,
+        parameters=kept * element_bytes / GIB,
+        gradients=gradients * element_bytes / GIB,
+        states=kept * OPTIMIZER_BYTES * element_bytes / GIB,
+        gathered=whole * element_bytes / GIB,
+        activations=waiting * layers * tokens * each_layer * element_bytes / GIB,
         working=max(
-            (_logits_bytes(layout, setting, width, tokens) + head * width) if head else 0.0,
-            (head + tokens * _backward_numbers(shape, layout, each_layer, setting.dtype)) * width
-            + (3 if divided and not stay else 1) * layer * width,  # two layers' weights, a layer's gradients
+            (_logits_bytes(layout, setting, element_bytes, tokens) + lm_head * element_bytes) if lm_head else 0.0,
+            (lm_head + tokens * _backward_numbers(shape, layout, each_layer, setting.dtype)) * element_bytes
+            + (3 if divided and not stay else 1) * layer * element_bytes,  # two layers' weights, a layer's gradients
         )
         / GIB,
     )
 
 
-def _logits_bytes(layout: Layout, setting: Setting, width: int, tokens: float) -> float:
+def _logits_bytes(layout: Layout, setting: Setting, element_bytes: int, tokens: float) -> float:
     """Of the loss's chunk: logits and their gradient, several more where ranks have parts and nothing is compiled."""
-    each = 16 if layout.tensor > 1 else 2 * width
+    each = 16 if layout.tensor > 1 else 2 * element_bytes
     return min(LOSS_TOKENS, tokens) * setting.shape.vocabulary / layout.tensor * each
 
 
@@ -98,64 +98,64 @@ def activation_numbers(shape: LlamaShape, layout: Layout, dtype: str) -> float:
     sequence-parallel part of the residual stream, a tensor-parallel part of what is inside attention and MLP, and whole
     what is gathered before a product or summed after it, which PyTorch keeps as it is."""
     if layout.checkpointing == "full":
-        return shape.width / layout.tensor
+        return shape.hidden_size / layout.tensor
     attention, keys_values = shape.heads * shape.head_size, 2 * shape.kv_heads * shape.head_size
     qkv, selective = attention + keys_values, layout.checkpointing == "selective"
     if is_written(layout, dtype):
-        return 2 * shape.width + qkv + attention + (0 if selective else 2 * shape.feed_forward)
+        return 2 * shape.hidden_size + qkv + attention + (0 if selective else 2 * shape.intermediate_size)
     if dtype.startswith("fp8") and layout.checkpointing == "none":  # measured: the inputs of products stay in fp8
-        return 3 * shape.width + qkv + attention + 2 * shape.feed_forward
-    inside = qkv + attention if selective else 2 * qkv + attention + 3 * shape.feed_forward
-    gathered = keys_values * layout.context if layout.context > 1 else shape.width
-    return (2 * shape.width + inside + gathered) / layout.tensor + 2 * shape.width
+        return 3 * shape.hidden_size + qkv + attention + 2 * shape.intermediate_size
+    inside = qkv + attention if selective else 2 * qkv + attention + 3 * shape.intermediate_size
+    gathered = keys_values * layout.context if layout.context > 1 else shape.hidden_size
+    return (2 * shape.hidden_size + inside + gathered) / layout.tensor + 2 * shape.hidden_size
 
 
 def _backward_numbers(shape: LlamaShape, layout: Layout, kept: float, dtype: str) -> float:
     """Of a token, what a layer's backward pass has beside what was kept: gradients, and what it computes again."""
     again = activation_numbers(shape, replace(layout, checkpointing="none"), dtype) - kept
-    return again + (3 * shape.feed_forward + 2 * shape.width) / layout.tensor
+    return again + (3 * shape.intermediate_size + 2 * shape.hidden_size) / layout.tensor
 
 
 def _ends_parameters(shape: LlamaShape, stages: list[range]) -> int:
-    matrix = shape.vocabulary * shape.width
+    matrix = shape.vocabulary * shape.hidden_size
     first = any(stage.start == 0 for stage in stages)
     last = any(stage.stop == shape.layers for stage in stages)
-    return matrix * (first + (last and not shape.tied)) + shape.width * last
+    return matrix * (first + (last and not shape.tied)) + shape.hidden_size * last
 
 
 # ── time ──
 
 
-def step_s(layout: Layout, setting: Setting, width: int, machine: Machine) -> float:
+def step_s(layout: Layout, setting: Setting, element_bytes: int, machine: Machine) -> float:
     """Seconds of a step: matrix work at the machine's rate, collectives by bytes and bandwidth, the bubble."""
     each = stage_layers(setting.shape.layers, layout.total_stages)
     ranks = [each[rank :: layout.pipeline] for rank in range(layout.pipeline)]
-    slowest = max(_rank_s(layout, setting, width, machine, stages) for stages in ranks)
+    slowest = max(_rank_s(layout, setting, element_bytes, machine, stages) for stages in ranks)
     bubble = (layout.pipeline - 1) / layout.stages
     if layout.schedule == "zero_bubble":  # the weights' half of the backward pass fills it
         bubble /= 3
-    return slowest * (layout.microbatches + bubble) + _once_s(layout, setting, width, machine)
+    return slowest * (layout.microbatches + bubble) + _once_s(layout, setting, element_bytes, machine)
 
 
-def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, stages: list[range]) -> float:
+def _rank_s(layout: Layout, setting: Setting, element_bytes: int, machine: Machine, stages: list[range]) -> float:
     """Seconds that a rank takes for one micro-batch."""
     shape, layers = setting.shape, sum(len(stage) for stage in stages)
     tokens = layout.micro_batch * setting.sequence_length / layout.context
     fp8 = setting.dtype.startswith("fp8")
     rate = machine.matrix_tflops.get("bf16" if fp8 else setting.dtype, ASSUMED_TFLOPS) * 1e12 / BESIDE_PRODUCTS
     last = any(stage.stop == shape.layers for stage in stages)
-    flops = per_token(shape, setting.sequence_length, layers=layers, head=last)
-    block = per_token(shape, setting.sequence_length, layers=layers, head=False)
+    flops = per_token(shape, setting.sequence_length, layers=layers, lm_head=last)
+    block = per_token(shape, setting.sequence_length, layers=layers, lm_head=False)
     again = {"none": 0.0, "full": block / 3, "selective": 2 * layers * math.prod(shape.linear("gate_up"))}
     faster = 6 * layers * shape.layer_parameters * (1 - 1 / FP8_LAYERS) if fp8 else 0.0
     compute = tokens * (flops + again[layout.checkpointing] - faster) / layout.tensor / rate
     # Four collectives of the residual stream in a layer's forward pass, and as many in its backward pass.
-    stream = tokens * shape.width * width
+    stream = tokens * shape.hidden_size * element_bytes
     count = layers * (11 if layout.checkpointing == "full" else 8)
     tensor = count * _ring_s(stream, layout.tensor, _within(layout.tensor, machine))
-    keys_values = tokens * 2 * shape.kv_heads * shape.head_size * width * layout.context / layout.tensor
+    keys_values = tokens * 2 * shape.kv_heads * shape.head_size * element_bytes * layout.context / layout.tensor
     context = layers * 2 * _ring_s(keys_values, layout.context, _data_gb_s(layout, machine))
-    weights = layers * shape.layer_parameters / layout.tensor * width
+    weights = layers * shape.layer_parameters / layout.tensor * element_bytes
     times = 3 if layout.reshard else 0  # gathered forward and backward, gradients divided
     sharded = times * _ring_s(weights, layout.shard * layout.context, _data_gb_s(layout, machine))
     passes = ADDING_PASSES + (COPYING_PASSES if layout.is_wrapped and layout.reshard else 0)
@@ -163,9 +163,9 @@ def _rank_s(layout: Layout, setting: Setting, width: int, machine: Machine, stag
     return compute + tensor + context + copies + max(sharded - HIDDEN * compute, (1 - HIDDEN) * sharded)
 
 
-def _once_s(layout: Layout, setting: Setting, width: int, machine: Machine) -> float:
+def _once_s(layout: Layout, setting: Setting, element_bytes: int, machine: Machine) -> float:
     """What a step does once: gathering what stays gathered, averaging over copies."""
-    weights = setting.shape.parameters / layout.pipeline / layout.tensor * width
+    weights = setting.shape.parameters / layout.pipeline / layout.tensor * element_bytes
     ranks = layout.shard * layout.context
     gathered = 0.0
     if not layout.reshard:

@@ -105,7 +105,7 @@ def _tensor(l: Layout, s: Setting) -> str:  # noqa: E741
     parts = {
         "heads": s.shape.heads,
         "key-value heads": s.shape.kv_heads,
-        "feed-forward width": s.shape.feed_forward,
+        "feed-forward width": s.shape.intermediate_size,
         "vocabulary": s.shape.vocabulary,
         "sequence length on a rank": s.sequence_length // l.context,
     }

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from workloads import device as devices
-from workloads.contract import Infeasible, Measurement, Rank, Scalar
-from workloads.gang import together
+from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.api.recipes import unsupported_rate_reason
+from workloads.distributed import process_group
+from workloads.llama.data import sequences
 from workloads.llama.flops import hardware_per_token, per_token
 from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS
-from workloads.llama.text import sequences
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, groups_of, numbers, stages_of
 from workloads.parallel.communication import counted
@@ -24,7 +25,6 @@ from workloads.parallel.layout import why_illegal
 from workloads.parallel.stage import Stage, WrittenBlock, random_weights
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import float8_recipe
-from workloads.recipes import why_no_rate
 from workloads.telemetry import watching
 
 GIB = 2**30
@@ -36,12 +36,12 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     _, why = why_illegal(layout, parameters.setting(rank.world_size, rank.ranks_per_node))
     if why:
         raise Infeasible(why)
-    if why := why_no_rate(parameters.dtype, devices.architecture(device)):
+    if why := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
     devices.fresh(device)
     torch.compiler.reset()
     try:
-        with together(rank, device), fastest_attention(device):
+        with process_group(rank, device), fastest_attention(device):
             return _train(parameters, rank, device)
     finally:
         devices.fresh(device)
@@ -81,11 +81,11 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         "selective": {"gate": layers, "up": layers},
         "full": dict.fromkeys(("qkv", "attention", "output", "gate", "up"), layers),
     }
-    figures = watch.figures() | communication | {"loss": losses[-1], "first_loss": losses[0]}
+    metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if device.type == "cuda":
         peak = torch.tensor(torch.cuda.max_memory_allocated(device) / GIB, device=device)
         dist.all_reduce(peak, dist.ReduceOp.MAX)  # of the rank that needs most
-        figures["peak_device_gib"] = float(peak)
+        metrics["peak_device_gib"] = float(peak)
     share = 1 / rank.world_size  # of the step's work: ranks are given equal parts
     return Measurement(
         executed=_executed(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
@@ -97,9 +97,9 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         tokens_per_step=0 if rank.rank else tokens_per_step,  # all ranks' together
         # Attention and the head stay in bf16: of fp8's peak a mixed step has no share that means anything.
         matrix_dtype=parameters.dtype,
-        figures=figures,
-        facts=devices.facts(device)
-        | watch.facts()
+        metrics=metrics,
+        machine_info=devices.machine_info(device)
+        | watch.machine_info()
         | {"layout": str(layout), "attention": _attention(stages[0]), "parameters_kept": sum(map(numbers, stages))},
     )
 

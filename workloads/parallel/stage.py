@@ -55,8 +55,8 @@ class WrittenBlock(Block):
 
     # What waits for the backward pass; the rest is computed again.
     KEPT: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
-        "none": ("q", "kv", "mixed", "lse", "middle", "gate", "up"),
-        "selective": ("q", "kv", "mixed", "lse", "middle"),
+        "none": ("q", "kv", "attn_out", "lse", "residual", "gate", "up"),
+        "selective": ("q", "kv", "attn_out", "lse", "residual"),
         "full": (),
     }
 
@@ -100,16 +100,16 @@ class Stage(nn.Module):
     def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, block: Callable[[], Block]) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width) if layers.start == 0 else None
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size) if layers.start == 0 else None
         self.blocks = nn.ModuleDict({str(n): block() for n in layers})
         last = layers.stop == shape.layers
-        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps) if last else None
-        self.head = nn.Linear(*shape.linear("head"), bias=False) if last and not shape.tied else None
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps) if last else None
+        self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False) if last and not shape.tied else None
 
     @property
-    def head_weight(self) -> Tensor:
+    def lm_head_weight(self) -> Tensor:
         """Of the last stage."""
-        return (self.head or self.embedding).weight  # type: ignore[union-attr]
+        return (self.lm_head or self.embedding).weight  # type: ignore[union-attr]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:

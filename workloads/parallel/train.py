@@ -106,7 +106,7 @@ class Trainer:
         mesh = self._groups.tensor
 
         def loss(hidden: Tensor, targets: Tensor) -> Tensor:
-            weight = stage.head_weight
+            weight = stage.lm_head_weight
             if mesh is None:
                 return next_token_loss(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_TOKENS)
             assert isinstance(weight, DTensor)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.contract import Measurement, Rank
+from workloads.api.contract import Measurement, Rank, Workload
 from workloads.llama import shapes
 
 Recipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]
@@ -89,13 +89,12 @@ class TrainingParameters:
     seed: int = 0
 
 
-class Gemm:
+class Gemm(Workload):
     """`workload=precision`."""
 
+    name = "precision"
     Parameters = GemmParameters
-    method = "gemm/1"  # recipe and bf16 in turns, cold cache, operands already converted
-    max_world_size = 1
-    sets_ceiling = False
+    benchmark_version = "gemm/1"  # recipe and bf16 in turns, cold cache, operands already converted
 
     def run(self, parameters: GemmParameters, rank: Rank) -> Measurement:
         from workloads.precision.gemm import measure
@@ -103,13 +102,12 @@ class Gemm:
         return measure(parameters, rank)
 
 
-class Casts:
+class Casts(Workload):
     """`workload=precision_casts`."""
 
+    name = "precision_casts"
     Parameters = CastParameters
-    method = "cast/1"
-    max_world_size = 1
-    sets_ceiling = False
+    benchmark_version = "cast/1"
 
     def run(self, parameters: CastParameters, rank: Rank) -> Measurement:
         from workloads.precision.casts import measure
@@ -117,13 +115,12 @@ class Casts:
         return measure(parameters, rank)
 
 
-class Linear:
+class Linear(Workload):
     """`workload=precision_linear`."""
 
+    name = "precision_linear"
     Parameters = LinearParameters
-    method = "linear/1"
-    max_world_size = 1
-    sets_ceiling = False
+    benchmark_version = "linear/1"
 
     def run(self, parameters: LinearParameters, rank: Rank) -> Measurement:
         from workloads.precision.linear import measure
@@ -131,13 +128,12 @@ class Linear:
         return measure(parameters, rank)
 
 
-class Training:
+class Training(Workload):
     """`workload=precision_training`."""
 
+    name = "precision_training"
     Parameters = TrainingParameters
-    method = "training/2"
-    max_world_size = 1
-    sets_ceiling = False
+    benchmark_version = "training/2"
 
     def run(self, parameters: TrainingParameters, rank: Rank) -> Measurement:
         from workloads.precision.training import measure

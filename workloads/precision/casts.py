@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from workloads import device as devices
-from workloads.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.recipes import fp8_dtype
 from workloads.precision import CastParameters, formats
-from workloads.recipes import fp8_dtype
 from workloads.telemetry import watching
 from workloads.timing import time_in_turns
 
@@ -37,8 +37,8 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
         | {"rows": matrix.shape[0], "columns": matrix.shape[1], "repeats": len(times_s)},
         step_times_s=times_s,
         bytes_per_step=float(moved),
-        figures=watch.figures(),
-        facts=devices.facts(device),
+        metrics=watch.metrics(),
+        machine_info=devices.machine_info(device),
     )
 
 

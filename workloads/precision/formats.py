@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from workloads.contract import Infeasible
-from workloads.recipes import fp8_dtype
+from workloads.api.contract import Infeasible
+from workloads.api.recipes import fp8_dtype
 
 # What torchao says while it is imported: kernels that this device could not run anyway.
 for _name in ("torchao", "torch.utils._pytree"):

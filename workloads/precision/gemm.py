@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from workloads import device as devices
-from workloads.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.recipes import RECIPES, Support, support, unfit
 from workloads.llama.shapes import product
 from workloads.precision import GemmParameters, formats
-from workloads.recipes import RECIPES, Support, support, unfit
 from workloads.telemetry import watching
 from workloads.timing import time_in_turns
 
@@ -48,12 +48,12 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
             steps.insert(0, formats.native_product(parameters.recipe, *low))
         else:
             decoded = tuple(x.dequantize(torch.float32)[i] for x, i in zip(low, (rows, columns), strict=True))
-    figures: dict[str, float] = {"m": float(shape.m), "n": float(shape.n), "k": float(shape.k)}
+    metrics: dict[str, float] = {"m": float(shape.m), "n": float(shape.n), "k": float(shape.k)}
     turns: tuple[tuple[float, ...], ...] = ((),)
     if state is Support.NATIVE:
         with watching(device) as watch:
             turns = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
-        found, figures = steps[0]()[rows][:, columns], figures | watch.figures()
+        found, metrics = steps[0]()[rows][:, columns], metrics | watch.metrics()
     else:
         found = (decoded[0] @ decoded[1].t()).bfloat16()
     error_db = formats.sqnr_db(exact, found)
@@ -66,8 +66,8 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
         unranked="" if state is Support.NATIVE else f"emulated: {why}",
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.recipe].matrix_dtype,
-        figures=figures | {"sqnr_db": error_db},
-        facts=devices.facts(device) | {"support": state.value},
+        metrics=metrics | {"sqnr_db": error_db},
+        machine_info=devices.machine_info(device) | {"support": state.value},
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from workloads.contract import Infeasible
-from workloads.recipes import Support, support
+from workloads.api.contract import Infeasible
+from workloads.api.recipes import Support, support
 
 # A training recipe, what its products are as formats, and what its layers' sizes have to be multiples of.
 FORMATS = {
@@ -55,7 +55,7 @@ def with_recipe(module: nn.Module, recipe: str, architecture: str, tokens: int) 
 
 
 def _wanted(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear) and name.rpartition(".")[2] != "head"
+    return isinstance(module, nn.Linear) and name.rpartition(".")[2] != "lm_head"
 
 
 def _float8(module: nn.Module, recipe: str, emulate: bool) -> nn.Module:

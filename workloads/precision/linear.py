@@ -10,24 +10,24 @@ import torch
 from torch import nn
 
 from workloads import device as devices
-from workloads.contract import Measurement, Rank
-from workloads.llama.model import gated
+from workloads.api.contract import Measurement, Rank
+from workloads.llama.model import swiglu
 from workloads.llama.shapes import MODELS
 from workloads.precision import LinearParameters, formats, layers
 from workloads.telemetry import watching
 from workloads.timing import time_in_turns
 
 
-class Gated(nn.Module):
+class SwiGLU(nn.Module):
     """The MLP of a Llama block."""
 
-    def __init__(self, width: int, feed_forward: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(width, 2 * feed_forward, bias=False)
-        self.down = nn.Linear(feed_forward, width, bias=False)
+        self.gate_up = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gated(*self.gate_up(x).chunk(2, dim=-1)))
+        return self.down(swiglu(*self.gate_up(x).chunk(2, dim=-1)))
 
 
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
@@ -45,21 +45,21 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     shape = MODELS[parameters.model]
     with device:
         exact = (
-            Gated(shape.width, shape.feed_forward)
+            SwiGLU(shape.hidden_size, shape.intermediate_size)
             if parameters.part == "mlp"
             else nn.Sequential(nn.Linear(*shape.linear("qkv"), bias=False))
         )
-        x = torch.randn(parameters.tokens, shape.width, dtype=torch.bfloat16)
+        x = torch.randn(parameters.tokens, shape.hidden_size, dtype=torch.bfloat16)
     plain = copy.deepcopy(exact).bfloat16()
     low, emulated = layers.with_recipe(copy.deepcopy(plain), parameters.recipe, architecture, parameters.tokens)
-    out_width = shape.width if parameters.part == "mlp" else shape.linear("qkv")[1]
+    out_width = shape.hidden_size if parameters.part == "mlp" else shape.linear("qkv")[1]
     d_out = torch.randn(parameters.tokens, out_width, device=device, dtype=torch.bfloat16)
     errors = _errors(exact, low, x, d_out)
     flops = 6.0 * parameters.tokens * sum(m.weight.numel() for m in plain.modules() if isinstance(m, nn.Linear))
     del exact
     times_s: tuple[float, ...] = ()
     baseline_s: tuple[float, ...] = ()
-    figures = errors
+    metrics = errors
     if not emulated:
         # The weights of the layers are trained, so their gradients are taken, and the input's.
         steps = [_step(torch.compile(module, dynamic=False), x, d_out) for module in (low, plain)]
@@ -71,9 +71,9 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
                 repeats=parameters.repeats,
             )
         times_s, baseline_s = turns[0], turns[1] if len(turns) > 1 else ()
-        figures = figures | watch.figures()
+        metrics = metrics | watch.metrics()
         if parameters.recipe != "bf16":
-            figures["predicted_speedup"] = predict(parameters, plain, architecture, device)
+            metrics["predicted_speedup"] = predict(parameters, plain, architecture, device)
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
         step_times_s=times_s,
@@ -81,8 +81,9 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
         unranked=emulated,
         flops_per_step=flops,
         matrix_dtype="bf16" if parameters.recipe == "bf16" else "fp8",
-        figures=figures,
-        facts=devices.facts(device) | {"layers": ", ".join(sorted({type(m).__name__ for m in low.modules()}))},
+        metrics=metrics,
+        machine_info=devices.machine_info(device)
+        | {"layers": ", ".join(sorted({type(m).__name__ for m in low.modules()}))},
     )
 
 

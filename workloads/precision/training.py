@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from workloads import device as devices
-from workloads.contract import Measurement, Rank
+from workloads.api.contract import Measurement, Rank
+from workloads.llama.data import synthetic_tokens
 from workloads.llama.flops import per_token
 from workloads.llama.model import Block, Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
-from workloads.llama.text import walk
 from workloads.precision import TrainingParameters, formats, layers
 from workloads.telemetry import watching
 
@@ -44,10 +44,10 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     if not all(loss == loss for loss in losses):
         raise ArithmeticError(f"the loss became NaN after {next(n for n, x in enumerate(losses) if x != x)} steps")
     count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
-    flops = per_token(shape, parameters.sequence_length, layers=count, head=parameters.scope == "model")
-    figures = watch.figures() | {"peak_memory_gib": _peak_memory_gib(device)}
+    flops = per_token(shape, parameters.sequence_length, layers=count, lm_head=parameters.scope == "model")
+    metrics = watch.metrics() | {"peak_memory_gib": _peak_memory_gib(device)}
     if parameters.scope == "model":
-        figures |= {"loss": losses[-1], "first_loss": losses[0]}
+        metrics |= {"loss": losses[-1], "first_loss": losses[0]}
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {"steps": len(times_s) - parameters.warmup},
@@ -57,8 +57,9 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         tokens_per_step=tokens,
         # The head and the attention stay in bf16: of fp8's peak a mixed step has no share that means anything.
         matrix_dtype=parameters.recipe,
-        figures=figures,
-        facts=devices.facts(device) | {"layers": ", ".join(sorted({type(m).__name__ for m in module.modules()}))},
+        metrics=metrics,
+        machine_info=devices.machine_info(device)
+        | {"layers": ", ".join(sorted({type(m).__name__ for m in module.modules()}))},
     )
 
 
@@ -82,7 +83,7 @@ def _block_step(
             nn.init.normal_(parameter, std=0.02, generator=generator)
     module, emulated = layers.with_recipe(block, parameters.recipe, architecture, tokens)
     compiled = torch.compile(module, dynamic=False) if device.type != "cpu" else module
-    size = (parameters.batch, parameters.sequence_length, shape.width)
+    size = (parameters.batch, parameters.sequence_length, shape.hidden_size)
     x = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator).requires_grad_()
     d_out = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator)
 
@@ -119,7 +120,9 @@ def _model_step(
             block.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=parameters.learning_rate, fused=device.type != "cpu")
     steps = parameters.warmup + parameters.steps
-    text = walk(model.shape.vocabulary, steps * parameters.batch, parameters.sequence_length + 1, parameters.seed)
+    text = synthetic_tokens(
+        model.shape.vocabulary, steps * parameters.batch, parameters.sequence_length + 1, parameters.seed
+    )
     batches = iter(text.to(device).split(parameters.batch))
 
     def step() -> torch.Tensor:

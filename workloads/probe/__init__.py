@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.contract import Measurement, Rank
+from workloads.api.contract import Measurement, Rank, Workload
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class ProbeParameters:
     host_gib: float = field(default=0.0, metadata={"min": 0, "host_memory": True})
 
 
-class Probe:
+class Probe(Workload):
     """A trial whose score is exp(-(x-3)² - (y+1)²) and whose ending is chosen."""
 
+    name = "probe"
     Parameters = ProbeParameters
-    method = "probe/1"
+    benchmark_version = "probe/1"
     max_world_size = None
-    sets_ceiling = False
 
     def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
         start = time.perf_counter()
@@ -75,6 +75,6 @@ class Probe:
         return Measurement(
             executed=executed,
             step_times_s=(time.perf_counter() - start,),
-            figures={"score": math.exp(-((parameters.x - 3) ** 2) - (parameters.y + 1) ** 2)},
-            facts={"rank": rank.rank, "world_size": rank.world_size, "pid": os.getpid()},
+            metrics={"score": math.exp(-((parameters.x - 3) ** 2) - (parameters.y + 1) ** 2)},
+            machine_info={"rank": rank.rank, "world_size": rank.world_size, "pid": os.getpid()},
         )

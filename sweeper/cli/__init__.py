@@ -1,0 +1,1 @@
+"""The command lines: Hydra overrides, multirun and the argument parser of the subcommands."""

@@ -1,0 +1,1 @@
+"""The configuration: its schema, how it is resolved, the search space and the hardware catalogue."""

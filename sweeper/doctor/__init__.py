@@ -1,0 +1,1 @@
+"""Inventory and diagnose every node of a cluster."""

@@ -1,0 +1,61 @@
+"""What several tests make: trial records, stored trials, and the report's command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from tests.conftest import environment
+
+
+def trial_record(number: int = 0, params: Mapping[str, Any] | None = None, **changes: Any) -> TrialRecord:
+    """A complete trial of one second, with `changes` to any of its fields."""
+    fields: dict[str, Any] = {
+        "number": number,
+        "params": {"x": number} if params is None else dict(params),
+        "status": TrialStatus.COMPLETE,
+        "reason": "",
+        "detail": "",
+        "metrics": {},
+        "measurements": [],
+        "where": {},
+        "started_at_s": 0.0,
+        "ended_at_s": 1.0,
+        "elapsed_s": 1.0,
+    }
+    return TrialRecord(**{**fields, **changes})
+
+
+def finals_record(
+    number: int, rate: float, remeasurement: Remeasurement | None = None, status: TrialStatus = TrialStatus.COMPLETE
+) -> TrialRecord:
+    """A trial with the metric `rate`, of the search or of the finals."""
+    metrics = {"rate": rate} if status is TrialStatus.COMPLETE else {}
+    return trial_record(number, status=status, metrics=metrics, remeasurement=remeasurement)
+
+
+def complete_trials(
+    speeds: Mapping[str, Sequence[float]], *, devices: int = 1, **params: Sequence[object]
+) -> pd.DataFrame:
+    """Complete trials of training, by the device's name: what the store would say of them."""
+    rows = []
+    for device, values in speeds.items():
+        for n, value in enumerate(values):
+            row = {"tag.outcome": "complete", "tag.device": device, "workload": "parallel", "tag.dtype": "bf16"}
+            row |= {"param.sweep.gpus": str(devices), "metric.tokens_per_s": value, "metric.tflops": value / 20}
+            row |= {"metric.mfu": value / 2e4 / devices, "metric.tokens_per_s_ci_low": 0.9 * value}
+            row |= {"metric.tokens_per_s_ci_high": 1.1 * value, "metric.step_time_ms": 1e6 / value}
+            rows.append(row | {f"param.{name}": str(own[n]) for name, own in params.items()})
+    return pd.DataFrame(rows)
+
+
+def run_report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m sweeper.report` in `folder`."""
+    command = [sys.executable, "-m", "sweeper.report", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)

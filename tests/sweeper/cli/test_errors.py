@@ -1,0 +1,80 @@
+"""What is said wrongly gets a line or two, exit code 2, and nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sweeper.execution import cluster
+from tests.conftest import Done
+
+WRONG = {
+    "workload=matmull": ["workload=matmull", "did you mean matmul?"],
+    "hardware=h300": ["hardware=h300", "did you mean h200?"],
+    "search=magic": ["search=magic", "cmaes, gp, grid, qmc, random, tpe"],
+    "budget.trails=5": ["budget.trails", "did you mean budget.trials?"],
+    "bugdet.trials=5": ["bugdet.trials", "did you mean budget.trials?"],
+    "spce.m=5": ["spce.m", "did you mean space.m?"],
+    "+foo=1": ["foo", "workload"],
+    "budget.trials=ten": ["budget.trials=ten", "whole number"],
+    "budget.trials=2.5": ["budget.trials=2.5", "whole number"],
+    "budget.trials=inf": ["budget.trials=inf", "finite"],
+    "trial.grace_s=nan": ["trial.grace_s=nan", "finite"],
+    "space.m=choice(64.5,128)": ["space.m=64.5", "whole number"],
+    "space.m=range(1,4,0.5)": ["space.m=3.5", "whole number"],
+    "budget.trials=0": ["budget.trials=0", "at least 1"],
+    "budget.time_s=0": ["budget.time_s=0", "at least"],
+    "trial.timeout_s=-1": ["trial.timeout_s=-1", "at least"],
+    "seed=-1": ["seed=-1", "at least 0"],
+    "progress=loud": ["progress=loud", "auto, always, never, json"],
+    "name=../x": ["name=../x", "letters, digits"],
+    "budget.trials=null": ["budget", "never end"],
+    "space.q=3": ["space.q", "it may be accumulation, dtype, k, layer"],
+    "space.m=foo": ["space.m=foo", "whole number"],
+    "space.dtype=fp7": ["space.dtype=fp7", "fp32, tf32, fp16, bf16"],
+    "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
+    "first=[{m:100}]": ["first", "m=100", "space.m is range(128"],
+    "workload=llama_tiny space.data=/no/such": ["space.data=/no/such", "no such file"],
+    "workload=llama8b space.model=llama3_70b hardware=cpu": ["space.model=llama3_70b", "525.7 GiB", "without a GPU"],
+    "space.route=tinygrad hardware=cpu": ["space.route=tinygrad", "for GPUs"],
+    "space=llama3_9b": ["space=llama3_9b", "did you mean llama3_8b?"],
+    "space=llama3_8b space.m=64": ["space: m and model"],
+    "space.n=null": ["space: m, n and k have to be given"],
+    "space.m=range(10,5)": ["space.m=range(10,5)", "empty"],
+    "space.m=range(0,100,10)": ["space.m=0", "at least 1"],
+    "space.m=interval(1,5)": ["space.m=interval", "range or a choice"],
+    "space.m=choice(": ["space.m=choice(", "cannot be read"],
+    "first=[{m:128,z:2}]": ["first: z", "no parameter"],
+    "gpus=all hardware=cpu": ["gpus=all", "no GPUs", "how many processes"],
+    "gpus=most": ["gpus=most", "a whole number or one of all"],
+    "workload=precision gpus=2": ["gpus=2", "spans 1 at most"],
+    "finals.rounds=1": ["finals.rounds=1", "at least 2"],
+    "workload=probe gpus=512": ["gpus=512", "the cluster has"],
+    "cluster.workers=512": ["cluster.workers=512", "at most"],
+    "hardware=mi355x": ["hardware=mi355x", "the cluster has", "hardware=cpu"],
+    "workload=probe search=grid": ["space.x", "no grid"],
+    "search=tpe,random": ["search=tpe,random", "add -m"],
+    "tracking.uri=foo": ["tracking.uri=foo", "http://host:port"],
+    "tracking.uri=https://user:secret@host.invalid": ["https://user:***@host.invalid", "nothing answers"],
+    "tracking.uri=postgresql://user:secret@127.0.0.1:9/db": ["user:***@127.0.0.1:9", "nothing answers"],
+    "tracking.uri=sqlite:////no/such/folder/x.db": ["tracking.uri=sqlite:", "cannot be written"],
+    "tracking.uri=http://user:secret@127.0.0.1:9": ["http://user:***@127.0.0.1:9", "nothing answers"],
+    "cluster.address=127.0.0.1:9": ["cluster.address=127.0.0.1:9", "no Ray cluster answers"],
+    "dir=/proc/nowhere": ["dir=/proc/nowhere", "cannot be written"],
+    "budget": ["budget", "key=value"],
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_one_message_names_the_key_and_what_it_may_be(
+    words: str, say: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(cluster, "start", started.append)
+    done = say(*words.split())
+    assert done.code == 2
+    assert all(part in done.err for part in WRONG[words]), done.err
+    assert done.err.startswith("sweeper: ") and len(done.err.strip().splitlines()) <= 2
+    assert "Traceback" not in done.err and "secret" not in done.err
+    assert done.out == "" and started == []

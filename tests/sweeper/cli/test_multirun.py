@@ -1,0 +1,43 @@
+"""Several sweeps of one command."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sweeper.cli import multirun
+from sweeper.cli.overrides import said_of_one
+
+
+@pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
+def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that end so, in the place of sweeps."""
+    popen = multirun.subprocess.Popen
+
+    def ends_so(command: list[str], **options: object) -> object:
+        program = f"import os, signal; c = {command[-1]}; os.kill(os.getpid(), -c) if c < 0 else os._exit(c)"
+        return popen([sys.executable, "-c", program], **options)
+
+    monkeypatch.setattr(multirun.subprocess, "Popen", ends_so)
+    assert multirun.run([multirun.SweepQueue(f"lane {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
+
+
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [
+        ("-m --config-dir mine seed=1,2", ["--config-dir", "mine"]),
+        ("--config-dir=mine seed=1,2 --multirun", ["--config-dir=mine"]),
+        ("-m seed=1,2 -cd mine", ["-cd", "mine"]),
+        ("seed=1,2 -m", []),
+    ],
+)
+def test_each_sweep_is_told_the_flags_of_all(said: str, flags: list[str]) -> None:
+    assert said_of_one(said.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
+
+
+def test_a_signal_before_a_sweep_starts_keeps_it_from_starting() -> None:
+    lane = multirun.SweepQueue("", [["--no-such-word"]])
+    lane.stop(2)
+    lane.run()
+    assert lane.process is None and lane.codes == []

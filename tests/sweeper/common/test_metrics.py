@@ -1,0 +1,102 @@
+"""Derived figures against arithmetic done by hand."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeper.common.metrics import STATISTICS, derive
+from workloads.api import contract
+from workloads.api.contract import Measurement
+
+
+def measured(*times_s: float, **more: object) -> Measurement:
+    return Measurement(executed={}, step_times_s=times_s, **more)  # type: ignore[arg-type]
+
+
+def test_the_rate_of_a_product_is_its_operations_over_its_median_time() -> None:
+    metrics = derive([measured(0.001, 0.002, 0.004, flops_per_step=2e12, matrix_dtype="bf16")], {"bf16": 2000.0})
+    assert metrics["tflops"] == pytest.approx(1000)
+    assert metrics["step_time_ms"] == pytest.approx(2)
+    assert metrics["mfu"] == pytest.approx(0.5)
+    assert metrics["steps"] == 3
+    assert metrics["tflops_p10"] < metrics["tflops"] < metrics["tflops_p90"]
+
+
+@given(st.lists(st.floats(1e-4, 1e-2), min_size=3, max_size=40))
+def test_the_interval_lies_around_the_median_and_within_the_values(times_s: list[float]) -> None:
+    metrics = derive([measured(*times_s, flops_per_step=1e9)], {})
+    rates = [1e9 / time_s / 1e12 for time_s in times_s]
+    slack = 1e-9 * max(rates)
+    assert min(rates) - slack <= metrics["tflops_ci_low"] <= metrics["tflops"] + slack
+    assert metrics["tflops"] - slack <= metrics["tflops_ci_high"] <= max(rates) + slack
+
+
+def test_a_steady_figure_has_a_narrow_interval_and_a_noisy_one_a_wide_one() -> None:
+    steady = derive([measured(*[0.001, 0.00101, 0.00099] * 10, flops_per_step=1e9)], {})
+    noisy = derive([measured(*[0.001, 0.002, 0.0005] * 10, flops_per_step=1e9)], {})
+    width = [m["tflops_ci_high"] - m["tflops_ci_low"] for m in (steady, noisy)]
+    assert width[0] < 0.05 * steady["tflops"] < width[1]
+
+
+def test_burst_and_sustained_are_two_figures() -> None:
+    metrics = derive(
+        [measured(0.001, flops_per_step=1e12, matrix_dtype="bf16", sustained_step_times_s=(0.002, 0.002, 0.002))],
+        {"bf16": 1000.0},
+    )
+    assert metrics["tflops"] == pytest.approx(1000) and metrics["tflops_sustained"] == pytest.approx(500)
+    assert metrics["mfu"] == pytest.approx(1.0) and metrics["mfu_sustained"] == pytest.approx(0.5)
+
+
+def test_there_is_no_utilisation_without_a_peak() -> None:
+    assert "mfu" not in derive([measured(0.001, flops_per_step=1e9, matrix_dtype="fp8")], {"bf16": 989.0})
+
+
+def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
+    ranks = [
+        measured(1.0, 1.0, flops_per_step=1e12, tokens_per_step=100, matrix_dtype="bf16"),
+        measured(2.0, 2.0, flops_per_step=1e12, tokens_per_step=100, matrix_dtype="bf16"),
+    ]
+    metrics = derive(ranks, {"bf16": 10.0})
+    assert metrics["tflops"] == pytest.approx(1.0)
+    assert metrics["tflops_per_gpu"] == pytest.approx(0.5)
+    assert metrics["tokens_per_s_per_gpu"] == pytest.approx(50)
+    assert metrics["mfu"] == pytest.approx(1.0 / (2 * 10.0))
+
+
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=30), st.floats(1e6, 1e15))
+def test_rates_and_times_are_two_readings_of_one_thing(times_s: list[float], flops: float) -> None:
+    metrics = derive([measured(*times_s, flops_per_step=flops)], {})
+    if len(times_s) % 2:  # the median of an even number of rates is not the rate of the median time
+        assert math.isclose(metrics["tflops"] * metrics["step_time_ms"] * 1e9, flops, rel_tol=1e-9)
+    assert metrics.get("tflops_p10", 0) <= metrics["tflops"] * (1 + 1e-12)
+
+
+def test_the_noise_of_devices_that_do_not_wait_is_not_summed_into_their_slowest() -> None:
+    """Each rank is slow in another repeat: none of them is slow."""
+    ranks = [
+        measured(*(2.0 if i == rank else 1.0 for i in range(5)), flops_per_step=1e12, independent=True)
+        for rank in range(4)
+    ]
+    metrics = derive(ranks, {})
+    assert metrics["tflops"] == pytest.approx(4.0)
+    assert metrics["tflops_slowest_gpu"] == pytest.approx(1.0) and metrics["gpu_spread"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"step_times_s": (1.0, 0.0)}, "step_times_s has 0.0"),
+        ({"step_times_s": (1.0, math.nan)}, "step_times_s has nan"),
+        ({"step_times_s": (1.0,), "statistic": "best"}, "statistic='best': it may be median, mean, fastest"),
+        ({"step_times_s": (1.0,), "metrics": {"loss": None}}, r"figures\['loss'\] is None"),
+    ],
+)
+def test_a_measurement_of_which_no_figure_can_be_made_is_refused_where_it_is_made(
+    said: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Measurement(executed={}, **said)
+    assert set(contract.STATISTICS) == set(STATISTICS)

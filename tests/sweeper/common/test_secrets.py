@@ -1,0 +1,78 @@
+"""What looks like a secret is kept nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sweeper.common.secrets import is_secret, mask, masked, masked_arguments
+from tests.conftest import Done, Place
+
+SECRET = "hunter2hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"http://me:{SECRET}@host/x",
+        f"command.environment.WANDB_API_KEY={SECRET}",
+        f"  HF_TOKEN: {SECRET}",
+        f'{{"password": "{SECRET}", "x": 1}}',
+        f"--db-password={SECRET} --x 1",
+        f"aws_secret_access_key = '{SECRET}'",
+        f"--api-key={SECRET}",
+        f"--hf-token {SECRET} --x 1",
+        f"PGPASSWORD={SECRET} psql",
+        f"passphrase: {SECRET}",
+    ],
+)
+def test_a_secret_is_masked(text: str) -> None:
+    assert SECRET not in mask(text) and "***" in mask(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokens_per_s: 11360",
+        "tokenizer=llama",
+        "--max-tokens=5",
+        "key: m",
+        "monkey=3",
+        "the token expired",
+        "--token --x",
+    ],
+)
+def test_what_is_none_stays(text: str) -> None:
+    assert mask(text) == text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("word", ["a", "a-", "x_", "a:/", "http://"])
+def test_long_words_of_a_log_take_no_time(word: str) -> None:
+    assert len(mask(2**19 * word)) > 0
+
+
+def test_what_has_a_form_is_masked_by_its_names() -> None:
+    assert is_secret("command.environment.HF_TOKEN") and not is_secret("tokens")
+    words = ["x", "--token", SECRET, f"--api-key={SECRET}"]
+    plain = {"environment": {"MY_TOKEN": f"a, {SECRET}\n]{SECRET}"}, "run": words}
+    assert SECRET not in str(masked(plain)) and masked({"x": [1, None, True]}) == {"x": [1, None, True]}
+    said = ["a=1", f"++command.environment.HF_TOKEN={SECRET} {SECRET}", f"x.password=[{SECRET},{SECRET}]"]
+    assert masked_arguments(said) == ["a=1", "++command.environment.HF_TOKEN=***", "x.password=***"]
+
+
+def test_a_parameter_that_looks_like_a_secret_is_refused(say: Callable[..., Done]) -> None:
+    done = say("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
+    assert done.code == 2 and "looks like a secret" in done.err and SECRET not in done.err
+
+
+def test_neither_the_books_nor_the_terminal_hold_a_secret_that_a_command_was_given(place: Place) -> None:
+    script = f"print('token={SECRET}'); raise SystemExit(1)"
+    words = ["workload=command", f"command.run=['{{python}}', -c, \"{script}\"]", "budget.trials=1"]
+    done = place.run(*words, f"command.environment.SOME_TOKEN={SECRET}")
+    assert done.code == 1 and SECRET not in done.out + done.err, done.out + done.err
+    for path in place.path.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path
+    assert {oct(path.stat().st_mode)[-3:] for path in place.sweeps} == {"700"}

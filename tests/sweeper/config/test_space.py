@@ -1,0 +1,124 @@
+"""The space's grammar, and the laws of its dimensions."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeper.cli.overrides import quote_spaces
+from sweeper.common.errors import UserInputError
+from sweeper.config.resolution import CONF, Config, read, read_space
+from sweeper.config.space import Choice, Interval, Range, Space, parse, read_entry
+
+
+@given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 70))
+def test_a_range_is_pythons(first: int, length: int, step: int) -> None:
+    end = first + length
+    read = read_entry("x", f"range({first}, {end}, {step})")
+    expected = list(range(first, end, step))
+    if len(expected) == 1:
+        assert read == first
+    else:
+        assert isinstance(read, Range)
+        assert list(read.points()) == expected
+        assert len(read) == len(expected)
+        assert all((value in read) == (value in expected) for value in range(first - step, end + step))
+
+
+@given(st.integers(-1000, 1000), st.integers(2, 500), st.integers(1, 70))
+def test_a_range_reads_back_as_it_is_written(low: int, count: int, step: int) -> None:
+    dimension = Range(low, low + (count - 1) * step, step)
+    assert read_entry("x", str(dimension)) == dimension
+
+
+@given(st.lists(st.sampled_from(["bf16", "fp16", 1, 2, 4.5, True]), min_size=2, max_size=5, unique_by=str))
+def test_a_choice_reads_back_as_it_is_written(values: list[object]) -> None:
+    written = Choice(tuple(values))  # type: ignore[arg-type]
+    assert str(read_entry("x", str(written))) == str(written)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 6), min_size=1))
+def test_the_size_of_a_space_is_the_number_of_its_points(sizes: dict[str, int]) -> None:
+    space = parse({name: f"range(0, {size})" for name, size in sizes.items()}, "cpu")
+    points = [tuple(sorted(point.items())) for point in space.points()]
+    assert len(points) == len(set(points)) == space.size
+    assert all(dict(point) in space for point in points)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("choice(bf16,fp16)", Choice(("bf16", "fp16"))),
+        ("bf16,fp16", Choice(("bf16", "fp16"))),
+        (["bf16", "fp16"], Choice(("bf16", "fp16"))),
+        ("[64, 128]", Choice((64, 128))),
+        ("interval(0.5, 2)", Interval(0.5, 2.0)),
+        ("tag(log, interval(0.001, 1))", Interval(0.001, 1.0, log=True)),
+        ("tag(log, range(1, 1025))", Range(1, 1024, 1, log=True)),
+        ("range(0, 1, 0.25)", Range(0, 0.75, 0.25)),
+        ("fp32", "fp32"),
+        (4096, 4096),
+        ([7], 7),
+    ],
+)
+def test_each_form_means_what_it_says(said: object, meant: object) -> None:
+    assert read_entry("x", said) == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("range(10, 5)", "empty"),
+        ("range(1, 5, 0)", "step"),
+        ("interval(2, 1)", "empty"),
+        ("tag(log, interval(0, 1))", "above 0"),
+        ("choice()", "cannot be read"),
+        ([], "empty"),
+        ("range(", "cannot be read"),
+        ({"cpu": 1, "tpu": 2}, "cpu and gpu"),
+        ({"gpu": 1}, "says nothing for a cpu"),
+    ],
+)
+def test_what_makes_no_sense_is_said(said: object, why: str) -> None:
+    with pytest.raises(UserInputError, match=r"space\.x") as caught:
+        parse({"x": said}, "cpu")
+    assert why in str(caught.value)
+
+
+def test_a_grid_over_an_interval_is_refused() -> None:
+    with pytest.raises(UserInputError, match="no grid"):
+        next(Space({"x": Interval(0, 1)}).points())
+
+
+def test_the_device_decides_between_cpu_and_gpu() -> None:
+    said = {"m": {"cpu": "range(1, 4)", "gpu": 8192}}
+    assert parse(said, "cpu").dimensions == {"m": Range(1, 3, 1)}
+    assert parse(said, "gpu").constants == {"m": 8192}
+
+
+def composed(*words: str) -> Config:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return read(compose("config", overrides=quote_spaces(list(words))))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "left"), [("cpu bf16", ("fp32", "bf16")), ("sm90", ("fp32", "bf16", "fp8_rowwise")), (None, None)]
+)
+def test_what_a_device_cannot_do_is_left_out_of_a_choice_with_its_reason(
+    architecture: str | None, left: tuple[str, ...] | None
+) -> None:
+    said = composed("space.dtype=fp32,bf16,fp8_rowwise,mxfp8")
+    space, excluded = read_space(said, "cpu", architecture)
+    choice = space.dimensions["dtype"]
+    assert isinstance(choice, Choice)
+    if left is None:  # nothing is known of the device: the worker will say
+        assert len(choice.values) == 4 and excluded == []
+    else:
+        assert choice.values == left
+        assert len(excluded) == 4 - len(left)
+        assert any("space.dtype=mxfp8 is emulated on this device" in words for words in excluded)
+
+
+def test_a_choice_of_which_one_is_left_is_no_choice() -> None:
+    space, _ = read_space(composed("space.dtype=fp32,fp8_rowwise"), "cpu", "cpu")
+    assert space.constants["dtype"] == "fp32" and "dtype" not in space.dimensions

@@ -1,0 +1,166 @@
+"""The rates that sweeps leave behind, what training is held against, and the leaderboard."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sweeper.common.metrics import derive
+from sweeper.planning import ceilings
+from sweeper.planning.ceilings import Rate
+from sweeper.ui import per_gpu
+from sweeper.ui.results import Results
+from tests.conftest import Place
+from tests.support.factories import finals_record as record
+from tests.support.factories import run_report as report
+from workloads.api.contract import Measurement
+
+H200 = Rate(
+    device="NVIDIA H200",
+    dtype="bf16",
+    matrix_dtype="bf16",
+    statistic="median_cold",
+    tflops=780.0,
+    tflops_low=770.0,
+    tflops_high=790.0,
+    tflops_sustained=664.0,
+    shape="8192x8192x8192",
+    layout="nt",
+    route="torch",
+    rounds=5,
+    repeats=30,
+    torch="2.11",
+    date="2026-11-21",
+)
+
+
+def test_the_highest_rate_of_its_kind_is_kept(tmp_path: Path) -> None:
+    for rate in (H200, replace(H200, tflops=700.0), replace(H200, tflops=790.0)):
+        ceilings.keep(tmp_path, [rate])
+    ceilings.keep(tmp_path, [replace(H200, tflops=100.0, statistic="fastest_warm")])
+    assert sorted(rate.tflops for rate in ceilings.read(tmp_path)) == [100.0, 790.0]
+
+
+def test_a_lucky_trial_does_not_displace_what_finals_have_shown(tmp_path: Path) -> None:
+    ceilings.keep(tmp_path, [replace(H200, tflops=818.0, rounds=0)])
+    ceilings.keep(tmp_path, [H200])
+    ceilings.keep(tmp_path, [replace(H200, tflops=820.0, rounds=0)])
+    assert [rate.tflops for rate in ceilings.read(tmp_path)] == [780.0]
+
+
+def test_a_broken_file_is_said_before_anything_starts(place: Place) -> None:
+    place.path.joinpath("rates.json").write_text("")
+    done = place.run("workload=probe", "budget.trials=1")
+    assert done.code == 2 and "rates.json: cannot be read" in done.err and len(done.err.strip().splitlines()) == 1
+    assert report(place.path, "leaderboard").returncode == 2
+
+
+def test_what_training_is_held_against_is_the_best_median_of_its_type_on_its_gpu() -> None:
+    kept = [
+        H200,
+        replace(H200, tflops=820.0, statistic="fastest_warm"),
+        replace(H200, dtype="fp8_rowwise", matrix_dtype="fp8", tflops=1400.0),
+        replace(H200, dtype="fp8_tensorwise", matrix_dtype="fp8", tflops=1430.0),
+        replace(H200, device="NVIDIA B200", tflops=1700.0),
+    ]
+    assert ceilings.reached_tflops(kept, "NVIDIA H200") == {"bf16": 780.0, "fp8": 1430.0}
+
+
+def test_training_reports_two_utilisations_and_a_product_one() -> None:
+    trained = Measurement({}, (1.0,), flops_per_step=390e12, tokens_per_step=10, matrix_dtype="bf16")
+    both = derive([trained], {"bf16": 975.0}, {"bf16": 780.0})
+    assert both["mfu"] == pytest.approx(0.4) and both["mamf_utilization"] == pytest.approx(0.5)
+    assert "mamf_utilization" not in derive([trained], {"bf16": 975.0})
+    assert "mamf_utilization" not in derive([replace(trained, tokens_per_step=0)], {}, {"bf16": 780.0})
+
+
+def test_published_rates_stand_beside_with_their_statistic_and_nothing_is_claimed_of_here(tmp_path: Path) -> None:
+    table = report(tmp_path, "leaderboard")
+    assert table.returncode == 0 and "fastest of 100 warm-cache" in table.stdout and "mean of 100" in table.stdout
+    assert "nothing was measured" in table.stdout
+
+
+@pytest.mark.parametrize("words", [["leader"], ["leaderboard", "--type", "fp9"], ["leaderboard", "--json"]])
+def test_a_wrong_word_or_nothing_to_send_is_said(tmp_path: Path, words: list[str]) -> None:
+    done = report(tmp_path, *words)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_is_sent_is_what_was_shown_and_only_on_demand(tmp_path: Path) -> None:
+    got: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"thanks")
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    ceilings.keep(tmp_path, [H200])
+    report(tmp_path, "leaderboard")
+    shown = report(tmp_path, "leaderboard", "--json")
+    assert got == []
+    sent = report(tmp_path, "leaderboard", "--send", f"http://127.0.0.1:{server.server_port}/rates")
+    server.shutdown()
+    assert sent.returncode == 0 and "thanks" in sent.stderr
+    assert got[0].decode() == shown.stdout.strip() == sent.stdout.strip()
+    assert str(tmp_path) not in shown.stdout
+
+
+@pytest.mark.soak
+def test_every_format_of_a_search_leaves_its_rate_behind(place: Place) -> None:
+    words = ["space.m=64,128", "space.n=64", "space.k=64", "space.statistic=median_warm,fastest_warm", "search=grid"]
+    done = place.run(*words, "finals.top=1", "finals.rounds=2")
+    assert done.code == 0, done.err
+    assert "no verdict: trial" in done.out
+    assert {rate.statistic for rate in ceilings.read(place.path)} == {"median_warm", "fastest_warm"}
+    assert sorted(rate.rounds for rate in ceilings.read(place.path)) == [0, 2]
+
+
+def test_another_objective_leaves_no_rate(tmp_path: Path) -> None:
+    """What the finals say of milliseconds is no rate."""
+    for objective, direction in (("step_time_ms", "minimize"), ("mfu", "maximize")):
+        said = SimpleNamespace(name="matmul", objective=objective, direction=direction)
+        plan = SimpleNamespace(config=SimpleNamespace(workload=said), directory=tmp_path)
+        Results(plan, {}, [], [], [record(1, 1.0)], [], []).keep_rates()  # type: ignore[arg-type]
+    assert ceilings.read(tmp_path) == []
+
+
+def test_gpus_of_different_gangs_are_not_compared() -> None:
+    machine_info = [{"host": "n0", "gpu_uuid": name} for name in "abcd"]
+    ranks = [
+        {"independent": True, "statistic": "median", "flops_per_step": 1.0, "step_times_s": [1.0], "machine_info": f}
+        for f in machine_info
+    ]
+    trials = [replace(record(1, 1.0), measurements=ranks[:2]), replace(record(2, 1.0), measurements=ranks[2:])]
+    assert per_gpu.members(trials) == []
+
+
+def test_the_slow_gpu_of_a_fleet_is_named() -> None:
+    def rank(name: str, time_s: float) -> dict[str, object]:
+        machine_info = {"host": "n0", "gpu_uuid": name}
+        return {
+            "independent": True,
+            "statistic": "median",
+            "flops_per_step": 1e12,
+            "step_times_s": [time_s] * 3,
+            "machine_info": machine_info,
+        }
+
+    trials = [
+        replace(record(n, 1.0), measurements=[rank("a", 1.0 * s), rank("b", 1.1 * s), rank("c", 0.9 * s)])
+        for n, s in enumerate((1.0, 2.0, 3.0))
+    ]
+    found = per_gpu.members([*trials, record(9, 1.0)])
+    assert [member.gpu for member in found] == ["b", "a", "c"]
+    assert found[0].relative == pytest.approx(1 / 1.1) and found[0].trials == 3
+    assert "22.2% between the fastest and the slowest: n0 b at 0.909" in per_gpu.said(found)

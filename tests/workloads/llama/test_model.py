@@ -1,0 +1,103 @@
+"""The model that is trained: its counts against published ones, its mathematics against plain PyTorch."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.conftest import REPOSITORY
+from workloads.llama.flops import per_token
+from workloads.llama.model import Llama, apply_rotary_emb, next_token_loss, rope_table
+from workloads.llama.shapes import MODELS
+
+GOLDEN = Path(REPOSITORY).parent / "shared" / "reference" / "flops_golden.csv"
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the table of FLOPs by other conventions is not here")
+def test_parameters_and_flops_are_those_of_the_golden_table() -> None:
+    for row in csv.DictReader(GOLDEN.open()):
+        shape = MODELS[row["model"]]
+        assert shape.parameters == int(row["params"])
+        assert per_token(shape, int(row["seq_len"])) == int(row["causal_exact_flops_per_token"])
+
+
+def test_llama_3_8b_has_its_published_size() -> None:
+    assert MODELS["llama3_8b"].parameters == 8_030_261_248
+    assert per_token(MODELS["llama3_8b"], 8192) == pytest.approx(51.47e9, rel=1e-4)
+
+
+def test_a_part_of_the_model_costs_its_part() -> None:
+    shape = MODELS["llama3_8b"]
+    blocks = sum(per_token(shape, 1024, layers=1, lm_head=False) for _ in range(shape.layers))
+    assert blocks + per_token(shape, 1024, layers=0) == pytest.approx(per_token(shape, 1024))
+
+
+def test_the_model_has_as_many_parameters_as_its_shape_says() -> None:
+    assert sum(p.numel() for p in Llama(MODELS["llama_tiny"]).parameters()) == MODELS["llama_tiny"].parameters
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_the_chunked_loss_and_its_gradients_are_those_of_plain_cross_entropy(chunk: int) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 16, dtype=torch.float64), torch.randn(50, 16, dtype=torch.float64)
+    targets = torch.randint(0, 50, (64,))
+    found = []
+    for loss_of in (
+        lambda h, w: next_token_loss(h, w, targets, chunk),
+        lambda h, w: functional.cross_entropy(h @ w.t(), targets),
+    ):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = loss_of(h, w)
+        (3 * loss).backward()
+        found.append((loss.double(), h.grad, w.grad))
+    for mine, plain in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+    shape = MODELS["llama_tiny"]
+    rope = rope_table(shape, 32, torch.device("cpu"))
+    q, k = torch.randn(1, 1, 1, shape.head_size), torch.randn(1, 1, 1, shape.head_size)
+    q, k = (apply_rotary_emb(x.expand(1, 1, 32, -1), rope) for x in (q, k))
+    assert torch.allclose(q.norm(dim=-1), q[:, :, :1].norm(dim=-1))
+    scores = (q @ k.transpose(-1, -2))[0, 0]
+    assert torch.allclose(scores[5, 2], scores[20, 17], atol=1e-4)
+
+
+def test_no_token_sees_a_later_one() -> None:
+    torch.manual_seed(0)
+    model = Llama(MODELS["llama_tiny"])
+    model.initialize(torch.Generator().manual_seed(0))
+    rope = rope_table(model.shape, 16, torch.device("cpu"))
+    tokens = torch.randint(0, 512, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 512
+    outputs = []
+    for each in (tokens, changed):
+        x = model.embedding(each)
+        for block in model.blocks:
+            x = block(x, rope)
+        outputs.append(x)
+    assert torch.equal(outputs[0][:, :10], outputs[1][:, :10])
+    assert not torch.equal(outputs[0][:, 10:], outputs[1][:, 10:])
+
+
+def test_it_learns_a_batch_by_heart() -> None:
+    model = Llama(MODELS["llama_tiny"])
+    model.initialize(torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, 512, (2, 65), generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rope = rope_table(model.shape, 64, torch.device("cpu"))
+    losses = []
+    for _ in range(20):
+        loss = model(tokens[:, :-1], tokens[:, 1:], rope)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(6.24, abs=0.1)  # ln 512
+    assert losses[-1] < 0.6 * losses[0]

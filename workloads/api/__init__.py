@@ -1,0 +1,1 @@
+"""Everything that crosses between `sweeper/` and `workloads/`; imports the standard library only."""

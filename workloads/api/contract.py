@@ -1,0 +1,235 @@
+"""The contract between `sweeper/` and `workloads/`: frozen dataclasses of plain values, and the base class `Workload`.
+
+A workload is a class with a `Parameters` dataclass and a `run`. It runs without Ray, from the command line
+(`python -m workloads matmul m=1024 n=1024 k=1024`), under torchrun, or in a test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, ClassVar, Literal, Protocol
+
+Scalar = str | int | float | bool | None
+STATISTICS = ("median", "mean", "fastest")
+
+
+class Infeasible(Exception):
+    """These parameters cannot work on this device: too little memory, an invalid layout, an unsupported data type.
+
+    The sampler learns from it, and the same parameters are not tried again.
+    """
+
+
+class OutOfMemory(Infeasible):
+    """The device or the host ran out of memory. The process has a fragmented allocator and is not reused."""
+
+
+class Pruned(Exception):
+    """The trial was told to end because other trials were better at the same step."""
+
+
+class TrialTimeout(Exception):
+    """The trial ended itself at its timeout, so that it can report its last output."""
+
+
+class StepReporter(Protocol):
+    """Reports the steps of a running trial to the driver. Every rank of a gang has one."""
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Report a finished step. Returns True when the pruner ends the trial; the workload may then raise Pruned."""
+
+    def finish(self) -> None:
+        """Tell the other ranks that this one has measured enough and ends."""
+
+    def is_finished(self) -> bool:
+        """Return whether any rank has called `finish`."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The position of this process in its gang. A single process is rank 0 of 1.
+
+    Attributes:
+        device: torch's name of the device type: "cpu", or "cuda" for CUDA and ROCm alike.
+        ranks_per_node: the greatest common divisor of the ranks on each node: so many consecutive ranks always
+            share a node.
+        rendezvous: host:port where rank 0 listens, the same for every trial of a gang.
+        sequence_number: differs between the trials of a gang, which share one rendezvous.
+        local_rank, node_rank, nodes: the rank within its node, the node's index, and the number of nodes.
+        node_devices: the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU.
+        reporter: where a workload with `reports_steps` reports them; None without a driver.
+        timeout_s: a workload with `reports_steps` raises TrialTimeout after it; others are ended by the driver.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: str = "cpu"
+    ranks_per_node: int = 1
+    rendezvous: str = ""
+    sequence_number: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    nodes: int = 1
+    node_devices: str = ""
+    reporter: StepReporter | None = None
+    timeout_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known about a trial's devices before anything runs. None means unknown.
+
+    Attributes:
+        kind: "cpu" or "gpu".
+        architecture: as in `workloads.api.recipes`: `sm90`, `gfx942`, `cpu bf16`.
+        memory_gib: of one device.
+        matrix_tflops: TFLOP/s of one device by data type: measured where a search has run, else a share of the
+            vendor's dense peak.
+        link_gb_s, network_gb_s: bandwidth of one device in each direction, within a node and between nodes.
+        memory_gb_s: bandwidth of one device's memory.
+    """
+
+    kind: str
+    architecture: str
+    world_size: int
+    ranks_per_node: int
+    memory_gib: float | None = None
+    matrix_tflops: Mapping[str, float] = field(default_factory=dict)
+    link_gb_s: float = 25.0
+    network_gb_s: float = 25.0
+    memory_gb_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost model's estimate of one point of the space.
+
+    Attributes:
+        unsupported_reason: why the point is not tried; empty where it is.
+        rule: the rule that excludes the point; many points may break the same one.
+        metrics: estimated metrics under the names of the measured ones, and `memory_gib` of one device.
+        description: the point in a few words.
+    """
+
+    unsupported_reason: str = ""
+    rule: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The raw measurement of one rank. `sweeper/common/metrics.py` computes every derived metric from it.
+
+    Attributes:
+        executed: the parameters as executed, read back from what ran; must equal the requested ones.
+        step_times_s: seconds of each timed step, warm-up excluded.
+        sustained_step_times_s: seconds a step in each window of a back-to-back run, if one was requested.
+        independent: each rank measured its own device, and no rank waited for another.
+        of_gang: the measurement describes the whole gang; of several ranks with steps the first one counts.
+        unranked: why the trial has no speed to rank, such as emulated arithmetic; empty where it has one.
+        baseline_step_times_s: seconds of each step of the baseline, measured in turns with the steps.
+        bytes_per_step: bytes that one step has to move through the device's memory. GB/s and the share of the
+            memory's bandwidth are derived from it.
+        statistic: the statistic over the steps that rates are computed from: median, mean or fastest.
+        flops_per_step: floating-point operations of one step on this rank that the model or product needs, without
+            recomputation and emulation.
+        hardware_flops_per_step: the operations that the device executes, recomputation included; 0 if the same.
+        tokens_per_step: tokens that one step trains on, on this rank.
+        matrix_dtype: the data type of the matrix units, which selects the peak of an MFU; the recipe's name if they
+            ran in several types, which have no common peak.
+        metrics: further raw metrics; each name ends in its unit.
+        machine_info: what the process read of its device and software.
+        files: further results by file name, such as a trace.
+
+    Raises:
+        ValueError: for values that no metric can be computed from, on the rank that measured them.
+    """
+
+    executed: Mapping[str, Scalar]
+    step_times_s: tuple[float, ...]
+    sustained_step_times_s: tuple[float, ...] = ()
+    independent: bool = False
+    of_gang: bool = False
+    unranked: str = ""
+    baseline_step_times_s: tuple[float, ...] = ()
+    bytes_per_step: float = 0.0
+    statistic: str = "median"
+    flops_per_step: float = 0.0
+    hardware_flops_per_step: float = 0.0
+    tokens_per_step: int = 0
+    matrix_dtype: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    machine_info: Mapping[str, Scalar] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("step_times_s", "sustained_step_times_s", "baseline_step_times_s"):
+            if wrong := [time_s for time_s in getattr(self, name) if not 0 < time_s < math.inf]:
+                raise ValueError(f"{name} has {wrong[0]!r}: every step time must be positive and finite")
+        if self.statistic not in STATISTICS:
+            raise ValueError(f"statistic={self.statistic!r}: allowed are {', '.join(STATISTICS)}")
+        if not_numbers := [name for name, value in self.metrics.items() if not isinstance(value, Real)]:
+            name = not_numbers[0]
+            raise ValueError(f"metrics[{name!r}] is {self.metrics[name]!r}, which is not a number")
+
+
+class Workload:
+    """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and implement `run`.
+
+    The module that defines a workload must not import torch: the driver imports it. `run` may.
+
+    Attributes:
+        name: what `workload.name` in the configuration refers to.
+        Parameters: a frozen dataclass of every parameter. A field's type gives its allowed values (`Literal` for
+            choices); a field without a default must be given. `field(metadata=…)` adds constraints:
+            `min`, `max` (numbers), `file` (True: the path of an existing file), `host_memory` (True: GiB of the node's
+            memory that Ray reserves for the process), `cpu_gib` (a function from a value to the GiB it needs at least
+            without a GPU), `unsupported_reason` (a function from a value and an architecture to why the device does
+            not support it, empty where it does).
+        Settings: a dataclass of the workload's own section of the configuration; None if it has none.
+        settings: the settings of this instance; see `with_settings`.
+        benchmark_version: name and version of the measurement method. Results of different versions are not compared.
+        max_world_size: the most ranks that one trial spans; None for any number.
+        is_matmul_ceiling: its best rate is stored as the achieved matmul ceiling of the device.
+        exclusive: "node" if another trial on the same node would disturb the measurement.
+        reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and ends itself in time.
+        has_estimates: `estimate` is implemented; only points that it supports are tried, the most promising first.
+        can_scale: `scale` is implemented; plans and reports project the best point to more devices.
+    """
+
+    name: ClassVar[str] = ""
+    Parameters: type[Any]
+    Settings: ClassVar[type[Any] | None] = None
+    settings: Any = None
+    benchmark_version: ClassVar[str]
+    max_world_size: ClassVar[int | None] = 1
+    is_matmul_ceiling: ClassVar[bool] = False
+    exclusive: ClassVar[Literal["gpu", "node"]] = "gpu"
+    reports_steps: ClassVar[bool] = False
+    has_estimates: ClassVar[bool] = False
+    can_scale: ClassVar[bool] = False
+
+    def run(self, parameters: Any, rank: Rank) -> Measurement:
+        """Run one trial on this rank.
+
+        Raises:
+            Infeasible: the parameters cannot work on this device.
+            Exception: any other exception is an error in the code; the trial fails.
+        """
+        raise NotImplementedError
+
+    def with_settings(self, settings: Any) -> Workload:
+        """Return the workload with these settings, an instance of `Settings`."""
+        raise NotImplementedError
+
+    def estimate(self, parameters: Any, machine: Machine) -> Estimate:
+        """Estimate one point without running it."""
+        raise NotImplementedError
+
+    def scale(self, parameters: Any, factor: int) -> Any:
+        """Return the parameters for `factor` times the devices, with a batch that grows likewise."""
+        raise NotImplementedError
