@@ -1,4 +1,4 @@
-"""`python -m sweeper`: Hydra composes the configuration, `sweep` runs it."""
+"""`python -m sweeper`: Hydra composes the configuration, and a sweep or its plan runs."""
 
 from __future__ import annotations
 
@@ -14,78 +14,95 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sweeper.cli import multirun, overrides
 from sweeper.common.errors import UserInputError, describe_os_error
-from sweeper.config import resolution
-
-FAILED, INVALID_INPUT = 1, 2
+from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, INVALID_INPUT, SOME_FAILED
+from sweeper.config import migration, resolution
 
 
 def main() -> None:
-    """The console command. Exit codes: 0 complete, 1 some trials failed, 2 said wrongly, 130 interrupted."""
+    """Run the console command and exit with a code of `sweeper.common.exit_codes`."""
     program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [_python(), "-m", "sweeper"]
-    said = [*program, *sys.argv[1:]]
-    sys.argv = ["sweeper", *overrides.quote_spaces(sys.argv[1:])]  # as whom Hydra speaks
-    codes: list[int] = []
-    sweeps: list[tuple[DictConfig, list[str]]] = []  # with what each was told
+    command = [*program, *sys.argv[1:]]
+    arguments = command[len(program) :]
+    sys.argv = ["sweeper", *overrides.quote_spaces(arguments)]  # the name in Hydra's messages
+    composed_sweeps: list[tuple[DictConfig, list[str]]] = []  # with the arguments of each
 
     @hydra.main(version_base="1.3", config_path=str(resolution.CONF), config_name="config")
-    def run(composed: DictConfig) -> None:
-        sweeps.append((composed, overrides.said_of_one(said[len(program) :], HydraConfig.get().overrides.task)))
+    def collect(composed: DictConfig) -> None:
+        overrides_of_sweep = HydraConfig.get().overrides.task
+        composed_sweeps.append((composed, overrides.arguments_of_sweep(arguments, overrides_of_sweep)))
 
-    # Hydra prints what is wrong with the words, or with this passes it on to be said in a line.
+    # Hydra prints what is wrong with the arguments, or with this raises it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    code = COMPLETE
     try:
-        run()
-        codes += _sweeps(sweeps, said)
+        migration.check_arguments(arguments)
+        collect()
+        if composed_sweeps:
+            code = _run_sweeps(composed_sweeps, command)
+    except UserInputError as error:
+        code = _fail(str(error), INVALID_INPUT)
     except (HydraException, OmegaConfBaseException) as error:
-        codes.append(_say(overrides.explain(error, sys.argv[1:]), INVALID_INPUT))
-    except BrokenPipeError:  # `| head` has seen enough
+        code = _fail(overrides.explain(error, arguments), INVALID_INPUT)
+    except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        codes.append(_say("interrupted before anything was started", multirun.INTERRUPTED))
-    sys.exit(max(codes, default=0))
+        code = _fail("interrupted before anything was started", INTERRUPTED)
+    sys.exit(code)
 
 
-def _sweeps(sweeps: list[tuple[DictConfig, list[str]]], said: list[str]) -> list[int]:
-    """Exit codes. On a cluster those for different hardware do not wait for one another."""
-    if len(sweeps) == 1:
-        return [_sweep(sweeps[0][0], said)]
+def _run_sweeps(composed_sweeps: list[tuple[DictConfig, list[str]]], command: list[str]) -> int:
+    """Run one sweep in this process, several in processes of their own. Returns the highest exit code.
+
+    On a cluster, sweeps for different hardware run in parallel.
+    """
+    if len(composed_sweeps) == 1:
+        return _run_sweep(composed_sweeps[0][0], command)
+    for composed, _ in composed_sweeps:  # all of them are checked before one starts
+        resolution.resolve(composed)
+    kinds = list(dict.fromkeys(str(composed.hardware.name) for composed, _ in composed_sweeps))
+    on_cluster = all(composed.cluster.address and not composed.plan for composed, _ in composed_sweeps)
+    if len(kinds) == 1 or not on_cluster:
+        return multirun.run_queues([multirun.SweepQueue("", [arguments for _, arguments in composed_sweeps])])
+    by_kind = {
+        kind: [arguments for composed, arguments in composed_sweeps if composed.hardware.name == kind] for kind in kinds
+    }
+    return multirun.run_queues([multirun.SweepQueue(kind, sweeps) for kind, sweeps in by_kind.items()])
+
+
+def _run_sweep(composed: DictConfig, command: list[str]) -> int:
     try:
-        for composed, _ in sweeps:  # what is wrong with any of them is said before one starts
-            resolution.read(composed)
-    except UserInputError as error:
-        return [_say(str(error), INVALID_INPUT)]
-    kinds = list(dict.fromkeys(str(composed.hardware.name) for composed, _ in sweeps))
-    if len(kinds) == 1 or not all(composed.cluster.address and not composed.plan for composed, _ in sweeps):
-        return [multirun.run([multirun.SweepQueue("", [told for _, told in sweeps])])]
-    of_kind = {kind: [told for composed, told in sweeps if composed.hardware.name == kind] for kind in kinds}
-    return [multirun.run([multirun.SweepQueue(kind, told) for kind, told in of_kind.items()])]
+        resolved = resolution.resolve(composed)
+        # Ray and Optuna take a second to import: not for --help, nor for invalid input.
+        from sweeper.execution import cluster
+        from sweeper.planning.plan import build_plan
+        from sweeper.sweep import Sweep
+        from sweeper.tracking.client import check_uri
+        from sweeper.ui.plan_view import show_plan
 
-
-def _sweep(composed: DictConfig, said: list[str]) -> int:
-    try:
-        checked = resolution.read(composed)
-        from sweeper import sweep
-        from sweeper.planning import (
-            plan,
-        )  # Ray and Optuna take a second to import: not for --help, nor for a wrong word
-
-        planned = plan.plan(checked, first_is_meant=any(word.startswith("first=") for word in said))
-        return plan.show(planned) if checked.plan else sweep.Sweep(planned, said).run()
-    except UserInputError as error:
-        return _say(str(error), INVALID_INPUT)
+        config = resolved.config
+        if config.tracking.uri:
+            check_uri(config.tracking.uri)
+        nodes = cluster.look(config.cluster.address, config.cluster.insecure)
+        typed_points = any(word.startswith("search.initial_points=") for word in command)
+        plan = build_plan(resolved, nodes, strict_initial_points=typed_points)
+        if config.plan:
+            show_plan(plan)
+            return COMPLETE
+        return Sweep(plan, command).run()
     except BrokenPipeError:
         raise
-    except OSError as error:  # the disk is full, or gone
-        return _say(f"dir={composed.dir}: {describe_os_error(error)}; nothing was started", FAILED)
+    except OSError as error:  # the disk is full or gone
+        return _fail(f"dir={composed.dir}: {describe_os_error(error)}; nothing was started", SOME_FAILED)
 
 
 def _python() -> str:
-    """The interpreter as a person would type it here."""
-    here = Path(sys.executable)
-    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else here.name
+    """Return the interpreter as a person would type it here."""
+    interpreter = Path(sys.executable)
+    below = interpreter.is_relative_to(Path.cwd())
+    return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
 
 
-def _say(message: str, code: int) -> int:
+def _fail(message: str, code: int) -> int:
     print(f"sweeper: {message}", file=sys.stderr)
     return code
 

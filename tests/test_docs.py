@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.metrics import SHOWN
+from sweeper.common.metrics import DISPLAY
 from tests.conftest import REPOSITORY, Place
 
-_SHOWN = re.findall(
+_DISPLAY = re.findall(
     r"```\w+\n((?:# @package _global_\n)?# (\S+)\n.+?)```", (REPOSITORY / "docs/workloads.md").read_text(), re.DOTALL
 )
-BLOCKS = {name: text for text, name in _SHOWN}  # whole: what a reader copies
+BLOCKS = {name: text for text, name in _DISPLAY}  # whole: what a reader copies
 
 
 def test_every_figure_of_a_table_is_explained() -> None:
     explained = re.findall(r"`([^`]+)`", (REPOSITORY / "docs/metrics.md").read_text())
     endings = tuple(name.removeprefix("…") for name in explained if name.startswith("…"))
-    names = set(SHOWN) - {"m", "n", "k"}
+    names = set(DISPLAY) - {"m", "n", "k"}
     assert {name for name in names if not name.endswith(endings)} <= set(explained)
 
 

@@ -34,11 +34,11 @@ class Parts:
     def time(self, owner: Any, name: str, said: str) -> None:
         call = getattr(owner, name)
 
-        def timed(*words: Any, **named: Any) -> Any:
+        def timed(*words: Any, **find_hardware: Any) -> Any:
             begun_s, stage_s = time.process_time(), self._stage.own_s
             self._inner_s.append(0.0)
             try:
-                return call(*words, **named)
+                return call(*words, **find_hardware)
             finally:
                 took_s = time.process_time() - begun_s - (self._stage.own_s - stage_s)
                 self.calls[said].append(took_s - self._inner_s.pop())

@@ -1,6 +1,8 @@
-"""Several sweeps of one command, each a process of its own: one after another, and on a cluster side by side with those
-for other hardware. In one process a later sweep would inherit what an earlier one did to it: its priority, its memory,
-Ray's handlers."""
+"""Several sweeps of one command, each in a process of its own: one after another, and on a cluster in parallel for
+different hardware.
+
+In one process, a sweep would inherit what the one before did to it: its priority, its memory, Ray's signal handlers.
+"""
 
 from __future__ import annotations
 
@@ -14,80 +16,86 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, TextIO
 
-INTERRUPTED, ENDED_BY_A_SIGNAL = 130, 1
+from sweeper.common.exit_codes import INTERRUPTED, SOME_FAILED
 
 
 @dataclass
 class SweepQueue:
-    """Sweeps that wait for one another. `name` stands before each line of theirs; one lane without a name has the
-    terminal."""
+    """Sweeps that run one after another.
+
+    Attributes:
+        name: stands before each line of their output; a queue without a name has the terminal.
+        sweeps: the arguments of each sweep.
+        codes: the exit codes of those that have ended.
+    """
 
     name: str
-    sweeps: Sequence[Sequence[str]]  # what each is told
+    sweeps: Sequence[Sequence[str]]
     codes: list[int] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     stopping: bool = False
     _starting: Any = field(default_factory=threading.RLock)  # a signal comes before a sweep starts, or reaches it
 
     def run(self) -> None:
-        """One after another."""
-        for words in self.sweeps:
+        """Run the sweeps until the last one has ended or `stop` is called."""
+        for arguments in self.sweeps:
             with self._starting:
                 if self.stopping:
                     return
                 pipe = subprocess.PIPE if self.name else None
-                # In a session of its own, so that a Ctrl-C reaches it once: from `stop`.
+                # In a session of its own, so that a Ctrl-C reaches it only once, from `stop`.
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "sweeper", *words],
+                    [sys.executable, "-m", "sweeper", *arguments],
                     stdout=pipe,
                     stderr=pipe,
                     text=True,
                     start_new_session=True,
                 )
-            self._pass_all_on(self.process)
+            self._forward_output(self.process)
             code = self.process.wait()
-            self.codes.append(code if code >= 0 else ENDED_BY_A_SIGNAL)
+            self.codes.append(code if code >= 0 else SOME_FAILED)
 
-    def _pass_all_on(self, process: subprocess.Popen[str]) -> None:
+    def _forward_output(self, process: subprocess.Popen[str]) -> None:
         if process.stdout is None or process.stderr is None:
             return
-        notes = threading.Thread(target=self._pass_on, args=(process.stderr, sys.stderr))
-        notes.start()
-        self._pass_on(process.stdout, sys.stdout)
-        notes.join()
+        errors = threading.Thread(target=self._forward, args=(process.stderr, sys.stderr))
+        errors.start()
+        self._forward(process.stdout, sys.stdout)
+        errors.join()
 
-    def _pass_on(self, lines: IO[str], to: TextIO) -> None:
+    def _forward(self, lines: IO[str], stream: TextIO) -> None:
         for line in lines:
-            with suppress(BrokenPipeError):  # `| head` has seen enough; the sweep goes on
-                to.write(f"{self.name}: {line}" if line.strip() else line)
-                to.flush()
+            with suppress(BrokenPipeError):  # `| head` has closed the pipe; the sweep goes on
+                stream.write(f"{self.name}: {line}" if line.strip() else line)
+                stream.flush()
 
     def stop(self, signum: int) -> None:
-        """No further sweep; the one that runs is told, and stops as it does when it is alone."""
+        """Start no further sweep, and send the signal to the running one."""
         with self._starting:
             self.stopping = True
             if self.process is not None and self.process.poll() is None:
                 os.kill(self.process.pid, signum)
 
 
-def run(lanes: Sequence[SweepQueue]) -> int:
-    """All of them at once. The worst exit code; 130 after a signal."""
-    threads = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
-    stopped = list[int]()
+def run_queues(queues: Sequence[SweepQueue]) -> int:
+    """Run all queues in parallel. Returns the highest exit code, 130 after a signal."""
+    threads = [threading.Thread(target=queue.run, daemon=True) for queue in queues]
+    received = list[int]()
 
     def stop(signum: int, _: object) -> None:
-        stopped.append(signum)
-        for lane in lanes:
-            lane.stop(signum)
+        received.append(signum)
+        for queue in queues:
+            queue.stop(signum)
 
-    before = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
+    previous = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # in pieces, so that a signal is heeded
+            while thread.is_alive():  # in short waits, so that a signal is handled
                 thread.join(0.2)
     finally:
-        for signum, handler in before:
+        for signum, handler in previous:
             signal.signal(signum, handler)
-    return INTERRUPTED if stopped else max((code for lane in lanes for code in lane.codes), default=ENDED_BY_A_SIGNAL)
+    codes = [code for queue in queues for code in queue.codes]
+    return INTERRUPTED if received else max(codes, default=SOME_FAILED)

@@ -1,4 +1,4 @@
-"""The command line: what Hydra is given of it, what each of several sweeps is told, and what Hydra could not follow."""
+"""Command-line overrides: as Hydra needs them, as each sweep of a multirun gets them, and Hydra's errors in a line."""
 
 from __future__ import annotations
 
@@ -12,94 +12,96 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper.common.errors import nearest
-from sweeper.config.resolution import CONF, first_line
+from sweeper.common.errors import first_line, suggest
+from sweeper.config.resolution import CONF
 
-ADDED = ("space.", "command.")  # keys that a workload's YAML need not have
+# Keys that a workload's YAML need not list, since the schema knows them.
+OPTIONAL_SECTIONS = ("space.", "command.")
+# Keys whose value Hydra would otherwise expand into several runs.
+VALUE_KEYS = re.compile(r"(space\.\w+|search\.initial_points|projection\.nodes)=")
+MULTIRUN_FLAGS = ("-m", "--multirun")
 
 
 def quote_spaces(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with ranges, choices and lists of the space quoted, so that they reach it as text.
+    """Return the arguments with ranges, choices and lists of the space quoted, so that they reach it as text.
 
-    To Hydra a range or a choice means "run me once for each", and only with -m. Under `space.` it is what the
-    sampler chooses from. With -m the short form a,b keeps Hydra's meaning: one sweep for each. A list is quoted
-    because Hydra does not put one where the YAML has a mapping for cpu and gpu.
+    Hydra expands a range or a choice into one run for each value, with -m only. Under `space.` it is what the sampler
+    chooses from. With -m, the short form a,b keeps Hydra's meaning: one sweep for each value. A list is quoted because
+    Hydra refuses one where the YAML has a mapping for cpu and gpu.
     """
-    multirun = any(argument in ("-m", "--multirun") for argument in arguments)
-    quoted = [_quoted(argument) if _is_space(argument, multirun) else argument for argument in arguments]
-    # What the workload's YAML leaves at its default may be said as well; the schema knows it all.
-    return [f"++{argument}" if argument.startswith(ADDED) else argument for argument in quoted]
+    multirun = any(argument in MULTIRUN_FLAGS for argument in arguments)
+    quoted = [_quote(argument, multirun) for argument in arguments]
+    return [f"++{argument}" if argument.startswith(OPTIONAL_SECTIONS) else argument for argument in quoted]
 
 
-def said_of_one(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """What one of the sweeps that Hydra made of these arguments is told: its own overrides, as a person would say
-    them, and the flags of all, such as --config-dir."""
+def arguments_of_sweep(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the arguments of one sweep of a multirun: the flags of the command, and its own overrides as typed."""
     flags = list[str]()
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        is_value = before.startswith("-") and before in flags and "=" not in before + argument
-        if argument not in ("-m", "--multirun") and (argument.startswith("-") or is_value):
+    for previous, argument in zip(["", *arguments], arguments, strict=False):
+        is_value = previous.startswith("-") and previous in flags and "=" not in previous + argument
+        if argument not in MULTIRUN_FLAGS and (argument.startswith("-") or is_value):
             flags.append(argument)
-    marked = tuple(f"++{prefix}" for prefix in ADDED)
-    return [*flags, *(word.removeprefix("++") if word.startswith(marked) else word for word in overrides)]
+    added = tuple(f"++{section}" for section in OPTIONAL_SECTIONS)
+    return [*flags, *(word.removeprefix("++") if word.startswith(added) else word for word in overrides)]
 
 
-def _quoted(argument: str) -> str:
-    key, _, text = argument.partition("=")
-    return f'{key}="{text}"' if '"' not in text else f"{key}='{text}'"
-
-
-def _is_space(argument: str, multirun: bool) -> bool:
-    """Whether this is said of the space, or of `first`, in a form that Hydra would take otherwise."""
-    if not re.match(r"(space\.\w+|first|nodes)=", argument):
-        return False
+def _quote(argument: str, multirun: bool) -> str:
+    """Return the argument with its value quoted if Hydra would expand or refuse it."""
+    if not VALUE_KEYS.match(argument):
+        return argument
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:
-        return False  # Hydra will say what is wrong with it
+        return argument  # Hydra reports what is wrong with it
+    key, _, text = argument.partition("=")
     if override.is_sweep_override():
-        return not (multirun and getattr(override.value(), "simple_form", False))
-    return isinstance(override.value(), list)
+        is_short = getattr(override.value(), "simple_form", False)
+        if multirun and is_short:
+            return argument
+        text = f"choice({text})" if is_short else text  # as a person writes it in YAML
+    elif not isinstance(override.value(), list):
+        return argument
+    return f'{key}="{text}"' if '"' not in text else f"{key}='{text}'"
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """What Hydra could not follow, in a line or two: the key, and what it may be."""
+    """Return Hydra's error in one or two lines that name the key and what is allowed."""
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
-        group, _, word = error.missing_cfg_file.rpartition("/")
-        return f"{group}={word}: there is no such {group}; {nearest(word, error.options)}"
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        return f"{group}={choice}: unknown {group} '{choice}'. {suggest(choice, error.options)}"
     text = str(error)
-    if found := re.search(r"Could not override '([^']+)'", text):
-        key = found[1]
-        return f"{key}: there is no such key; {_nearest_key(key, arguments)}"
-    if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{found[1]}: several values; add -m to run one sweep for each"
-    if found := re.search(r"Sweep parameters? '([^']+)' requires --multirun", text):
-        return f"{found[1]}: several values; add -m to run one sweep for each"
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return f"{match[1]}: unknown key. {_suggest_key(match[1], arguments)}"
+    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{match[1]}: several values; add -m to run one sweep for each"
+    if match := re.search(r"Sweep parameters? '([^']+)' requires --multirun", text):
+        return f"{match[1]}: several values; add -m to run one sweep for each"
     if isinstance(error, OverrideParseException):
-        return f"{str(error.override).removeprefix('++')}: cannot be read; it has to be key=value, or group=choice"
+        return f"{str(error.override).removeprefix('++')}: cannot be parsed; must be key=value or group=choice"
     if "Interpolation key 'workload.name' not found" in text:
-        said = next((word for word in arguments if word.startswith("workload=")), "workload")
-        return f"{said}: its file gives no workload.name; `# @package _global_` has to be the first line of it"
+        choice = next((argument for argument in arguments if argument.startswith("workload=")), "workload")
+        return f"{choice}: its file sets no workload.name; its first line must be `# @package _global_`"
     cause = f": {first_line(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return first_line(error) + cause
 
 
-def _nearest_key(key: str, arguments: Sequence[str]) -> str:
-    """The key that was probably meant, among those of the chosen workload's configuration."""
-    groups = [argument for argument in arguments if re.match(r"(workload|space|hardware|search)=\w+$", argument)]
+def _suggest_key(key: str, arguments: Sequence[str]) -> str:
+    """Return the keys of the chosen workload's configuration beside an unknown one, and the nearest."""
+    groups = [argument for argument in arguments if re.match(r"(workload|model|hardware|search)=\w+$", argument)]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("config", overrides=groups)
-    plain = OmegaConf.to_container(composed, resolve=False)
-    parent, _, word = key.rpartition(".")
-    node: Any = plain
-    for part in parent.split(".") if parent else []:
+    values = OmegaConf.to_container(composed, resolve=False)
+    section, _, name = key.rpartition(".")
+    node: Any = values
+    for part in section.split(".") if section else []:
         node = node.get(part) if isinstance(node, dict) else None
     if isinstance(node, dict):
-        return nearest(word, map(str, node), f"{parent}." if parent else "")
-    return nearest(key, _flat(plain))
+        return suggest(name, map(str, node), f"{section}." if section else "")
+    return suggest(key, _flatten(values))
 
 
-def _flat(node: Any, prefix: str = "") -> list[str]:
-    """Every key that a value is said of; `{cpu: …, gpu: …}` is one."""
+def _flatten(node: Any, prefix: str = "") -> list[str]:
+    """Return every key that has a value; `{cpu: …, gpu: …}` is a value."""
     if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
         return [prefix]
-    return [name for key, inner in node.items() for name in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+    return [key for name, inner in node.items() for key in _flatten(inner, f"{prefix}.{name}" if prefix else str(name))]

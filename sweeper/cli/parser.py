@@ -1,4 +1,4 @@
-"""The command line of a module beside the sweep's own: its docstring is the help, an error is one line."""
+"""The argument parser of the subcommands: a module's docstring is its help, an error is one line."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sweeper.common.errors import UserInputError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Of the module `name`, which says of itself what `told` says."""
+    """The parser of the program `name`, with a text of help."""
 
-    def __init__(self, name: str, told: str | None) -> None:
+    def __init__(self, name: str, help_text: str | None) -> None:
         super().__init__(name, allow_abbrev=False)
-        self._told = told or ""
+        self._help_text = help_text or ""
 
     def format_help(self) -> str:
-        return self._told.lstrip()
+        return self._help_text.lstrip()
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help says what there is\n")
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
 
-    def run(self, work: Callable[[argparse.Namespace], int]) -> NoReturn:
-        """Do the work with what was said and exit with its code, or with 2 for what was said wrongly."""
+    def run(self, command: Callable[[argparse.Namespace], int]) -> NoReturn:
+        """Run the command with the parsed arguments. Exits with its code, or with 2 for invalid input."""
         try:
-            sys.exit(work(self.parse_args()))
+            sys.exit(command(self.parse_args()))
         except UserInputError as error:
             self.exit(2, f"{self.prog}: {error}\n")

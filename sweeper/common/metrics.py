@@ -1,8 +1,8 @@
-"""Every derived figure, once: from raw step times and counts to rates, their spread and utilisations.
+"""Every derived metric, computed once: from raw step times and counts to rates, their spread and utilisations.
 
-Rates count what the model or product needs, on all ranks together; `…_per_gpu` divides by the ranks. A step
-of a gang takes as long as its slowest rank. MFU is model FLOP/s over the dense peak of the data type that the
-matrix units ran in (Chowdhery et al. 2022, appendix B), a fraction; there is none where no peak is known.
+Rates count what the model or product needs, over all ranks; `…_per_gpu` divides by the ranks. A step of a gang takes as
+long as its slowest rank. MFU is model FLOP/s over the dense peak of the data type of the matrix units (Chowdhery et al.
+2022, appendix B), a fraction; without a known peak there is none.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 from workloads.api.contract import Measurement
 
-LINEAR_BANDS = (0.85, 0.95)  # what clusters are often assumed to reach of linear scaling
-# How a metric reads in a table: its name there, its unit, and the factor from the stored value to the shown one.
-SHOWN = {
+LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
+# A metric in a table: its label, its unit, and the factor from the stored value to the displayed one.
+DISPLAY = {
     "m": ("m", "", 1.0),
     "n": ("n", "", 1.0),
     "k": ("k", "", 1.0),
     "tflops": ("rate", "TFLOP/s", 1.0),
     "tflops_slowest_gpu": ("slowest", "TFLOP/s", 1.0),
     "tflops_fastest_gpu": ("fastest", "TFLOP/s", 1.0),
-    "gpu_spread": ("apart", "%", 100.0),
+    "gpu_spread": ("spread", "%", 100.0),
     "tflops_ci_low": ("95% from", "", 1.0),
     "tflops_ci_high": ("to", "", 1.0),
     "tflops_sustained": ("sustained", "TFLOP/s", 1.0),
@@ -31,7 +31,7 @@ SHOWN = {
     "tokens_per_s": ("speed", "tokens/s", 1.0),
     "mfu": ("MFU", "%", 100.0),
     "hfu": ("HFU", "%", 100.0),
-    "mamf_utilization": ("of reached", "%", 100.0),
+    "mamf_utilization": ("of ceiling", "%", 100.0),
     "speedup": ("over bf16", "x", 1.0),
     "speedup_ci_low": ("95% from", "", 1.0),
     "speedup_ci_high": ("to", "", 1.0),
@@ -56,78 +56,91 @@ SHOWN = {
 def derive(
     measurements: Sequence[Measurement],
     dense_peak_tflops: Mapping[str, float],
-    reached_tflops: Mapping[str, float] | None = None,
+    achieved_tflops: Mapping[str, float] | None = None,
     bandwidth_tb_s: float | None = None,
 ) -> dict[str, float]:
-    """The metrics of one complete trial.
+    """Return the metrics of one complete trial.
 
-    `measurements` has one entry a rank; `dense_peak_tflops` gives TFLOP/s of one device by data type, as the vendor
-    has it, and `reached_tflops` as the best matrix product on such a device had it; `bandwidth_tb_s` is its memory's.
     Step times of ranks are matched step by step where their counts agree, else each rank's median is taken.
+
+    Args:
+        measurements: one entry a rank.
+        dense_peak_tflops: the vendor's TFLOP/s of one device by data type.
+        achieved_tflops: TFLOP/s of the best matrix product on such a device by data type.
+        bandwidth_tb_s: the bandwidth of one device's memory.
     """
     world_size = len(measurements)
     if measurements[0].of_gang:
         measurements = [next((m for m in measurements if m.step_times_s), measurements[0])]
-    times_s = step_times_s(measurements)
-    metrics = {name: float(value) for m in measurements[:1] for name, value in m.metrics.items()}
+    first, times_s = measurements[0], step_times_s(measurements)
+    metrics = {name: float(value) for name, value in first.metrics.items()}
     if not len(times_s):
         return metrics
     metrics["steps"] = float(len(times_s))
-    statistic = measurements[0].statistic
-    for suffix, value in _spread(times_s * 1e3, statistic).items():
+    for suffix, value in _spread(times_s * 1e3, first.statistic).items():
         metrics[f"step_time_ms{suffix}"] = value
-    if flops := sum(m.flops_per_step for m in measurements):
-        metrics |= _rate("tflops", flops / 1e12, times_s, statistic)
-        if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
-            # The slowest rank's windows: those of different ranks need not match in number.
-            metrics |= _rate("tflops_sustained", flops / 1e12, np.array(max(sustained, key=np.median)), "median")
-        if peak := dense_peak_tflops.get(measurements[0].matrix_dtype):
-            for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
-                if rate in metrics:
-                    metrics[utilisation] = metrics[rate] / (peak * world_size)
-            if done := sum(m.hardware_flops_per_step for m in measurements):
-                metrics["hfu"] = metrics["mfu"] * done / flops
-    if baseline := measurements[0].baseline_step_times_s:
-        metrics |= _ratio("speedup", np.array(baseline), times_s, statistic)
-    if moved := sum(m.bytes_per_step for m in measurements):
-        metrics |= _rate("gb_per_s", moved / 1e9, times_s, statistic)
+    metrics |= _flops_metrics(measurements, times_s, dense_peak_tflops.get(first.matrix_dtype), world_size)
+    if first.baseline_step_times_s:
+        metrics |= _ratio("speedup", np.array(first.baseline_step_times_s), times_s, first.statistic)
+    if moved_bytes := sum(m.bytes_per_step for m in measurements):
+        metrics |= _rate("gb_per_s", moved_bytes / 1e9, times_s, first.statistic)
         if bandwidth_tb_s:
             metrics["bandwidth_utilization"] = metrics["gb_per_s"] / (1e3 * bandwidth_tb_s * world_size)
     if tokens := sum(m.tokens_per_step for m in measurements):
-        metrics |= _rate("tokens_per_s", tokens, times_s, statistic)
-        if (reached := (reached_tflops or {}).get(measurements[0].matrix_dtype)) and "tflops" in metrics:
-            metrics["mamf_utilization"] = metrics["tflops"] / (reached * world_size)
-    if world_size > 1 and measurements[0].independent:
-        metrics |= _over_devices(measurements, statistic)
+        metrics |= _rate("tokens_per_s", tokens, times_s, first.statistic)
+        if (achieved := (achieved_tflops or {}).get(first.matrix_dtype)) and "tflops" in metrics:
+            metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
     if world_size > 1:
+        if first.independent:
+            metrics |= _compare_devices(measurements)
         for name in ("tflops", "tokens_per_s"):
             if name in metrics:
                 metrics[f"{name}_per_gpu"] = metrics[name] / world_size
     return metrics
 
 
-def _over_devices(measurements: Sequence[Measurement], statistic: str) -> dict[str, float]:
-    """The slowest and the fastest of devices that were measured at once, each by itself."""
-    each = [tflops_of(m.flops_per_step, m.step_times_s, statistic) for m in measurements]
+def _flops_metrics(
+    measurements: Sequence[Measurement], times_s: np.ndarray, peak_tflops: float | None, world_size: int
+) -> dict[str, float]:
+    """Return the rates of floating-point operations and their utilisations; empty if none were counted."""
+    flops = sum(m.flops_per_step for m in measurements)
+    if not flops:
+        return {}
+    metrics = _rate("tflops", flops / 1e12, times_s, measurements[0].statistic)
+    if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
+        # The slowest rank's windows: those of different ranks need not match in number.
+        metrics |= _rate("tflops_sustained", flops / 1e12, np.array(max(sustained, key=np.median)), "median")
+    if peak_tflops:
+        for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
+            if rate in metrics:
+                metrics[utilisation] = metrics[rate] / (peak_tflops * world_size)
+        if hardware_flops := sum(m.hardware_flops_per_step for m in measurements):
+            metrics["hfu"] = metrics["mfu"] * hardware_flops / flops
+    return metrics
+
+
+def _compare_devices(measurements: Sequence[Measurement]) -> dict[str, float]:
+    """Return the slowest and the fastest of devices that were measured at once, each on its own."""
+    rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in measurements]
     return {
-        "tflops_slowest_gpu": min(each),
-        "tflops_fastest_gpu": max(each),
-        "gpu_spread": max(each) / min(each) - 1,
+        "tflops_slowest_gpu": min(rates),
+        "tflops_fastest_gpu": max(rates),
+        "gpu_spread": max(rates) / min(rates) - 1,
     }
 
 
 def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:
-    """The rate of one rank."""
+    """Return the TFLOP/s of one rank."""
     return flops_per_step / 1e12 / float(STATISTICS[statistic](times_s))
 
 
 def unit_of(metric: str) -> str:
-    """The unit that a metric is shown in, empty where it has none."""
-    return SHOWN.get(metric, (metric, "", 1.0))[1]
+    """Return the unit that a metric is displayed in, empty if it has none."""
+    return DISPLAY.get(metric, (metric, "", 1.0))[1]
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
-    """Seconds of each step of the gang: the slowest rank's, step by step where they wait for one another."""
+    """Return the seconds of each step of the gang: the slowest rank's, step by step where ranks wait for each other."""
     if measurements[0].independent:
         statistic = STATISTICS[measurements[0].statistic]
         return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
@@ -138,30 +151,30 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
 
 
 def _rate(name: str, work: float, times_s: np.ndarray, statistic: str) -> dict[str, float]:
-    """Work over time under its name, with its spread and its interval beside it."""
+    """Return work over time under its name, with its spread and its interval."""
     values = _spread(times_s, statistic) | _interval(times_s, statistic)
-    # A longer time is a lower rate: what bounds one from below bounds the other from above.
+    # A longer time is a lower rate: the lower bound of one is the upper bound of the other.
     mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in values.items()}
 
 
 def _ratio(name: str, above: np.ndarray, below: np.ndarray, statistic: str) -> dict[str, float]:
-    """One statistic over another, with the 95% bootstrap interval of their ratio: both are drawn anew each time."""
-    over = STATISTICS[statistic]
-    found = {name: float(over(above) / over(below))}
+    """Return one statistic over another with the 95% bootstrap interval of the ratio; both are resampled."""
+    reduce = STATISTICS[statistic]
+    ratio = {name: float(reduce(above) / reduce(below))}
     if min(len(above), len(below)) < 3 or statistic == "fastest":
-        return found
+        return ratio
     random = np.random.default_rng(0)
-    drawn = [over(random.choice(times, size=(1000, len(times))), axis=1) for times in (above, below)]
-    low, high = np.percentile(drawn[0] / drawn[1], [2.5, 97.5])
-    return found | {f"{name}_ci_low": float(low), f"{name}_ci_high": float(high)}
+    resampled = [reduce(random.choice(times, size=(1000, len(times))), axis=1) for times in (above, below)]
+    low, high = np.percentile(resampled[0] / resampled[1], [2.5, 97.5])
+    return ratio | {f"{name}_ci_low": float(low), f"{name}_ci_high": float(high)}
 
 
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
 
 
 def _spread(times: np.ndarray, statistic: str) -> dict[str, float]:
-    """The statistic, under the bare name, and the 10th and 90th percentile where there is more than one value."""
+    """Return the statistic under an empty suffix, and of several values the 10th and 90th percentiles."""
     if len(times) == 1:
         return {"": float(times[0])}
     p10, p90 = np.percentile(times, [10, 90])
@@ -169,12 +182,12 @@ def _spread(times: np.ndarray, statistic: str) -> dict[str, float]:
 
 
 def _interval(times: np.ndarray, statistic: str) -> dict[str, float]:
-    """The 95% bootstrap interval of the statistic (Efron's percentile method, 1000 resamples, always the same ones).
+    """Return the 95% bootstrap interval of the statistic (Efron's percentile method, 1000 resamples, fixed seed).
 
-    There is none of the fastest: a resample never holds anything faster.
+    The fastest has none: a resample never holds anything faster.
     """
     if len(times) < 3 or statistic == "fastest":
         return {}
-    drawn = np.random.default_rng(0).choice(times, size=(1000, len(times)))
-    low, high = np.percentile(STATISTICS[statistic](drawn, axis=1), [2.5, 97.5])
+    resampled = np.random.default_rng(0).choice(times, size=(1000, len(times)))
+    low, high = np.percentile(STATISTICS[statistic](resampled, axis=1), [2.5, 97.5])
     return {"_ci_low": float(low), "_ci_high": float(high)}

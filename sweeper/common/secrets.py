@@ -1,4 +1,4 @@
-"""What looks like a secret is masked wherever it would be kept or shown."""
+"""Masking of whatever looks like a secret before it is stored or shown."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# A name whose last words are of a secret: WANDB_API_KEY, hf-token, PGPASSWORD; and not tokens_per_s.
-_LAST = r"token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
-_SECRET = rf"(?:[\w.-]{{0,60}}[_.-])?(?:{_LAST})"
-_SAID = re.compile(rf"(?i)(?<![\w-])({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s}}]+)")
+# A name that ends like a secret's: WANDB_API_KEY, hf-token, PGPASSWORD; not tokens_per_s.
+_ENDING = r"token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
+_SECRET = rf"(?:[\w.-]{{0,60}}[_.-])?(?:{_ENDING})"
+_ASSIGNMENT = re.compile(rf"(?i)(?<![\w-])({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s}}]+)")
 _OPTION = re.compile(rf"(?i)(?<!\S)(--{_SECRET})(\s+)([^\s-]\S*)")
 _URL = re.compile(
     r"(?<!\w)(\w{1,20}(?:\+\w{1,20})?://[^/\s:@]{0,200}):[^/\s@]{0,1000}@"
@@ -17,26 +17,28 @@ _URL = re.compile(
 
 
 def mask(text: str) -> str:
-    """The text without the password of any URL in it, and without what is said of a name that looks like a secret's."""
-    return _OPTION.sub(r"\1\2***", _SAID.sub(r"\1\2***", _URL.sub(r"\1:***@", text)))
+    """Return the text without passwords in URLs and without the values of names that look like a secret's."""
+    return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(r"\1\2***", _URL.sub(r"\1:***@", text)))
 
 
-def masked(plain: Any) -> Any:
-    """The same mapping or list, without the values of keys that look like a secret's, and every text in it masked."""
-    if isinstance(plain, dict):
-        return {key: "***" if is_secret(str(key)) else masked(value) for key, value in plain.items()}
-    if isinstance(plain, (list, tuple)):
-        pairs = zip(["", *plain], plain, strict=False)  # what follows the name of one is it
-        return ["***" if isinstance(name, str) and is_secret(name) else masked(each) for name, each in pairs]
-    return mask(plain) if isinstance(plain, str) else plain
+def masked(value: Any) -> Any:
+    """Return the mapping or list with its texts masked, and the values of keys that look like a secret's replaced."""
+    if isinstance(value, dict):
+        return {key: "***" if is_secret(str(key)) else masked(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        pairs = zip(["", *value], value, strict=False)  # what follows a secret's name is its value
+        return ["***" if isinstance(name, str) and is_secret(name) else masked(item) for name, item in pairs]
+    return mask(value) if isinstance(value, str) else value
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """Of a command line: the whole of what is said of such a name."""
+    """Return a command line's arguments with the values of such names replaced."""
     split = [argument.partition("=") for argument in arguments]
-    return [f"{name}=***" if said and is_secret(name) else mask(f"{name}{said}{text}") for name, said, text in split]
+    return [
+        f"{name}=***" if equals and is_secret(name) else mask(f"{name}{equals}{text}") for name, equals, text in split
+    ]
 
 
 def is_secret(name: str) -> bool:
-    """Whether it looks like the name of one."""
+    """Return whether the name looks like a secret's."""
     return re.fullmatch(_SECRET, name.lstrip("+~-"), re.IGNORECASE) is not None

@@ -1,4 +1,4 @@
-"""How a trial can end, and what is kept of it."""
+"""How a trial ended, and what is stored of it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from workloads.api.contract import Measurement, Scalar
 
 
 class TrialStatus(StrEnum):
-    """complete, or what went wrong. Each kind is answered differently: see `docs/design.md`, the promises."""
+    """How a trial ended. Each status is handled differently: see `docs/architecture.md`."""
 
     COMPLETE = "complete"
-    INFEASIBLE = "infeasible"  # it cannot work on this device: told to the sampler, not tried again
-    PRUNED = "pruned"  # ended early: others were better at the same step
+    INFEASIBLE = "infeasible"  # cannot work on this device: the sampler learns from it, it is not retried
+    PRUNED = "pruned"  # ended early: other trials were better at the same step
     FAILED = "failed"  # an error in the code or the configuration
-    LOST = "lost"  # the worker, the GPU or the node went, more often than trial.retries
+    LOST = "lost"  # the worker, the GPU or the node was lost more often than trial.retries
     TIMED_OUT = "timed_out"  # took longer than trial.timeout_s
-    CANCELLED = "cancelled"  # the user stopped the sweep: run again when it is resumed
+    CANCELLED = "cancelled"  # the user stopped the sweep: runs again when it is resumed
 
 
-BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # as no trial should end
+BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses that make a sweep exit with 1
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came back from the cluster for one trial.
+    """What the cluster returned for one trial.
 
-    reason        one line; empty for a complete trial
-    detail        the last lines of what the worker said, for a person
-    measurements  one for each rank, complete trials only
-    where         node, process and log of rank 0, and Ray's ids of all its nodes
-    sound         whether its worker may be used again: it succeeded, or refused before it tried
+    Attributes:
+        reason: one line; empty for a complete trial.
+        detail: the last lines of the worker's output.
+        measurements: one for each rank, of complete trials only.
+        where: node, process and log of rank 0, and Ray's ids of all nodes.
+        reusable: whether the workers may run another trial: they succeeded, or refused before they tried.
     """
 
     status: TrialStatus
@@ -50,8 +51,10 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Remeasurement:
-    """A trial that measures another one's parameters again: trial `of`, in this round, beside all of `among`; among
-    none it compares nodes (`sweeper/equals.py`)."""
+    """Marks a trial that measures the parameters of `trial` again, in a round, beside all trials of `group`.
+
+    With an empty group it compares nodes (`sweeper/execution/node_health.py`).
+    """
 
     trial: int
     round: int
@@ -60,10 +63,13 @@ class Remeasurement:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One finished trial as it is stored: in the study, which is the truth, and from there in MLflow.
+    """A finished trial as it is stored: in the study, and from there in MLflow.
 
-    reason: as in its outcome; of a complete trial, why it has no speed to rank
-    files: paths of what the ranks left beside their figures
+    Attributes:
+        reason: as in its result; of a complete trial, why it has no speed to rank.
+        elapsed_s: the sweep's seconds of searching when the trial ended, over all its runs.
+        files: paths of further results of the ranks.
+        remeasurement: set for trials of the finals and node comparisons, which do not belong to the search.
     """
 
     number: int
@@ -76,18 +82,18 @@ class TrialRecord:
     where: Mapping[str, Scalar]
     started_at_s: float
     ended_at_s: float
-    elapsed_s: float  # of the whole sweep's searching when this trial ended, over all its runs
+    elapsed_s: float
     attempts: int = 1
     files: list[str] = field(default_factory=list)
-    remeasurement: Remeasurement | None = None  # not of the search: a finalist measured again, or nodes compared
+    remeasurement: Remeasurement | None = None
 
     @property
     def kind_of_reason(self) -> str:
-        """Reasons that differ in numbers alone are of one kind."""
+        """The reason without its numbers: reasons that differ only in numbers are of one kind."""
         return re.sub(r"[\d.,]+", "#", self.reason)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), default=float)  # a workload may have left a NumPy number in its figures
+        return json.dumps(asdict(self), default=float)  # a workload may leave a NumPy number in its metrics
 
     @staticmethod
     def from_json(text: str) -> TrialRecord:

@@ -1,4 +1,4 @@
-"""Which devices a sweep is for: the catalogue over `conf/hardware/`, held against what the cluster has."""
+"""The devices of a sweep: the catalogue in `conf/hardware/`, matched against the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ from functools import cache
 
 from omegaconf import OmegaConf
 
-from sweeper.common.errors import UserInputError, build
-from sweeper.config.resolution import CONF, Hardware
+from sweeper.common.errors import UserInputError
+from sweeper.config.resolution import CONF
+from sweeper.config.schema import Hardware
+from sweeper.config.validation import build
 
-GPUS_OF_A_NODE = 8  # where nobody has looked
-USED_BY_OTHERS_GIB = 1.0  # less is a display's, or of a program that only has the GPU open
+ASSUMED_GPUS_PER_NODE = 8  # of nodes that a plan assumes
+FOREIGN_USE_GIB = 1.0  # below it is a display, or a process that only has the GPU open
+PLANNED_ADDRESS = "planned"  # the address of a node that a plan assumes
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine as the scheduler sees it. `accelerator` is Ray's word for its GPUs, `gpu_names` the driver's."""
+    """A machine as the scheduler sees it.
+
+    Attributes:
+        accelerator: Ray's label for its GPUs.
+        gpu_names: the driver's names of its GPUs.
+        gpus_used_gib: GiB that other processes use, by the driver's GPU number; known of this machine only, before a
+            sweep starts.
+        id: Ray's id of a node of a running cluster.
+        memory_gib: what the scheduler may give out; None before a cluster runs.
+    """
 
     address: str
     cpus: int
@@ -27,116 +39,143 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None
     gpu_names: tuple[str, ...] = ()
-    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # by the driver's numbers; of this machine alone, before a sweep
-    id: str | None = None  # Ray's, of a node of a cluster that is up
+    gpus_used_gib: tuple[tuple[int, float], ...] = ()
+    id: str | None = None
     cpu_architecture: str = "cpu"
-    memory_gib: float | None = None  # that the scheduler gives out; None: of a cluster that is not up yet
+    memory_gib: float | None = None
 
-    def room(self, gib: float) -> int:
-        """How many processes it holds that take a GPU, and so much of its memory, each."""
-        return self.gpus if not gib or self.memory_gib is None else min(self.gpus, int(self.memory_gib / gib))
+    def capacity(self, host_gib: float) -> int:
+        """Return how many processes fit that take a GPU and `host_gib` of memory each."""
+        if not host_gib or self.memory_gib is None:
+            return self.gpus
+        return min(self.gpus, int(self.memory_gib / host_gib))
 
     @property
     def model(self) -> str | None:
-        """What its GPUs are called: by the driver where it says, else by Ray."""
+        """The name of its GPUs: the driver's if known, else Ray's label."""
         return self.gpu_names[0] if self.gpu_names else self.accelerator
 
     @property
-    def said(self) -> str:
-        """Several may share an address: on one machine, or one after the other."""
+    def cpu_model(self) -> str:
+        """The processor's name with the number of cores."""
+        return f"{self.cpu_name} ({self.cpus} cores)"
+
+    @property
+    def label(self) -> str:
+        """The address, with the start of Ray's id: several nodes may share an address."""
         return f"{self.address} ({self.id[:8]})" if self.id else self.address
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a sweep runs on: one model of one kind of hardware, and the nodes that have it."""
+    """The devices of a sweep: one model of one kind of hardware, and the nodes that have it."""
 
     hardware: Hardware
     model: str
     nodes: tuple[Node, ...]
 
     @property
+    def is_gpu(self) -> bool:
+        return self.hardware.kind == "gpu"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the devices are assumed by a plan and do not exist in the cluster."""
+        return self.nodes[0].address == PLANNED_ADDRESS
+
+    @property
     def devices(self) -> int:
-        """How many GPUs, or on a CPU how many cores, there are of it."""
-        return sum(node.gpus if self.hardware.kind == "gpu" else node.cpus for node in self.nodes)
+        """The number of GPUs, or on a CPU of cores."""
+        return sum(node.gpus if self.is_gpu else node.cpus for node in self.nodes)
+
+    @property
+    def architecture(self) -> str | None:
+        """The architecture as in `workloads.api.recipes`; None for a GPU that the catalogue lacks."""
+        return self.hardware.architecture if self.is_gpu else self.nodes[0].cpu_architecture
+
+    @property
+    def unit(self) -> str:
+        return "GPUs" if self.is_gpu else "CPU cores"
 
     def least_memory_gib(self) -> float:
-        """Of any of its nodes; nothing where that is not known."""
+        """Return the memory of the smallest node; 0 if unknown."""
         return min((node.memory_gib or 0.0 for node in self.nodes), default=0.0)
 
-    def gangs(self, size: int, wanted: int | None, *, whole_nodes: bool = False, gib: float = 0.0) -> int:
-        """How many gangs of `size` run at once: as wanted, else one for each `size` GPUs, on a CPU one.
+    def count_gangs(
+        self, ranks: int, requested: int | None, *, whole_nodes: bool = False, host_gib: float = 0.0
+    ) -> int:
+        """Return how many gangs of `ranks` run at once: as requested, else one for each `ranks` GPUs; on a CPU one.
 
-        `whole_nodes`: no two on one node; `gib`: of its node's memory, that each process takes. On a CPU neighbours
-        disturb each other's timings. Raises SaidWrongly for more than there is room for.
+        On a CPU, concurrent trials would disturb each other's timings.
+
+        Args:
+            whole_nodes: no two gangs share a node.
+            host_gib: memory of its node that each process takes.
+
+        Raises:
+            UserInputError: if more are requested than fit.
         """
-        most = (sum(node.room(gib) for node in self.nodes) if self.hardware.kind == "gpu" else self.devices) // size
-        if whole_nodes and self.hardware.kind == "gpu" and self.nodes:
-            most = len(self.nodes) // -(-size // min(node.gpus for node in self.nodes))
-        if wanted is not None and wanted > most:
-            alone = " with exclusive=node" if whole_nodes else f" with {gib:g} GiB of memory each" if gib else ""
-            raise UserInputError(f"cluster.workers={wanted}: at most {most} fit on {self.devices} {self.unit}{alone}")
-        return wanted or (most if self.hardware.kind == "gpu" else 1)
+        limit = (sum(node.capacity(host_gib) for node in self.nodes) if self.is_gpu else self.devices) // ranks
+        if whole_nodes and self.is_gpu and self.nodes:
+            limit = len(self.nodes) // -(-ranks // min(node.gpus for node in self.nodes))
+        if requested is not None and requested > limit:
+            reason = (
+                " with exclusive=node" if whole_nodes else f" with {host_gib:g} GiB of memory each" if host_gib else ""
+            )
+            raise UserInputError(
+                f"cluster.max_concurrent_trials={requested}: at most {limit} fit on {self.devices} {self.unit}{reason}"
+            )
+        return requested or (limit if self.is_gpu else 1)
 
-    def in_use(self) -> list[str]:
-        """Which of the GPUs that are measured others have part of, in words; of a cluster's the doctor tells."""
+    def describe_foreign_use(self) -> list[str]:
+        """Return a line for each GPU of the target whose memory other processes use."""
         return [
-            f"{gib:.1f} GiB of GPU {number}: what else runs there is measured too (nvidia-smi shows it)"
+            f"other processes use {gib:.1f} GiB of GPU {number}; results will be skewed (see nvidia-smi)"
             for node in self.nodes
             for number, gib in node.gpus_used_gib
-            if gib > USED_BY_OTHERS_GIB and self.hardware.kind == "gpu"
+            if gib > FOREIGN_USE_GIB and self.is_gpu
         ]
 
-    def with_more(self, nodes: Iterable[Node]) -> Target:
-        """With those of these nodes that have the same devices."""
-        alike = [node for node in nodes if self._is_alike(node)]
-        return replace(self, nodes=(*self.nodes, *alike))
+    def with_nodes(self, nodes: Iterable[Node]) -> Target:
+        """Return the target with those of these nodes that have the same devices."""
+        return replace(self, nodes=(*self.nodes, *(node for node in nodes if self._has_same_devices(node))))
 
-    def without(self, ids: Collection[str]) -> Target:
-        """Without the nodes that have these ids of Ray's."""
+    def without_nodes(self, ids: Collection[str]) -> Target:
+        """Return the target without the nodes that have these Ray ids."""
         return replace(self, nodes=tuple(node for node in self.nodes if node.id not in ids))
 
-    def _is_alike(self, node: Node) -> bool:
-        if self.hardware.kind == "gpu":
-            return is_a(self.hardware, node) and node.model == self.model
-        return _said_cpu(node) == self.model
+    def _has_same_devices(self, node: Node) -> bool:
+        if self.is_gpu:
+            return has_hardware(node, self.hardware) and node.model == self.model
+        return node.cpu_model == self.model
 
-    def cores_of_whole_nodes(self, size: int) -> int:
-        """So many for each rank of a gang that none is left on its nodes, which are taken to be alike."""
-        return max(1, min(node.cpus // min(size, max(1, node.gpus)) for node in self.nodes))
+    def cores_of_whole_nodes(self, ranks: int) -> int:
+        """Return the cores for each rank of a gang that leaves none on its nodes, which are taken to be equal."""
+        return max(1, min(node.cpus // min(ranks, max(1, node.gpus)) for node in self.nodes))
 
-    def cores_for_each(self, ranks: int) -> int:
-        """The most cores that each of `ranks` processes can have, none of which spans two nodes."""
+    def cores_per_rank(self, ranks: int) -> int:
+        """Return the most cores that each of `ranks` processes can have, none of which spans two nodes."""
         cores = max(node.cpus for node in self.nodes)
         while cores > 1 and sum(node.cpus // cores for node in self.nodes) < ranks:
             cores -= 1
         return cores
 
-    @property
-    def architecture(self) -> str | None:
-        """As `workloads/recipes.py` knows it; None for a GPU that the catalogue does not have."""
-        return self.nodes[0].cpu_architecture if self.hardware.kind == "cpu" else self.hardware.architecture
-
-    @property
-    def unit(self) -> str:
-        return "GPUs" if self.hardware.kind == "gpu" else "CPU cores"
-
 
 @cache
 def catalogue() -> dict[str, Hardware]:
-    """Every kind of GPU in `conf/hardware/`, by its name."""
+    """Return every kind of GPU in `conf/hardware/` by its name."""
     entries = {}
     for path in sorted((CONF / "hardware").glob("*.yaml")):
-        plain = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(plain, dict)
-        entry = build(Hardware, {str(key): value for key, value in plain.items()}, f"{path.name}: ")
+        values = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(values, dict)
+        entry = build(Hardware, {str(key): value for key, value in values.items()}, f"{path.name}: ")
         if entry.kind == "gpu" and entry.name != "auto":
             entries[entry.name] = entry
     return entries
 
 
-def is_a(hardware: Hardware, node: Node) -> bool:
-    """Whether the node's GPUs are of this kind: by the driver's names where known, else by Ray's label."""
+def has_hardware(node: Node, hardware: Hardware) -> bool:
+    """Return whether the node's GPUs are of this kind: by the driver's names if known, else by Ray's label."""
     if not node.gpus:
         return False
     if node.gpu_names:
@@ -144,79 +183,76 @@ def is_a(hardware: Hardware, node: Node) -> bool:
     return node.accelerator in hardware.accelerators
 
 
-def kind_of(node: Node) -> Hardware:
-    """The catalogue's entry for a node's GPUs, or one without peaks for a GPU that it does not know."""
+def hardware_of(node: Node) -> Hardware:
+    """Return the catalogue's entry for a node's GPUs, or one without peaks for an unknown GPU."""
     for entry in catalogue().values():
-        if is_a(entry, node):
+        if has_hardware(node, entry):
             return entry
     name = re.sub(r"[^a-z0-9]+", "_", (node.model or "gpu").lower()).strip("_")
     return Hardware(name=name, accelerators=[node.accelerator] if node.accelerator else [])
 
 
-def choose(wanted: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
-    """The nodes that a sweep for the wanted hardware runs on.
+def find_hardware(device_name: str) -> Hardware | None:
+    """Return the catalogue's entry for a driver's or Ray's name of a GPU; None if it has none."""
+    for entry in catalogue().values():
+        if device_name in entry.accelerators or any(re.search(p, device_name) for p in entry.device_names):
+            return entry
+    return None
 
-    Raises SaidWrongly where the cluster has none of it, has several kinds for `auto`, or has fewer than `gpus`.
+
+def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
+    """Return the nodes that a sweep for this hardware runs on.
+
+    Raises:
+        UserInputError: if the cluster has none of it, several kinds for `auto`, or fewer devices than `gpus`.
     """
-    if wanted.kind == "cpu" or (wanted.name == "auto" and not any(node.gpus for node in nodes)):
-        target = _cpu(nodes)
+    if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
+        target = _select_cpus(nodes)
     else:
-        target = _gpus(wanted, nodes)
+        target = _select_gpus(hardware, nodes)
     if gpus > target.devices:
-        each = "" if target.hardware.kind == "gpu" else ", one for each process"
-        raise UserInputError(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){each}")
+        hint = "" if target.is_gpu else ", one for each process"
+        raise UserInputError(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){hint}")
     return target
 
 
-def on_paper(wanted: Hardware, gpus: int) -> Target:
-    """As many GPUs of the catalogue as a trial is for, in nodes of eight: to plan for what is not here."""
-    count = -(-gpus // GPUS_OF_A_NODE)
-    node = Node("on paper", cpus=0, cpu_name="", gpus=min(gpus, GPUS_OF_A_NODE), accelerator=wanted.name)
-    return Target(wanted, wanted.name, (node,) * count)
+def planned_target(hardware: Hardware, gpus: int) -> Target:
+    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist."""
+    nodes = -(-gpus // ASSUMED_GPUS_PER_NODE)
+    per_node = min(gpus, ASSUMED_GPUS_PER_NODE)
+    node = Node(PLANNED_ADDRESS, cpus=0, cpu_name="", gpus=per_node, accelerator=hardware.name)
+    return Target(hardware, hardware.name, (node,) * nodes)
 
 
-def _cpu(nodes: Sequence[Node]) -> Target:
-    # Processors that differ do not belong into one study: take the model there is most of.
+def _select_cpus(nodes: Sequence[Node]) -> Target:
+    # Different processors do not belong into one study: take the most frequent model.
     model = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
-    chosen = tuple(node for node in nodes if node.cpu_name == model)
-    return Target(Hardware(name="cpu", kind="cpu"), _said_cpu(chosen[0]), chosen)
+    selected = tuple(node for node in nodes if node.cpu_name == model)
+    return Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, selected)
 
 
-def _said_cpu(node: Node) -> str:
-    return f"{node.cpu_name} ({node.cpus} cores)"
-
-
-def _gpus(wanted: Hardware, nodes: Sequence[Node]) -> Target:
+def _select_gpus(hardware: Hardware, nodes: Sequence[Node]) -> Target:
     with_gpus = [node for node in nodes if node.gpus]
-    if wanted.name == "auto":
-        kinds = {kind_of(node).name: kind_of(node) for node in with_gpus}
+    if hardware.name == "auto":
+        kinds = {entry.name: entry for entry in map(hardware_of, with_gpus)}
         if len(kinds) > 1:
             raise UserInputError(
-                f"hardware=auto: the cluster has {said_inventory(nodes)}; say which, hardware={'|'.join(kinds)}"
+                f"hardware=auto: the cluster has {describe_inventory(nodes)}; choose hardware={'|'.join(kinds)}"
             )
-        wanted = next(iter(kinds.values()))
-        chosen = with_gpus
+        hardware, selected = next(iter(kinds.values())), with_gpus
     else:
-        chosen = [node for node in with_gpus if is_a(wanted, node)]
-        if not chosen:
-            raise UserInputError(f"hardware={wanted.name}: there is none; the cluster has {said_inventory(nodes)}")
-    return Target(wanted, chosen[0].model or wanted.name, tuple(chosen))
+        selected = [node for node in with_gpus if has_hardware(node, hardware)]
+        if not selected:
+            raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {describe_inventory(nodes)}")
+    return Target(hardware, selected[0].model or hardware.name, tuple(selected))
 
 
-def said_inventory(nodes: Iterable[Node]) -> str:
-    """What a cluster has, in words: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
+def describe_inventory(nodes: Iterable[Node]) -> str:
+    """Return what a cluster has: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
     nodes = list(nodes)
     gpus: Counter[tuple[str, str]] = Counter()
     for node in nodes:
         if node.gpus:
-            gpus[(node.model or "GPU", kind_of(node).name)] += node.gpus
-    words = [f"{count} x {model} (hardware={name})" for (model, name), count in gpus.items()]
-    return ", ".join([*words, f"{sum(node.cpus for node in nodes)} CPU cores (hardware=cpu)"])
-
-
-def named(model: str) -> Hardware | None:
-    """The catalogue's entry for what a driver or Ray calls a GPU; None where it has none."""
-    for entry in catalogue().values():
-        if model in entry.accelerators or any(re.search(pattern, model) for pattern in entry.device_names):
-            return entry
-    return None
+            gpus[(node.model or "GPU", hardware_of(node).name)] += node.gpus
+    parts = [f"{count} x {model} (hardware={name})" for (model, name), count in gpus.items()]
+    return ", ".join([*parts, f"{sum(node.cpus for node in nodes)} CPU cores (hardware=cpu)"])

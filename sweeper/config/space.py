@@ -1,14 +1,14 @@
-"""The space of a sweep: each parameter a constant, a choice, a range with steps or an interval.
+"""The space of a sweep: each parameter is a constant, a choice, a range with a step, or an interval.
 
-Written in Hydra's own words, in YAML and on the command line alike:
+The syntax is Hydra's, in YAML and on the command line:
 
     k: 4096                           a constant
     dtype: choice(bf16, fp16)         also [bf16, fp16], and on the command line space.dtype=bf16,fp16
-    m: range(1024, 20481, 64)         the end is left out, as in Python
-    lr: interval(0.001, 0.1)          any number between, both included
-    batch: tag(log, range(1, 1025))   drawn evenly on a logarithmic scale
+    m: range(1024, 20481, 64)         the end is exclusive, as in Python
+    lr: interval(0.001, 0.1)          any number in between, both ends inclusive
+    batch: tag(log, range(1, 1025))   sampled on a logarithmic scale
 
-and `{cpu: …, gpu: …}` where a processor needs another than a GPU.
+and `{cpu: …, gpu: …}` where a CPU and a GPU differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Parameters = dict[str, Value]
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values, in no order."""
+    """One of several values, without an order."""
 
     values: tuple[Value, ...]
 
@@ -42,7 +42,7 @@ class Choice:
         return f"choice({', '.join(map(str, self.values))})"
 
     def __contains__(self, value: object) -> bool:
-        return any(value is one or (value == one and type(value) is type(one)) for one in self.values)
+        return any(value is option or (value == option and type(value) is type(option)) for option in self.values)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -52,7 +52,7 @@ class Choice:
 
 
 def stepped(first: int | float, step: int | float, count: int) -> int | float:
-    """So many steps after the first, reckoned in decimals as people (and Optuna's bounds) do."""
+    """Return `first + count * step`, in decimal arithmetic like Optuna's bounds: 0.1 + 2 x 0.1 is 0.3."""
     if isinstance(first, int) and isinstance(step, int):
         return first + count * step
     return float(Decimal(str(first)) + count * Decimal(str(step)))
@@ -60,7 +60,7 @@ def stepped(first: int | float, step: int | float, count: int) -> int | float:
 
 @dataclass(frozen=True)
 class Range:
-    """low, low + step, … up to `high`, which is included."""
+    """low, low + step, … up to and including `high`."""
 
     low: int | float
     high: int | float
@@ -85,13 +85,13 @@ class Range:
         return (stepped(self.low, self.step, i) for i in range(len(self)))
 
     def nearest(self, value: int | float) -> int | float:
-        """The point at a number that is one but for rounding, as a sampler's sum is: 0.1 + 2 x 0.1 is 0.3 here."""
+        """Return the point next to a number that rounding has moved, such as a sampler's sum of steps."""
         return stepped(self.low, self.step, round((value - self.low) / self.step))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Any number from `low` to `high`, both included."""
+    """Any number from `low` to `high`, both inclusive."""
 
     low: float
     high: float
@@ -110,9 +110,10 @@ Dimension = Choice | Range | Interval
 
 @dataclass(frozen=True)
 class Space:
-    """What varies and what does not. A point of it is one value for each parameter.
+    """The dimensions that vary and the constants. A point has one value for each parameter.
 
-    only: where not all combinations are worth trying, those that are, the most promising first
+    Attributes:
+        only: the points to try if not all combinations are, the most promising first; None for all.
     """
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
@@ -121,22 +122,23 @@ class Space:
 
     @cached_property
     def size(self) -> float:
-        """How many points there are; infinite where an interval is among them."""
+        """The number of points; infinite with an interval."""
         if self.only is not None:
             return len(self.only)
         return math.prod(math.inf if isinstance(d, Interval) else len(d) for d in self.dimensions.values())
 
     def __contains__(self, point: Mapping[str, Value]) -> bool:
-        """Whether the point is in the space; parameters that it does not name are not looked at."""
+        """Return whether the point is in the space, by the parameters that it names."""
         return all(
             value in self.dimensions[name] if name in self.dimensions else self.constants.get(name) == value
             for name, value in point.items()
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Every combination of what varies, the last parameter fastest, or those that are worth trying in their order.
+        """Yield every combination of values, the last parameter fastest; or the points of `only` in their order.
 
-        Raises SaidWrongly for an interval.
+        Raises:
+            UserInputError: if a dimension is an interval.
         """
         if self.only is not None:
             yield from map(dict, self.only)
@@ -144,106 +146,107 @@ class Space:
         axes = []
         for name, dimension in self.dimensions.items():
             if isinstance(dimension, Interval):
-                raise UserInputError(f"space.{name}={dimension}: has no grid; give it a range with a step or a choice")
+                raise UserInputError(f"space.{name}={dimension}: has no grid; use a range with a step or a choice")
             axes.append(dimension)
         for values in itertools.product(*(tuple(axis.points()) for axis in axes)):
             yield dict(zip(self.dimensions, values, strict=True))
 
     def described(self) -> dict[str, Value]:
-        """The space as text, one entry a parameter, for identity and provenance."""
+        """Return the space as text, one entry a parameter, for identity and provenance."""
         return {**self.constants, **{name: str(dimension) for name, dimension in self.dimensions.items()}}
 
 
 def point_key(params: Mapping[str, Any]) -> str:
-    """Two points are the same if this is."""
+    """Return a text that is equal for equal points."""
     return json.dumps(dict(params), sort_keys=True)
 
 
-def parse(given: Mapping[str, Any], kind: str) -> Space:
-    """The space that a configuration's mapping means on a device of `kind` ("cpu" or "gpu").
+def parse(entries: Mapping[str, Any], kind: str) -> Space:
+    """Return the space that a configuration's mapping describes for a device of `kind` ("cpu" or "gpu").
 
-    Raises SaidWrongly for one that is empty or cannot be read.
+    Raises:
+        UserInputError: for an entry that is empty or cannot be parsed.
     """
     dimensions: dict[str, Dimension] = {}
     constants: Parameters = {}
-    for name, said in given.items():
-        read = read_entry(name, for_kind(said, kind, f"space.{name}"))
-        if isinstance(read, Choice | Range | Interval):
-            dimensions[name] = read
+    for name, entry in entries.items():
+        value = parse_entry(name, select_kind(entry, kind, f"space.{name}"))
+        if isinstance(value, Choice | Range | Interval):
+            dimensions[name] = value
         else:
-            constants[name] = read
+            constants[name] = value
     return Space(dimensions, constants)
 
 
-def for_kind(said: Any, kind: str, full: str) -> Any:
-    """`{cpu: …, gpu: …}` as the one that applies; anything else as it is."""
-    if not isinstance(said, Mapping):
-        return said
-    if set(said) - {"cpu", "gpu"}:
-        raise UserInputError(f"{full}={dict(said)}: a mapping may name cpu and gpu, nothing else")
-    if kind not in said:
-        raise UserInputError(f"{full}: says nothing for a {kind}")
-    return said[kind]
+def select_kind(entry: Any, kind: str, key: str) -> Any:
+    """Return the value for this kind of device of `{cpu: …, gpu: …}`; any other entry as it is."""
+    if not isinstance(entry, Mapping):
+        return entry
+    if set(entry) - {"cpu", "gpu"}:
+        raise UserInputError(f"{key}={dict(entry)}: a mapping may have the keys cpu and gpu only")
+    if kind not in entry:
+        raise UserInputError(f"{key}: has no value for a {kind}")
+    return entry[kind]
 
 
-def read_entry(name: str, said: Any) -> Dimension | Value:
-    """One entry of a space. A list of choices or a constant is already what it means; a text is parsed."""
-    full = f"space.{name}"
-    if isinstance(said, list):
-        return _choice(full, said)
-    if not isinstance(said, str) or not any(mark in said for mark in "(,["):
-        return said
-    value = parse_text(full, said)
+def parse_entry(name: str, entry: Any) -> Dimension | Value:
+    """Return one entry of a space. A list is a choice, a text is parsed, anything else is a constant."""
+    key = f"space.{name}"
+    if isinstance(entry, list):
+        return _choice(key, entry)
+    if not isinstance(entry, str) or not any(mark in entry for mark in "(,["):
+        return entry
+    value = parse_text(key, entry)
     match value:
         case ChoiceSweep():
-            return _choice(full, value.list)
+            return _choice(key, value.list)
         case list():
-            return _choice(full, value)
+            return _choice(key, value)
         case RangeSweep():
-            return _range(full, said, value)
+            return _range(key, entry, value)
         case IntervalSweep():
-            return _interval(full, said, value)
-    return said
+            return _interval(key, entry, value)
+    return entry
 
 
-def parse_text(full: str, said: str) -> Any:
-    """What Hydra's grammar makes of the text. Raises SaidWrongly where it is none of its words."""
+def parse_text(key: str, text: str) -> Any:
+    """Return the text as Hydra's grammar parses it. Raises UserInputError if it does not."""
     try:
-        return OverridesParser.create().parse_override(f"{full}={said}").value()
+        return OverridesParser.create().parse_override(f"{key}={text}").value()
     except HydraException as error:
-        words = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
-        raise UserInputError(f"{full}={said}: cannot be read; it may be {words}") from error
+        allowed = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
+        raise UserInputError(f"{key}={text}: cannot be parsed. Allowed: {allowed}") from error
 
 
-def _choice(full: str, listed: list[Any]) -> Choice | Value:
-    values = [value.text if isinstance(value, QuotedString) else value for value in listed]
-    if not values:
-        raise UserInputError(f"{full}: is an empty choice")
-    if any(isinstance(value, (list, dict)) for value in values):
-        raise UserInputError(f"{full}={values}: a choice is among single values")
-    different = {(type(value), value): value for value in values}  # to Python, 1 is True
-    return Choice(tuple(different.values())) if len(different) > 1 else values[0]
+def _choice(key: str, values: list[Any]) -> Choice | Value:
+    options = [value.text if isinstance(value, QuotedString) else value for value in values]
+    if not options:
+        raise UserInputError(f"{key}: empty choice")
+    if any(isinstance(option, (list, dict)) for option in options):
+        raise UserInputError(f"{key}={options}: a choice has single values only")
+    distinct = {(type(option), option): option for option in options}  # in Python, 1 == True
+    return Choice(tuple(distinct.values())) if len(distinct) > 1 else options[0]
 
 
-def _range(full: str, said: str, sweep: RangeSweep) -> Range | Value:
+def _range(key: str, text: str, sweep: RangeSweep) -> Range | Value:
     first, end, step = sweep.start or 0, sweep.stop, sweep.step
     assert end is not None
     if step <= 0:
-        raise UserInputError(f"{full}={said}: the step has to be above 0")
+        raise UserInputError(f"{key}={text}: the step must be positive")
     count = math.ceil((end - first) / step - 1e-9)
     if count < 1:
-        raise UserInputError(f"{full}={said}: is empty, it ends before it starts (the end is left out)")
+        raise UserInputError(f"{key}={text}: empty range; the end is exclusive")
     log = "log" in sweep.tags
     if log and (step != 1 or first < 1):
-        raise UserInputError(f"{full}={said}: a logarithmic range has step 1 and starts at 1 or above")
+        raise UserInputError(f"{key}={text}: a logarithmic range has step 1 and starts at 1 or above")
     return Range(first, stepped(first, step, count - 1), step, log) if count > 1 else first
 
 
-def _interval(full: str, said: str, sweep: IntervalSweep) -> Interval:
+def _interval(key: str, text: str, sweep: IntervalSweep) -> Interval:
     assert sweep.start is not None and sweep.end is not None
     log = "log" in sweep.tags
     if not sweep.start < sweep.end:
-        raise UserInputError(f"{full}={said}: is empty, {sweep.start} is not below {sweep.end}")
+        raise UserInputError(f"{key}={text}: empty interval; {sweep.start} is not below {sweep.end}")
     if log and sweep.start <= 0:
-        raise UserInputError(f"{full}={said}: a logarithmic scale has to start above 0")
+        raise UserInputError(f"{key}={text}: a logarithmic interval must start above 0")
     return Interval(float(sweep.start), float(sweep.end), log)

@@ -25,8 +25,8 @@ from sweeper.cli.parser import CommandParser
 from sweeper.common import metrics
 from sweeper.common.errors import UserInputError
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
-from sweeper.config.hardware import USED_BY_OTHERS_GIB, Node, Target, choose, kind_of, said_inventory
-from sweeper.config.resolution import Hardware
+from sweeper.config.hardware import FOREIGN_USE_GIB, Node, Target, describe_inventory, hardware_of, select_target
+from sweeper.config.schema import Hardware
 from sweeper.execution import cluster, gang_pool
 from sweeper.search.study import Trial
 from sweeper.tracking.client import check_uri
@@ -63,13 +63,13 @@ def examine(address: str | None, folder: str, uri: str | None, *, insecure: bool
     """Print what there is and what is wrong; the exit code."""
     console = Console(highlight=False, soft_wrap=True)
     nodes = cluster.look(address, insecure)
-    console.print(f"cluster  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {said_inventory(nodes)}")
+    console.print(f"cluster  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
     healths = [_health(node, folder) for node in nodes]
     findings = [*of_nodes(healths), *of_stores(uri)]
     if not quick:
-        kinds: dict[str, Hardware] = {kind_of(node).name: kind_of(node) for node in nodes if node.gpus}
+        kinds: dict[str, Hardware] = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
         for hardware in kinds.values() or [Hardware(name="cpu", kind="cpu")]:
-            findings += _exercise(choose(hardware, nodes, 1), console)
+            findings += _exercise(select_target(hardware, nodes, 1), console)
     cluster.stop()
     for finding in findings:
         sign = "!" if finding.spoils else "-"
@@ -118,7 +118,7 @@ def of_gpu(where: str, gpu: dict[str, Any]) -> Iterator[Finding]:
     if not gpu["answers"]:
         yield Finding(where, "does not answer the driver", "see dmesg for its Xid; reset it or restart the node")
         return
-    if gpu.get("used_gib", 0.0) > USED_BY_OTHERS_GIB:
+    if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
         yield Finding(where, f"{gpu['used_gib']:.1f} GiB of it are in use", "nvidia-smi shows by whom")
     if gpu.get("power_limit_w", 0) < gpu.get("power_default_w", 0):
         yield Finding(
@@ -223,7 +223,7 @@ def _slow(outcome: TrialResult) -> Iterator[Finding]:
         *(0, {}, outcome.status, "", "", {}, [asdict(each) for each in outcome.measurements], outcome.where),
         *(outcome.started_at_s, outcome.ended_at_s, 0.0),
     )
-    for member in per_gpu.members([trial]):
+    for member in per_gpu.per_gpu_results([trial]):
         if member.relative < SLOW:
             yield Finding(
                 f"{member.host} {member.gpu}",

@@ -37,7 +37,7 @@ class ClusterTrouble(Exception):
 def look(address: str | None, insecure: bool = False) -> list[Node]:
     """The nodes of the cluster at `address`, which it connects to, or without one of this machine.
 
-    Nothing is started. Raises SaidWrongly where no cluster answers, and unless `insecure` where one that other
+    Nothing is started. Raises UserInputError where no cluster answers, and unless `insecure` where one that other
     machines can reach asks for no token.
     """
     stop()  # what an earlier sweep of this process may have left connected
@@ -63,7 +63,7 @@ def look(address: str | None, insecure: bool = False) -> list[Node]:
 
 
 def _that_answer(entries: list[dict[str, Any]]) -> list[Node]:
-    """A node may be lost just now: it is left out, and said. Raises SaidWrongly where none answers."""
+    """A node may be lost just now: it is left out, and said. Raises UserInputError where none answers."""
     found, silent = [], list[str]()
     for entry, answer in [(entry, _ask(entry)) for entry in entries]:
         try:
@@ -78,7 +78,7 @@ def _that_answer(entries: list[dict[str, Any]]) -> list[Node]:
 
 
 def _check_token(address: str) -> None:
-    """Raises SaidWrongly for a cluster that lets in whoever comes, and for one that does not let us in."""
+    """Raises UserInputError for a cluster that lets in whoever comes, and for one that does not let us in."""
     if address.startswith("ray://"):
         raise UserInputError(
             f"cluster.address={address}: whether it asks for a token cannot be seen through ray://;"

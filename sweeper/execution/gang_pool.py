@@ -284,7 +284,7 @@ class GangPool:
             cores = self._target.cores_of_whole_nodes(self._size) if self._whole_nodes else 1
             memory = {"memory": self._memory} if self._memory else {}
             return {"num_cpus": cores, "num_gpus": 1, "label_selector": place, **memory}
-        cores = self._target.cores_for_each(self._share * self._size)
+        cores = self._target.cores_per_rank(self._share * self._size)
         return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
 
     def _welcome(self, gang: Gang, arrived: set[Any]) -> None:

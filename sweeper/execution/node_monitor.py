@@ -43,9 +43,11 @@ class NodeMonitor:
 
     def gangs(self, target: Target | None = None) -> int:
         """How many trials run at once."""
-        wanted = self._plan.config.cluster.workers
-        planned = self._plan
-        most = (target or self.target).gangs(planned.gpus, None, whole_nodes=planned.whole_nodes, gib=planned.host_gib)
+        wanted = self._plan.config.cluster.max_concurrent_trials
+        planned = self._plan.resources
+        most = (target or self.target).count_gangs(
+            planned.gpus, None, whole_nodes=planned.whole_nodes, host_gib=planned.host_gib
+        )
         return min(most, wanted or most)
 
     def said_aside(self) -> list[str]:
@@ -53,7 +55,7 @@ class NodeMonitor:
         lines = []
         for node in self._every.nodes:
             if why := self.aside.get(node.id or ""):
-                lines.append(f"{node.said}: {why}; {self._measured[node.id or '']} measured there stand as they are")
+                lines.append(f"{node.label}: {why}; {self._measured[node.id or '']} measured there stand as they are")
         return lines
 
     # ── what has changed ──
@@ -99,7 +101,9 @@ class NodeMonitor:
             self._gone |= {node.id for node in lost if node.id}
             left = "" if self._use_the_rest() else "; none is left, trials wait for one to join"
             lines.append(f"lost     {_said(lost)}{left}")
-        target = self._every.with_more(found if may_join and self._plan.config.cluster.workers is None else ())
+        target = self._every.with_nodes(
+            found if may_join and self._plan.config.cluster.max_concurrent_trials is None else ()
+        )
         joined = target.nodes[len(self._every.nodes) :]
         self._unlike |= {node.id for node in found if node.id} - {node.id for node in joined}
         if joined:
@@ -111,20 +115,20 @@ class NodeMonitor:
     def _set_aside(self) -> list[str]:
         nodes, lines = [node.id for node in self.target.nodes if node.id], []
         found = failing(self._sightings, nodes, self._suspects) if self._suspects else {}
-        below = self._plan.config.cluster.set_aside_below
+        below = self._plan.config.cluster.drain_below
         if self._compared_anew and below is not None and (compared := last_round(self._compared)):
             found |= compared.behind(nodes, below, self._plan.config.workload.direction)
         self._suspects, self._compared_anew = set(), False
         for node in self.target.nodes:
-            if node.id in found and self.gangs(self.target.without([node.id])):
+            if node.id in found and self.gangs(self.target.without_nodes([node.id])):
                 self.aside[node.id] = found[node.id]
                 self._use_the_rest()
-                lines.append(f"aside    {node.said}: {found[node.id]}")
+                lines.append(f"aside    {node.label}: {found[node.id]}")
         return lines
 
     def _use_the_rest(self) -> bool:
         """Whether there is anything to use; else the target stays as it was, and trials wait for nodes."""
-        rest = self._every.without(self._gone | self.aside.keys())
+        rest = self._every.without_nodes(self._gone | self.aside.keys())
         if self.gangs(rest):
             self.target = rest
             return True
@@ -137,8 +141,8 @@ class NodeMonitor:
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
         """What is to be measured again on which of the nodes that have room, now that so many trials have ended: from
         time to time the best one on each, to see which is slow."""
-        below, nodes = self._plan.config.cluster.set_aside_below, [n.id for n in self.target.nodes if n.id]
-        whole = self._watched and self._plan.gpus <= min(node.gpus for node in self.target.nodes)
+        below, nodes = self._plan.config.cluster.drain_below, [n.id for n in self.target.nodes if n.id]
+        whole = self._watched and self._plan.resources.gpus <= min(node.gpus for node in self.target.nodes)
         if below is None or not whole or len(nodes) < 2 or best is None:
             return []
         number, state = ended // (TRIALS_BETWEEN * len(nodes)), (len(self._compared), nodes)
@@ -161,5 +165,5 @@ class NodeMonitor:
 
 
 def _said(nodes: Sequence[Node]) -> str:
-    names = ", ".join(node.said for node in nodes[:4])
+    names = ", ".join(node.label for node in nodes[:4])
     return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} ({names}{', …' if len(nodes) > 4 else ''})"

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from sweeper.common import metrics
-from sweeper.config.hardware import named
+from sweeper.config.hardware import find_hardware
 from sweeper.ingest.imported import NOT_THE_SAME, Imported
 from workloads.api.contract import Measurement
 
@@ -29,7 +29,7 @@ def figures(result: Imported) -> dict[str, float]:
     if not result.step_times_s or not all(0 < time_s < math.inf for time_s in result.step_times_s):
         return {}
     times = steady(result.step_times_s)
-    hardware = named(result.device) if result.device else None
+    hardware = find_hardware(result.device) if result.device else None
     measurement = Measurement(executed={}, step_times_s=times, tokens_per_step=result.tokens_per_step)
     found = metrics.derive([measurement], hardware.dense_peak_tflops if hardware else {})
     found["warmup_steps"] = float(len(result.step_times_s) - len(times))

@@ -29,7 +29,7 @@ class Format:
 
 
 def recognise(path: Path) -> Format:
-    """Raises SaidWrongly for a file that is none of these, is empty, or is no text."""
+    """Raises UserInputError for a file that is none of these, is empty, or is no text."""
     try:
         with path.open("rb") as file:
             head = file.read(8192)

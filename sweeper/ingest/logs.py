@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.hardware import named
+from sweeper.config.hardware import find_hardware
 from sweeper.ingest.imported import NOT_THE_SAME, Imported, whole
 from workloads.api.logs import LONGEST_LINE, LogReader, Step
 
@@ -75,7 +75,7 @@ def _contradictions(
         yield f"the global batch changes, from {min(batches):g} to {max(batches):g}"
     if batch and batches and batch not in batches:
         yield f"a global batch of {batch} was told, {next(iter(batches)):g} is printed"
-    hardware = named(device) if device else None
+    hardware = find_hardware(device) if device else None
     peak = hardware.dense_peak_tflops.get("bf16") if hardware else None
     if peak and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
         own = tflops / peak

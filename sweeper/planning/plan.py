@@ -1,194 +1,208 @@
-"""What a sweep will do, held against the cluster that is there, before anything is started."""
+"""The plan of a sweep: the configuration checked against the cluster, before anything is started."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from sweeper.common.errors import UserInputError
 from sweeper.common.secrets import masked
-from sweeper.config import resolution
-from sweeper.config.hardware import Target, catalogue, choose, is_a, on_paper
-from sweeper.config.resolution import Config
-from sweeper.config.space import Space
-from sweeper.execution import cluster
+from sweeper.config import space_checks
+from sweeper.config.hardware import Node, Target, catalogue, has_hardware, planned_target, select_target
+from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
+from sweeper.config.schema import Config
+from sweeper.config.space import Parameters, Space
+from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.cost_model import CostEstimates
-from sweeper.tracking.client import check_uri
-from sweeper.ui.tables import said_point, shown_width
+from workloads.api.contract import Workload
 
-PROMISING = 5  # so many points that a workload thinks the best of are tried first
+PROMISING_POINTS = 5  # of the estimated points so many are tried first
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What trials take of the cluster.
+
+    Attributes:
+        target: the devices.
+        gpus: ranks of one trial.
+        gangs: trials that run at once.
+        whole_nodes: no two trials share a node.
+        host_gib: memory of its node that is reserved for each process of a trial.
+    """
+
+    target: Target
+    gpus: int
+    gangs: int
+    whole_nodes: bool
+    host_gib: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep will do, all of it checked, before anything is started."""
+    """What a sweep does, all of it checked.
 
-    config: Config
-    target: Target
+    Attributes:
+        excluded: values of the space that the devices do not support, a line each.
+        initial_points: points to try first.
+        identity: what must be equal for a sweep to be resumed.
+        achieved_tflops: measured matmul ceilings of the device by data type, of one rank.
+        estimates: the cost model's estimates; None for a workload without any.
+        projection_nodes: numbers of nodes that the best point is projected to.
+    """
+
+    resolved: ResolvedConfig
+    resources: Resources
     space: Space
     excluded: list[str]
-    first: list[dict[str, Any]]
-    gpus: int
-    gangs: int
-    whole_nodes: bool  # whether no two trials run on one node
-    host_gib: float  # that is reserved of a node's memory for each process of a trial
+    initial_points: list[Parameters]
     identity: dict[str, Any]
     name: str
     folder: Path
-    reached_tflops: dict[str, float]
-    foresight: CostEstimates | None
-    nodes: list[int]  # on how many times the devices of a trial what is foreseen is wanted as well
+    achieved_tflops: dict[str, float]
+    estimates: CostEstimates | None
+    projection_nodes: list[int]
+
+    @property
+    def config(self) -> Config:
+        return self.resolved.config
+
+    @property
+    def workload(self) -> Workload:
+        return self.resolved.workload
+
+    @property
+    def target(self) -> Target:
+        return self.resources.target
 
     @property
     def directory(self) -> Path:
-        """What the user said with dir=: where the results of all sweeps are."""
+        """The user's `dir`: the folder of all sweeps."""
         return self.folder.parent.parent
 
-    def last_lines_of(self, number: int) -> Path:
-        """Where the last lines of a trial that ended badly are kept."""
-        return self.folder / "files" / f"{number:04d}" / "last_lines.txt"
-
-    def said_devices(self) -> str:
-        target, gpus = self.target, self.gpus
-        have = f"{target.devices} x {target.model}" if target.hardware.kind == "gpu" else target.model
-        have += ", on paper" if target.nodes[0].address == "on paper" else ""
-        each = "" if gpus == 1 else f", on {gpus} {'GPUs' if target.hardware.kind == 'gpu' else 'processes'} each"
-        alone = ", no two on one node" if self.whole_nodes and self.target.hardware.kind == "gpu" else ""
-        return f"{have}; {self.said_gangs()}{each}{alone}"
-
-    def said_gangs(self) -> str:
-        return f"{_trials(self.gangs)} at once"
-
-    def said_search(self) -> str:
-        budget, size = self.config.budget, self.space.size
-        legal = "" if self.foresight is None else " worth trying"
-        points = "continuous" if math.isinf(size) else f"{size:,.0f} point{'s' if size > 1 else ''}{legal}"
-        limits = [
-            _trials(budget.trials) if budget.trials else "",
-            f"{budget.time_s:g} s" if budget.time_s else "",
-            f"{_trials(budget.patience)} without a better one" if budget.patience else "",
-        ]
-        what = ", ".join(self.space.dimensions) or "one point"
-        by = f"by {self.config.search.sampler}, seed {self.config.seed}"
-        return f"{what} ({points}) {by}, until {' or '.join(filter(None, limits))}"
+    def last_lines_path(self, trial: int) -> Path:
+        """Return where the last lines of a failed trial's output are kept."""
+        return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
 
 
-def plan(said: Config, *, first_is_meant: bool = False) -> Plan:
-    """Hold what was said against the cluster that is there: points to begin with that are outside of the space are
-    passed over, unless they are meant. Raises SaidWrongly."""
-    if said.tracking.uri:
-        check_uri(said.tracking.uri)
-    projected = resolution.read_nodes(said)
-    nodes = cluster.look(said.cluster.address, said.cluster.insecure)
-    wanted, ranks = said.hardware, said.gpus if isinstance(said.gpus, int) else 1
-    absent = wanted.name in catalogue() and not any(is_a(wanted, node) for node in nodes)
-    target = on_paper(wanted, ranks) if said.plan and absent else choose(wanted, nodes, ranks)
-    if said.search.pruner != "none" and not resolution.workload_of(said).reports_steps:
-        raise UserInputError(f"search.pruner={said.search.pruner}: {said.workload.name} tells nothing before it ends")
-    gpus = said.gpus if isinstance(said.gpus, int) else _all(target)
-    resolution.check_gpus(said, gpus)
-    said = resolution.with_strategy(said, target.hardware.kind, target.architecture)
-    whole_nodes = (said.exclusive or resolution.workload_of(said).exclusive) == "node"
-    space, excluded = resolution.read_space(said, target.hardware.kind, target.architecture)
-    resolution.check_program(said)
-    if target.hardware.kind == "cpu":
-        resolution.check_processor(said, space)
-    host_gib = min(resolution.host_gib(said, space), target.least_memory_gib())  # what needs more says so itself
-    gangs = target.gangs(gpus, said.cluster.workers, whole_nodes=whole_nodes, gib=host_gib)
-    folder_of_all = Path(said.dir).expanduser().resolve()
-    shared_by = 1 if target.hardware.kind == "gpu" else min(gpus, max(node.cpus for node in target.nodes))
-    reached = ceilings.reached_tflops(ceilings.read(folder_of_all), target.model)
-    reached = {dtype: rate / shared_by for dtype, rate in reached.items()}  # ranks on one processor share its rate
-    machine = cost_model.build_machine(target, gpus, said.cluster.network_gb_s, reached)
-    foreseen = cost_model.look(said, space, machine)
-    if projected and not (foreseen and resolution.workload_of(said).can_scale):
-        raise UserInputError(f"nodes: {said.workload.name} does not foresee how it would grow")
-    if foreseen:
-        space = replace(space, only=tuple(seen.point for seen in foreseen.legal))
-    if said.search.sampler == "grid":
-        next(space.points())
-    identity = {
-        "workload": said.workload.name,
-        "method": resolution.workload_of(said).benchmark_version,
-        "objective": f"{said.workload.direction} {said.workload.objective}",
-        "space": space.described(),
-        "device": target.model,
-        "gpus": gpus,
-        "sampler": said.search.sampler,
-        "seed": said.seed,
-    }
-    if (settings := resolution.settings_of(said)) is not None:
-        identity["command"] = masked(settings)
-    if target.hardware.kind == "cpu":  # trials beside one another share its cores and disturb each other's timings
-        identity["workers"] = gangs
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
-    kind = (
-        [target.hardware.name, str(space.constants["dtype"])] if "dtype" in space.constants else [target.hardware.name]
+def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initial_points: bool = False) -> Plan:
+    """Check the configuration against the cluster's nodes and return the plan.
+
+    `strict_initial_points`: initial points outside of the space are an error instead of being skipped.
+
+    Raises:
+        UserInputError: for a configuration that cannot run there.
+    """
+    config = resolved.config
+    projection_nodes = space_checks.read_projection_nodes(resolved)
+    _check_pruner(resolved)
+    target, gpus = _select_devices(resolved, nodes)
+    resolved = apply_strategy(resolved, target)
+    space, excluded = space_checks.read_space(resolved, target.hardware.kind, target.architecture)
+    check_program(resolved)
+    if not target.is_gpu:
+        space_checks.check_cpu_memory(resolved, space)
+    resources = _plan_resources(resolved, space, target, gpus)
+    directory = Path(config.dir).expanduser().resolve()
+    achieved_tflops = _achieved_tflops(directory, target, gpus)
+    machine = cost_model.build_machine(target, gpus, config.cluster.network_gb_s, achieved_tflops)
+    estimates = cost_model.estimate_space(resolved, space, machine)
+    if projection_nodes and not (estimates and resolved.workload.can_scale):
+        raise UserInputError(f"projection.nodes: {config.workload.name} cannot project to more nodes")
+    if estimates:
+        space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
+    if config.search.sampler == "grid":
+        next(space.points())  # raises for a space without a grid
+    initial_points = space_checks.read_initial_points(
+        resolved, space, target.hardware.kind, strict=strict_initial_points
     )
-    name = said.name or "-".join([said.workload.name, *kind, said.search.sampler, digest])
-    first = resolution.read_first(said, space, target.hardware.kind, meant=first_is_meant)
-    if foreseen:
-        first += [seen.point for seen in foreseen.legal[:PROMISING] if seen.point not in first]
-    folder = folder_of_all / "sweeps" / name
+    if estimates:
+        promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]]
+        initial_points += [point for point in promising if point not in initial_points]
+    identity = _build_identity(resolved, space, resources)
+    name = config.name or _default_name(config, space, target, identity)
     return Plan(
-        config=said,
-        target=target,
+        resolved=resolved,
+        resources=resources,
         space=space,
         excluded=excluded,
-        first=first,
-        gpus=gpus,
-        gangs=gangs,
-        whole_nodes=whole_nodes,
-        host_gib=host_gib,
+        initial_points=initial_points,
         identity=identity,
         name=name,
-        folder=folder,
-        reached_tflops=reached,
-        foresight=foreseen,
-        nodes=projected,
+        folder=directory / "sweeps" / name,
+        achieved_tflops=achieved_tflops,
+        estimates=estimates,
+        projection_nodes=projection_nodes,
     )
 
 
-def _trials(count: int) -> str:
-    return f"{count} trial{'' if count == 1 else 's'}"
+def _check_pruner(resolved: ResolvedConfig) -> None:
+    pruner = resolved.config.search.pruner
+    if pruner != "none" and not resolved.workload.reports_steps:
+        raise UserInputError(
+            f"search.pruner={pruner}: {resolved.config.workload.name} reports no steps while it runs; use none"
+        )
 
 
-def _all(target: Target) -> int:
-    if target.hardware.kind == "cpu":
-        raise UserInputError(f"gpus=all: there are no GPUs ({target.model}); say how many processes")
-    return target.devices
+def _select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
+    """Return the target and the ranks of one trial."""
+    config = resolved.config
+    ranks = config.gpus if isinstance(config.gpus, int) else 1
+    is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
+    if config.plan and is_absent:
+        target = planned_target(config.hardware, ranks)
+    else:
+        target = select_target(config.hardware, nodes, ranks)
+    if config.gpus == "all":
+        if not target.is_gpu:
+            raise UserInputError(f"gpus=all: there are no GPUs ({target.model}); set the number of processes")
+        ranks = target.devices
+    check_world_size(resolved.workload, config, ranks)
+    return target, ranks
 
 
-def show(planned: Plan) -> int:
-    """Print what a sweep would try, and end: plan=true."""
-    console = Console(width=shown_width())
-    console.print(f"device   {planned.said_devices()}\nsearch   {planned.said_search()}", highlight=False)
-    if planned.space.constants:
-        console.print(f"fixed    {said_point(planned.space.constants)}", highlight=False)
-    if planned.foresight is None:
-        for point in planned.first:
-            console.print(f"first    {said_point(point)}", highlight=False)
-        by = planned.config.search.sampler
-        console.print(f"then     by {by}: of this workload nothing more is known before it runs", soft_wrap=True)
-        return 0
-    if planned.target.hardware.kind == "cpu":
-        console.print("figures  of a processor: their order means something, their height does not", highlight=False)
-    width = console.width
-    parts = cost_model.tell(planned.foresight, width)
-    if planned.nodes:
-        best = planned.foresight.legal[0].point
-        projection = cost_model.project(planned.config, planned.space, planned.foresight, best, planned.nodes)
-        parts += cost_model.tell_projection(projection, planned.config, width) if projection else []
-    for part in parts:
-        console.print(part, highlight=False)
-    planned.folder.mkdir(parents=True, exist_ok=True)
-    (planned.folder / "plan.csv").write_text(cost_model.csv(planned.foresight))
-    console.print(f"all points, with the reasons: {planned.folder / 'plan.csv'}", highlight=False, soft_wrap=True)
-    return 0
+def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:
+    whole_nodes = (resolved.config.exclusive or resolved.workload.exclusive) == "node"
+    # A process that needs more than a node has reports that itself.
+    host_gib = min(space_checks.reserved_host_gib(resolved, space), target.least_memory_gib())
+    requested = resolved.config.cluster.max_concurrent_trials
+    gangs = target.count_gangs(gpus, requested, whole_nodes=whole_nodes, host_gib=host_gib)
+    return Resources(target, gpus, gangs, whole_nodes, host_gib)
+
+
+def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, float]:
+    """Return the measured matmul ceilings of one rank: ranks on one processor share its rate."""
+    achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
+    sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
+    return {dtype: tflops / sharing for dtype, tflops in achieved.items()}
+
+
+def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources) -> dict[str, Any]:
+    config = resolved.config
+    identity: dict[str, Any] = {
+        "workload": config.workload.name,
+        "benchmark_version": resolved.workload.benchmark_version,
+        "objective": f"{config.workload.direction} {config.workload.objective}",
+        "space": space.described(),
+        "device": resources.target.model,
+        "gpus": resources.gpus,
+        "sampler": config.search.sampler,
+        "seed": config.seed,
+    }
+    if resolved.settings is not None:
+        identity["command"] = masked(resolved.settings)
+    if not resources.target.is_gpu:  # concurrent trials share its cores and disturb each other's timings
+        identity["concurrent_trials"] = resources.gangs
+    return identity
+
+
+def _default_name(config: Config, space: Space, target: Target, identity: dict[str, Any]) -> str:
+    """Return a name built from the workload, the hardware, the data type, the sampler and a hash of the identity."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+    dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
+    return "-".join([config.workload.name, target.hardware.name, *dtype, config.search.sampler, digest])

@@ -28,12 +28,12 @@ from pathlib import Path
 from rich.console import Console
 
 from sweeper.cli.parser import CommandParser
-from sweeper.common.errors import UserInputError, nearest
+from sweeper.common.errors import UserInputError, suggest
 from sweeper.planning import ceilings
 from sweeper.report import leaderboard
 from sweeper.tracking.client import check_uri
 from sweeper.ui import tables
-from sweeper.ui.tables import shown_width
+from sweeper.ui.tables import terminal_width
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
 
@@ -59,14 +59,14 @@ def show(said: argparse.Namespace) -> int:
         show_leaderboard(Path(said.dir), said.type, said.json, said.send)
         return 0
     if said.verb is not None:
-        raise UserInputError(f"{said.verb}: there is no such report; {nearest(said.verb, ['leaderboard'])}")
+        raise UserInputError(f"{said.verb}: there is no such report; {suggest(said.verb, ['leaderboard'])}")
     return show_report(said)
 
 
 def show_report(said: argparse.Namespace) -> int:
     """Write the report, or compare; the exit code."""
     if said.format not in FORMATS:
-        raise UserInputError(f"--format {said.format}: {nearest(said.format, FORMATS)}")
+        raise UserInputError(f"--format {said.format}: {suggest(said.format, FORMATS)}")
     from sweeper.report import compare, store, summary  # MLflow takes seconds to import: not for a wrong word
 
     uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
@@ -114,7 +114,7 @@ def show_report(said: argparse.Namespace) -> int:
 
 
 def show_leaderboard(folder: Path, dtype: str | None, as_json: bool, send_to: str | None) -> None:
-    """Print the table, or what would be sent, or send it. Raises SaidWrongly where there is nothing to show or send."""
+    """Print the table or what would be sent, or send it. Raises UserInputError if there is nothing to show or send."""
     if not folder.is_dir():
         raise UserInputError(f"--dir {folder}: there is no such directory")
     kept = ceilings.read(folder)
@@ -127,8 +127,8 @@ def show_leaderboard(folder: Path, dtype: str | None, as_json: bool, send_to: st
         return
     lines = [cells for cells in leaderboard.rows(kept) if dtype is None or cells[1].startswith(dtype)]
     if not lines:
-        raise UserInputError(f"--type {dtype}: {nearest(dtype or '', {cells[1] for cells in leaderboard.rows(kept)})}")
-    out = Console(width=shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
+        raise UserInputError(f"--type {dtype}: {suggest(dtype or '', {cells[1] for cells in leaderboard.rows(kept)})}")
+    out = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
     out.print(tables.draw(leaderboard.HEADING, lines, 3, out.width))
     if not kept:
         out.print(f"nothing was measured in {folder.resolve()} yet: `python -m sweeper` does")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sweeper.common.errors import UserInputError, nearest
+from sweeper.common.errors import UserInputError, suggest
 from sweeper.report.best import BestResult, best_results, compared, differences
 from sweeper.report.store import Stored
 
@@ -19,12 +19,12 @@ def last(stored: Stored, besides: str) -> str:
 
 def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list[str], bool | None]:
     """What may be said of two sweeps, a line for each kind of work; and whether `other` is slower anywhere, by more
-    than the threshold and beyond both intervals, or None where nothing compares. Raises SaidWrongly for a name that is
-    none."""
+    than the threshold and beyond both intervals, or None where nothing compares. Raises UserInputError for an unknown
+    name."""
     names = set(stored.sweeps["run"])
     for name in (one, other):
         if name not in names:
-            raise UserInputError(f"{name}: there is no such sweep; {nearest(name, names)}")
+            raise UserInputError(f"{name}: there is no such sweep; {suggest(name, names)}")
     mine, theirs = (best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (one, other))
     lines, slower = list[str](), list[bool]()
     for peak in mine:

@@ -49,7 +49,7 @@ def _row(peak: BestResult, trials: pd.DataFrame) -> dict[str, Any]:
 
 
 def csv(stored: Stored) -> str:
-    """The peaks alone: one table is one file. Raises SaidWrongly where there is none."""
+    """The peaks alone: one table is one file. Raises UserInputError where there is none."""
     rows = best_results(stored)
     if not rows:
         raise UserInputError("--format csv: there is no complete trial")

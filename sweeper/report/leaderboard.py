@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.hardware import named
-from sweeper.planning.ceilings import Rate
+from sweeper.config.hardware import find_hardware
+from sweeper.planning.ceilings import MatmulCeiling as Rate
 
 # Of ml-engineering (the mean of 100 repeats with a cold cache) and gpu_benchmark (the fastest of 100, warm).
 PUBLISHED = Path(__file__).with_name("published_rates.csv")
@@ -23,13 +23,13 @@ def rows(rates: Sequence[Rate]) -> list[list[str]]:
     """Each GPU's rates by type, the highest first; what was measured here is marked so."""
     lines: list[tuple[str, float, list[str]]] = []
     for rate in rates:
-        entry = named(rate.device)
+        entry = find_hardware(rate.device)
         peak = entry.dense_peak_tflops.get(rate.matrix_dtype) if entry else None
         interval = [f"{bound:.4g}" if bound is not None else "" for bound in (rate.tflops_low, rate.tflops_high)]
         share = f"{100 * rate.tflops / peak:.1f}" if peak else ""
         sustained = f"{rate.tflops_sustained:.4g}" if rate.tflops_sustained else ""
         cells = [rate.device, rate.dtype, f"{rate.tflops:.4g}", *interval, share, sustained, rate.shape]
-        cells += [f"{rate.statistic.replace('_', ', ')} cache; {rate.how}", f"here, {rate.date}, torch {rate.torch}"]
+        cells += [f"{rate.statistic.replace('_', ', ')} cache; {rate.method}", f"here, {rate.date}, torch {rate.torch}"]
         lines.append((rate.matrix_dtype, rate.tflops, cells))
     with PUBLISHED.open() as file:
         for other in csv.DictReader(file):
@@ -45,7 +45,7 @@ def payload(rates: Sequence[Rate]) -> str:
 
 
 def send(rates: Sequence[Rate], url: str) -> str:
-    """Post the payload; the answer's first line. Raises SaidWrongly where the address does not take it."""
+    """Post the payload; the answer's first line. Raises UserInputError where the address does not take it."""
     request = urllib.request.Request(
         url, data=payload(rates).encode(), headers={"Content-Type": "application/json"}, method="POST"
     )

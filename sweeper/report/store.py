@@ -12,7 +12,7 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from sweeper.common.errors import UserInputError, nearest
+from sweeper.common.errors import UserInputError, suggest
 from sweeper.common.secrets import mask
 from sweeper.report.best import BestResult, best_results
 
@@ -36,19 +36,19 @@ class Stored:
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
-    """Everything, or one experiment's, or one sweep's. Raises SaidWrongly where there is nothing of that kind."""
+    """Everything, or one experiment's, or one sweep's. Raises UserInputError where there is nothing of that kind."""
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise UserInputError(f"{uri}: there is no such store; `python -m sweeper` makes one, --store names another")
     try:
         client = MlflowClient(tracking_uri=uri)
         found = {each.name: each.experiment_id for each in client.search_experiments()}
         if experiment is not None and experiment not in found:
-            raise UserInputError(f"--experiment {experiment}: {nearest(experiment, found)}")
+            raise UserInputError(f"--experiment {experiment}: {suggest(experiment, found)}")
         ids = [found[experiment]] if experiment else list(found.values())
         parents = list(_runs(client, ids, "tags.`sweeper.kind` = 'sweep'"))
         names = {run.info.run_name for run in parents}
         if sweep is not None and sweep not in names:
-            raise UserInputError(f"--sweep {sweep}: {nearest(sweep, names) if names else 'the store has no sweep'}")
+            raise UserInputError(f"--sweep {sweep}: {suggest(sweep, names) if names else 'the store has no sweep'}")
         imported = [] if sweep else list(_runs(client, ids, "tags.`sweeper.kind` = 'imported'"))
         if not (parents or imported):
             raise UserInputError(f"{mask(uri)}: the store has no sweep yet")

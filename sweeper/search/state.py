@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.config.resolution import Budget
+from sweeper.config.schema import Budget
 from sweeper.ui.tables import best_first
 
 FEW = 5  # trials that end alike at first: no chance any more

@@ -359,7 +359,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def _check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
-    """The study's own id, after making sure that it is about what is now said. Raises SaidWrongly if not."""
+    """The study's own id, after making sure that it is about what is now said. Raises UserInputError if not."""
     attrs = study.user_attrs
     if "id" not in attrs:
         study.set_user_attr("identity", identity)

@@ -169,7 +169,7 @@ def _environment() -> dict[str, str]:
 
 
 def check_uri(uri: str, word: str = "tracking.uri=") -> None:
-    """Raises SaidWrongly where the tracking address, said after `word`, is none, or nothing answers there."""
+    """Raises UserInputError where the tracking address, said after `word`, is none, or nothing answers there."""
     shown = f"{word}{mask(uri)}"
     try:
         parts = urllib.parse.urlsplit(uri)

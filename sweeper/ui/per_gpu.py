@@ -1,4 +1,4 @@
-"""Many GPUs measured side by side, each by itself: which one is slow. One slow GPU holds up every job that it joins."""
+"""GPUs measured side by side, each on its own: which one is slow. One slow GPU slows down every job that it joins."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from sweeper.ui import tables
 
 
 @dataclass(frozen=True)
-class Member:
-    """One GPU. relative: its rate over the median GPU's in the same trial, median over the trials."""
+class GpuResult:
+    """One GPU.
+
+    Attributes:
+        relative: its rate over the median GPU's in the same trial, median over the trials.
+        tflops: its rate, median over the trials.
+    """
 
     host: str
     gpu: str
@@ -24,49 +29,49 @@ class Member:
     trials: int
 
 
-def members(records: Iterable[TrialRecord]) -> list[Member]:
-    """Every GPU of the trials whose ranks measured a device each, the slowest first.
+def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
+    """Return every GPU of the trials whose ranks measured a device each, the slowest first.
 
-    None where several gangs had some of them each: what was not measured side by side is not compared.
+    Empty if several gangs had some of the GPUs each: only what is measured side by side is compared.
     """
-    relative, absolute = (
-        defaultdict[tuple[str, str], list[float]](list),
-        defaultdict[tuple[str, str], list[float]](list),
-    )
-    size = 0
+    relative = defaultdict[tuple[str, str], list[float]](list)
+    absolute = defaultdict[tuple[str, str], list[float]](list)
+    largest_gang = 0
     for record in records:
-        ranks = [m for m in record.measurements if m.get("independent")]
+        ranks = [rank for rank in record.measurements if rank.get("independent")]
         if len(ranks) < 2:
             continue
-        size = max(size, len(ranks))
-        rates = [metrics.tflops_of(m["flops_per_step"], m["step_times_s"], m["statistic"]) for m in ranks]
-        middle = statistics.median(rates)
+        largest_gang = max(largest_gang, len(ranks))
+        rates = [metrics.tflops_of(rank["flops_per_step"], rank["step_times_s"], rank["statistic"]) for rank in ranks]
+        median_rate = statistics.median(rates)
         for number, (rank, rate) in enumerate(zip(ranks, rates, strict=True)):
-            relative[_name(rank["machine_info"], number)].append(rate / middle)
-            absolute[_name(rank["machine_info"], number)].append(rate)
-    found = [
-        Member(*name, statistics.median(each), statistics.median(absolute[name]), len(each))
-        for name, each in relative.items()
-    ]
-    if len(found) > size:
+            gpu = _identify(rank["machine_info"], number)
+            relative[gpu].append(rate / median_rate)
+            absolute[gpu].append(rate)
+    if len(relative) > largest_gang:
         return []
-    return sorted(found, key=lambda member: member.relative)
+    results = [
+        GpuResult(host, gpu, statistics.median(ratios), statistics.median(absolute[host, gpu]), len(ratios))
+        for (host, gpu), ratios in relative.items()
+    ]
+    return sorted(results, key=lambda result: result.relative)
 
 
-def _name(machine_info: Mapping[str, Any], rank: int) -> tuple[str, str]:
+def _identify(machine_info: Mapping[str, Any], rank: int) -> tuple[str, str]:
+    """Return the host and the GPU's UUID, on a CPU the rank."""
     return str(machine_info.get("host", "")), str(machine_info.get("gpu_uuid") or f"process {rank}")
 
 
-def said(found: list[Member]) -> str:
-    """`4 measured side by side: slowest n1 GPU-1f3a… at 0.951 of the median one, fastest n0 GPU-77c2… at 1.012`."""
-    slowest, fastest = found[0], found[-1]
+def describe(results: list[GpuResult]) -> str:
+    """Return how far apart the GPUs are, with the slowest and the fastest relative to the median one."""
+    slowest, fastest = results[0], results[-1]
     spread = fastest.relative / slowest.relative - 1
     return (
-        f"{len(found)} measured side by side, {spread:.1%} between the fastest and the slowest: "
+        f"{len(results)} measured side by side, {spread:.1%} between the fastest and the slowest: "
         f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one, "
         f"{fastest.host} {fastest.gpu} at {fastest.relative:.3f}"
     )
 
 
-def csv(found: list[Member]) -> str:
-    return tables.csv_of([vars(member) for member in found])
+def csv(results: list[GpuResult]) -> str:
+    return tables.csv_of([vars(result) for result in results])

@@ -16,7 +16,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 
-from sweeper.common.metrics import SHOWN
+from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord
 
 FEWEST_TRIALS = 20  # below that a table says more
@@ -42,7 +42,7 @@ def draw(
     """
     if len(records) < FEWEST_TRIALS or not distributions:
         return []
-    label, unit, factor = SHOWN.get(objective, (objective, "", 1.0))
+    label, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
     named = f"{label} {unit}".strip()
     study = optuna.create_study(direction=direction)
     for record in records:

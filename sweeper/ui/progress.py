@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs. Everything goes to standard error; results are not shown here."""
+"""Progress of a running sweep. Everything goes to standard error; results are not printed here."""
 
 from __future__ import annotations
 
@@ -15,37 +15,47 @@ from rich.text import Text
 
 from sweeper.common.metrics import unit_of
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.ui.tables import said, said_counts, said_point
+from sweeper.ui.format import format_duration, format_number, format_point
+from sweeper.ui.tables import format_counts
 
 HEARTBEAT_S = 10.0
-LINES_APART_S = 1.0
+MIN_BETWEEN_LINES_S = 1.0
 
 
 @dataclass(frozen=True)
-class State:
-    """Where a sweep stands."""
+class ProgressState:
+    """The state of a sweep at one moment.
+
+    Attributes:
+        trials: the budget; None without a limit.
+        remaining_s: estimated seconds until the budget is used up; None while unknown.
+        describe_workers: returns a line for each of so many gangs.
+        tracking_error: why results are not in MLflow; empty if they are.
+        is_starting: no worker is up yet.
+        finals: finished and planned trials of the finals.
+    """
 
     counts: Mapping[TrialStatus, int]
-    trials: int | None  # the budget
+    trials: int | None
     running: int
     elapsed_s: float
-    left_s: float | None  # None: not known yet
+    remaining_s: float | None
     best: TrialRecord | None
     objective: str
-    workers: Callable[[int], list[str]] = lambda _: []  # what each of so many gangs is at, if anybody wants to know
+    describe_workers: Callable[[int], list[str]] = lambda _: []
     gangs: int = 0
-    trouble: str = ""
-    starting: bool = False  # no worker is up yet
-    stopping: bool = False
-    finals: tuple[int, int] | None = None  # how many of the finalists' trials have ended, and of how many
+    tracking_error: str = ""
+    is_starting: bool = False
+    is_stopping: bool = False
+    finals: tuple[int, int] | None = None
 
     @property
     def ended(self) -> int:
-        return sum(count for status, count in self.counts.items() if status is not TrialStatus.CANCELLED)
+        return sum(number for status, number in self.counts.items() if status is not TrialStatus.CANCELLED)
 
 
 class Progress:
-    """No progress at all: `progress=never`. Also what the others have in common: notes are always shown."""
+    """No progress (`progress=never`), and the base of the other displays: notes are always shown."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -57,49 +67,49 @@ class Progress:
         pass
 
     def note(self, text: str) -> None:
-        """A line that a person has to see whatever the setting."""
+        """Print a line that a person has to see whatever the setting."""
         self.console.print(text, markup=False)
 
-    def update(self, state: State, ended: TrialRecord | None = None, better: bool = False) -> None:
-        """The state has changed: a trial has ended, and was better than all before. Or only time has passed."""
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
+        """Show the state. `ended` is the trial that has ended, if any; `is_best` if it is better than all before."""
 
-    def end(self, result: dict[str, object]) -> None:
-        """The sweep has ended so: for programs."""
+    def end(self, results: dict[str, object]) -> None:
+        """Report the results, for programs."""
 
 
 class Lines(Progress):
-    """A line on each change, at most one a second but for failures and new bests, and a heartbeat."""
+    """A line for each change, at most one a second except failures and new bests, and a heartbeat."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last_s = 0.0
-        self._unsaid = ""
+        self._skipped = ""
 
     def __exit__(self, *_: object) -> None:
-        if self._unsaid:
-            self.note(self._unsaid)
+        if self._skipped:
+            self.note(self._skipped)
 
-    def update(self, state: State, ended: TrialRecord | None = None, better: bool = False) -> None:
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         now = time.monotonic()
         failed = ended is not None and ended.status is not TrialStatus.COMPLETE
-        if not (better or failed) and now - self._last_s < (LINES_APART_S if ended else HEARTBEAT_S):
-            self._unsaid = f"[{_clock(state.elapsed_s)}] {_counted(state)}" if ended else self._unsaid
+        line = f"[{format_duration(state.elapsed_s)}] {_describe_counts(state)}"
+        if not (is_best or failed) and now - self._last_s < (MIN_BETWEEN_LINES_S if ended else HEARTBEAT_S):
+            self._skipped = line if ended else self._skipped
             return
-        self._last_s, self._unsaid = now, ""
-        line = f"[{_clock(state.elapsed_s)}] {_counted(state)}"
+        self._last_s, self._skipped = now, ""
         if ended is not None and failed:
-            line += f"; trial {ended.number} {ended.status.value}: {ended.reason} ({said_point(ended.params)})"
+            line += f"; {_describe_failure(ended)}"
         elif state.best and not state.finals:
-            line += f"; {'new best' if better else 'best'} {_best(state)}"
-        if state.starting:
-            line += f"; {state.workers(1)[0]}"
-        if state.trouble:
-            line += f"; MLflow: {state.trouble}"
+            line += f"; {'new best' if is_best else 'best'} {_describe_best(state)}"
+        if state.is_starting:
+            line += f"; {state.describe_workers(1)[0]}"
+        if state.tracking_error:
+            line += f"; MLflow: {state.tracking_error}"
         self.note(line)
 
 
 class Block(Progress):
-    """One live block on a terminal, redrawn in place."""
+    """A live block on a terminal, redrawn in place."""
 
     def __init__(self, force: bool = False) -> None:
         super().__init__()
@@ -107,7 +117,7 @@ class Block(Progress):
             self.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=True)
 
     def __enter__(self) -> Progress:
-        # Standard output is kept out of it: it is Ray's at that time, and goes to a file.
+        # Standard output is Ray's at that time and goes to a file.
         self._live = Live(console=self.console, refresh_per_second=8, transient=True, redirect_stdout=False)
         self._live.start()
         return self
@@ -115,68 +125,65 @@ class Block(Progress):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def update(self, state: State, ended: TrialRecord | None = None, better: bool = False) -> None:
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is not None and ended.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED):
-            self.note(f"trial {ended.number} {ended.status.value}: {ended.reason} ({said_point(ended.params)})")
-        self._live.update(self._drawn(state))
+            self.note(_describe_failure(ended))
+        self._live.update(self._draw(state))
 
-    def _drawn(self, state: State) -> Group:
+    def _draw(self, state: ProgressState) -> Group:
         width = self.console.width
-        lines = [Text(f"{_bar(state, min(24, width // 3))} {_counted(state)}", style="bold")]
-        left = "" if state.left_s is None else f", about {_clock(state.left_s)} left"
-        doing = "stopping: waiting for the trials in flight" if state.stopping else f"{state.running} in flight"
-        lines.append(Text(f"{_clock(state.elapsed_s)} elapsed{left}; {doing}"))
+        lines = [Text(f"{_bar(state, min(24, width // 3))} {_describe_counts(state)}", style="bold")]
+        remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
+        activity = "stopping: waiting for the running trials" if state.is_stopping else f"{state.running} in flight"
+        lines.append(Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"))
         if state.best:
-            lines.append(Text(f"best {_best(state)}", style="green"))
+            lines.append(Text(f"best {_describe_best(state)}", style="green"))
         room = max(1, self.console.height - 6)
-        lines += [Text(worker, style="dim") for worker in state.workers(room)]
+        lines += [Text(worker, style="dim") for worker in state.describe_workers(room)]
         if state.gangs > room:
             lines.append(Text(f"… and {state.gangs - room} more workers", style="dim"))
-        if state.trouble:
-            lines.append(Text(f"MLflow: {state.trouble} (results are kept)", style="yellow"))
+        if state.tracking_error:
+            lines.append(Text(f"MLflow: {state.tracking_error} (results are kept)", style="yellow"))
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return Group(*lines)
 
 
 class Json(Progress):
-    """An object a line, for programs."""
+    """One JSON object a line, for programs."""
 
     def note(self, text: str) -> None:
         self._print({"event": "note", "text": " ".join(text.split())})
 
-    def update(self, state: State, ended: TrialRecord | None = None, better: bool = False) -> None:
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is None:
             return
+        remeasurement = ended.remeasurement
         self._print(
             {
                 "event": "trial",
                 "trial": ended.number,
                 "outcome": ended.status.value,
                 "reason": ended.reason,
-                **(
-                    {"again_of": ended.remeasurement.trial, "round": ended.remeasurement.round}
-                    if ended.remeasurement
-                    else {}
-                ),
+                **({"again_of": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
                 "params": dict(ended.params),
                 "metrics": dict(ended.metrics),
-                "better": better,
+                "is_best": is_best,
                 "ended": state.ended,
                 "budget_trials": state.trials,
                 "elapsed_s": round(state.elapsed_s, 3),
             }
         )
 
-    def end(self, result: dict[str, object]) -> None:
-        self._print({"event": "end", **result})
+    def end(self, results: dict[str, object]) -> None:
+        self._print({"event": "end", **results})
 
     def _print(self, event: dict[str, object]) -> None:
         print(json.dumps(event), file=sys.stderr, flush=True)
 
 
-def make(setting: Literal["auto", "always", "never", "json"]) -> Progress:
-    """The display for a setting; `auto` is a block on a terminal, else lines."""
+def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progress:
+    """Return the display for a setting; `auto` is a block on a terminal, else lines."""
     match setting:
         case "always":
             return Block(force=True)
@@ -188,29 +195,27 @@ def make(setting: Literal["auto", "always", "never", "json"]) -> Progress:
     return Block() if console.is_terminal and not console.is_dumb_terminal else Lines()
 
 
-def _counted(state: State) -> str:
+def _describe_failure(record: TrialRecord) -> str:
+    return f"trial {record.number} {record.status.value}: {record.reason} ({format_point(record.params)})"
+
+
+def _describe_counts(state: ProgressState) -> str:
     if state.finals:
         return f"finals: {state.finals[0]}/{state.finals[1]}"
-    of = f"/{state.trials}" if state.trials else ""
-    shown = {status: count for status, count in state.counts.items() if count}
-    return f"{state.ended}{of} trials: {said_counts(shown)}" if shown else f"0{of} trials"
+    budget = f"/{state.trials}" if state.trials else ""
+    counts = {status: number for status, number in state.counts.items() if number}
+    return f"{state.ended}{budget} trials: {format_counts(counts)}" if counts else f"0{budget} trials"
 
 
-def _best(state: State) -> str:
+def _describe_best(state: ProgressState) -> str:
     assert state.best is not None
-    figure = f"{said(state.best.metrics[state.objective])} {unit_of(state.objective)}".strip()
-    return f"{figure} at {said_point(state.best.params)}"
+    value = f"{format_number(state.best.metrics[state.objective])} {unit_of(state.objective)}".strip()
+    return f"{value} at {format_point(state.best.params)}"
 
 
-def _bar(state: State, width: int) -> str:
+def _bar(state: ProgressState, width: int) -> str:
     if not state.trials:
         return ""
-    ended, of = state.finals or (state.ended, state.trials)
-    full = min(width, round(width * ended / of))
-    return "█" * full + "░" * (width - full)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    ended, total = state.finals or (state.ended, state.trials)
+    filled = min(width, round(width * ended / total))
+    return "█" * filled + "░" * (width - filled)

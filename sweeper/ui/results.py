@@ -1,4 +1,4 @@
-"""What a sweep has found when it ends, and the forms in which it is kept."""
+"""The results of a sweep when it ends, in the forms in which they are stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
-from sweeper.config.resolution import workload_of
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult, finalist_results
@@ -18,34 +17,41 @@ from sweeper.search.state import SweepProgress
 from sweeper.search.study import Study
 from sweeper.ui import per_gpu, plots, tables
 
-PROJECTED_TO = (1, 2, 4, 8)  # times the devices of a trial, unless nodes= says others
+PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes sets others
 
 
 @dataclass(frozen=True)
 class Results:
-    """`best` are the ranked trials of the search, the best first; `final` the finalists, likewise; `gpus` those that
-    were measured side by side, the slowest first; `again` the finalists' trials."""
+    """A sweep's trials, ranked.
+
+    Attributes:
+        records: the trials of the search.
+        remeasured: the trials of the finals and node comparisons.
+        best: the ranked trials of the search, the best first.
+        finalists: likewise.
+        gpus: GPUs that were measured side by side, the slowest first.
+    """
 
     plan: Plan
     counts: Mapping[TrialStatus, int]
     records: Sequence[TrialRecord]
-    remeasurement: Sequence[TrialRecord]
+    remeasured: Sequence[TrialRecord]
     best: Sequence[TrialRecord]
-    final: Sequence[FinalistResult]
-    gpus: list[per_gpu.Member]
+    finalists: Sequence[FinalistResult]
+    gpus: list[per_gpu.GpuResult]
 
     @staticmethod
-    def of(plan: Plan, study: Study, board: SweepProgress) -> Results:
-        every, best = list(study.records.values()), board.best_first()
-        said = plan.config.workload
+    def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
+        """Return the results of a study."""
+        records, best, section = list(study.records.values()), progress.best_first(), plan.config.workload
         return Results(
-            plan,
-            board.counts,
-            [record for record in every if not record.remeasurement],
-            [record for record in every if record.remeasurement],
-            best,
-            finalist_results(best, plan.config.finals.top, every, said.objective, said.direction),
-            per_gpu.members(every),
+            plan=plan,
+            counts=progress.counts,
+            records=[record for record in records if not record.remeasurement],
+            remeasured=[record for record in records if record.remeasurement],
+            best=best,
+            finalists=finalist_results(best, plan.config.finals.top, records, section.objective, section.direction),
+            gpus=per_gpu.per_gpu_results(records),
         )
 
     @property
@@ -57,70 +63,78 @@ class Results:
         return self.plan.config.workload.direction
 
     @property
-    def failed(self) -> bool:
-        """Whether any trial ended as it should not have."""
-        return any(record.status in BAD for record in (*self.records, *self.remeasurement))
+    def has_failures(self) -> bool:
+        """Whether any trial failed, was lost or timed out."""
+        return any(record.status in BAD for record in (*self.records, *self.remeasured))
 
-    def texts(self) -> dict[str, str]:
-        """Files by name."""
-        found = {"trials.csv": tables.csv([*self.records, *self.remeasurement])}
-        return found | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
+    @property
+    def winner(self) -> TrialRecord | None:
+        """The winner of the finals, without finals the best trial of the search."""
+        if self.finalists:
+            return self.finalists[0].trial
+        return self.best[0] if self.best else None
+
+    def text_files(self) -> dict[str, str]:
+        """Return the contents of the result files by name."""
+        files = {"trials.csv": tables.trials_csv([*self.records, *self.remeasured])}
+        return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
 
     def metrics(self) -> dict[str, float]:
-        """The best trial's of the search, which chance has helped, and the winner's of the finals."""
-        found = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
-        found |= self.foresight()
-        if self.final:
-            figure, name = self.final[0].figure, f"final_{self.objective}"
-            found |= {name: figure.value, f"{name}_ci_low": figure.low, f"{name}_ci_high": figure.high}
-            found |= {"final_trial": float(self.final[0].trial.number), "final_rounds": float(self.final[0].rounds)}
-        return found
+        """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
+        metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
+        metrics |= self.prediction_quality()
+        if self.finalists:
+            first, name = self.finalists[0], f"final_{self.objective}"
+            interval = first.figure
+            metrics |= {name: interval.value, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+            metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
+        return metrics
 
-    def foresight(self) -> dict[str, float]:
-        """How far what was predicted of the trials was off, the median, and whether it had them in the right order
-        (Spearman's rank correlation); nothing where nothing was predicted."""
+    def prediction_quality(self) -> dict[str, float]:
+        """Return how good the estimates were; empty without any.
+
+        `predicted_error` is the median relative error, `predicted_order` Spearman's rank correlation of estimated and
+        measured objective.
+        """
         pairs = [(r.metrics.get(f"predicted_{self.objective}"), r.metrics[self.objective]) for r in self.best]
         pairs = [pair for pair in pairs if pair[0]]
         if not pairs:
             return {}
-        import pandas as pd  # a third of a second, which a sweep that foresees nothing is spared
+        import pandas as pd  # takes a third of a second, which a sweep without estimates is spared
 
-        known = pd.DataFrame(pairs, columns=["predicted", "measured"])
-        found = {"predicted_error": float((known.predicted / known.measured - 1).abs().median())}
-        order = known.rank().corr().to_numpy()[0, 1] if len(known) > 2 else math.nan
-        return found if math.isnan(order) else found | {"predicted_order": float(order)}
+        table = pd.DataFrame(pairs, columns=["predicted", "measured"])
+        quality = {"predicted_error": float((table.predicted / table.measured - 1).abs().median())}
+        order = table.rank().corr().to_numpy()[0, 1] if len(table) > 2 else math.nan
+        return quality if math.isnan(order) else quality | {"predicted_order": float(order)}
 
-    def projection(self) -> dict[str, str]:
-        """What is foreseen of the winner on more devices, as tags of the parent run for whoever draws it; nothing where
-        nothing is foreseen."""
+    def projection_tags(self) -> dict[str, str]:
+        """Return the projection of the winner to more devices as tags of the parent run; empty without estimates."""
         plan = self.plan
-        if not (plan.foresight and self.winner):
+        if not (plan.estimates and self.winner):
             return {}
-        nodes = plan.nodes or PROJECTED_TO
-        found = cost_model.project(plan.config, plan.space, plan.foresight, dict(self.winner.params), nodes)
-        if found is None:
+        nodes = plan.projection_nodes or PROJECTED_NODES
+        projection = cost_model.project(plan.resolved, plan.space, plan.estimates, dict(self.winner.params), nodes)
+        if projection is None:
             return {}
-        return {f"projected_{self.objective}": json.dumps(found.by_devices), "projection_assumes": found.assumed}
+        return {
+            f"projected_{self.objective}": json.dumps(projection.by_devices),
+            "projection_assumes": projection.assumptions,
+        }
 
-    @property
-    def winner(self) -> TrialRecord | None:
-        """Of the finals where there were any, else the best of the search."""
-        return self.final[0].trial if self.final else self.best[0] if self.best else None
-
-    def pictures(self, study: Study) -> list[Path]:
-        """Drawn into the sweep's folder; none of a small search."""
+    def draw_plots(self, study: Study) -> list[Path]:
+        """Draw the plots into the sweep's folder and return their paths; none for a small search."""
         in_order = sorted(self.best, key=lambda record: record.number)
-        folder = self.plan.folder / "pictures"
-        return plots.draw(folder, in_order, study.distributions, self.objective, self.direction)
+        return plots.draw(self.plan.folder / "pictures", in_order, study.distributions, self.objective, self.direction)
 
-    def keep_rates(self) -> None:
-        """For what trains on such a device later, where the search was one for the highest rate."""
-        wanted = (self.objective, self.direction) == ("tflops", "maximize")
-        if wanted and self.best and workload_of(self.plan.config).is_matmul_ceiling:
-            ceilings.keep(self.plan.directory, ceilings.of_sweep(self.plan.target.model, self.best, self.final))
+    def keep_ceilings(self) -> None:
+        """Store the rates of a search for the highest matmul rate, for training on such devices later."""
+        is_search_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
+        if is_search_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
+            device = self.plan.target.model
+            ceilings.keep(self.plan.directory, ceilings.from_sweep(device, self.best, self.finalists))
 
-    def plain(self) -> dict[str, Any]:
-        """For programs."""
+    def export(self) -> dict[str, Any]:
+        """Return the results for programs (`progress=json`)."""
         winner = self.winner
         return {
             "sweep": self.plan.name,
@@ -128,5 +142,5 @@ class Results:
             "device": self.plan.target.model,
             "outcomes": {status.value: count for status, count in self.counts.items()},
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
-            "finals": [standing.plain() for standing in self.final],
+            "finals": [finalist.plain() for finalist in self.finalists],
         }

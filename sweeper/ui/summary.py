@@ -1,4 +1,4 @@
-"""What is said when a sweep ends: the best trials, what went wrong, where it all is and how to go on."""
+"""The summary of a sweep when it ends: the best trials, failures, where everything is and how to go on."""
 
 from __future__ import annotations
 
@@ -17,209 +17,246 @@ from rich.console import Console
 from sweeper.common import metrics
 from sweeper.common.secrets import mask
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.tracking.client import TrackingClient
 from sweeper.ui import per_gpu, tables
+from sweeper.ui.format import count, format_number, format_point
 from sweeper.ui.results import Results
 
 SHOWN_ROWS = 10
-SHOWN_FAILURES = 3  # kinds of them, of each bad ending
-SHOWN_OF_ALL = 120
+SHOWN_REASONS = 3  # of each bad status
+SHOWN_OF_EXHAUSTED = 120  # trials of a space of which every point was tried
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How far a sweep is recorded in MLflow.
+
+    Attributes:
+        uri: the store as configured; None for the default one.
+        experiment_id: None while the store has not answered.
+        pending: records that are not written yet.
+        error: why not.
+        is_complete: everything is written.
+    """
+
+    uri: str | None
+    experiment_id: str | None
+    pending: int
+    error: str
+    is_complete: bool
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`command` is what runs or resumes the sweep, `command_for_more` what extends it; `aside` are nodes that were set
-    aside."""
+    """The summary of a sweep.
+
+    Attributes:
+        command: runs or resumes the sweep.
+        extend_command: extends it.
+        drained: a line for each node that was drained.
+    """
 
     results: Results
     command: str
-    command_for_more: str
-    aside: Sequence[str] = ()
+    extend_command: str
+    drained: Sequence[str] = ()
 
     @property
     def title(self) -> str:
-        plan = self.results.plan
-        return f"{plan.config.workload.name} on {plan.target.model}"
+        return f"{self.results.plan.config.workload.name} on {self.results.plan.target.model}"
 
     def markdown(self) -> str:
-        """For the parent run's page in MLflow."""
-        best = (
-            tables.markdown(self.results.best[:SHOWN_ROWS], self.results.objective)
-            if self.results.best
-            else "no trial was complete"
-        )
-        lines = [f"**{self.title}**: {tables.said_counts(self.results.counts)}", "", best, ""]
-        if alike := tables.alike(self.results.best[:SHOWN_ROWS]):
-            lines += [f"Alike in all: {tables.said_point(alike)}", ""]
-        if self.results.final:
-            lines += [
-                self.verdict(),
-                "",
-                tables.markdown_of(*tables.final_rows(self.results.final, self.results.objective)),
-                "",
-            ]
-        if self.results.gpus:
-            lines += [per_gpu.said(self.results.gpus), ""]
-        for node in self.aside:
-            lines += [f"set aside: {node}", ""]
+        """Return the summary for the parent run's page in MLflow."""
+        results, shown = self.results, self.results.best[:SHOWN_ROWS]
+        best = tables.markdown_of(*tables.trial_rows(shown, results.objective)) if shown else "no trial was complete"
+        lines = [f"**{self.title}**: {tables.format_counts(results.counts)}", "", best, ""]
+        if common := tables.common_parameters(shown):
+            lines += [f"Equal in all: {format_point(common)}", ""]
+        if results.finalists:
+            rows = tables.finalist_rows(results.finalists, results.objective)
+            lines += [self.verdict(), "", tables.markdown_of(*rows), ""]
+        if results.gpus:
+            lines += [per_gpu.describe(results.gpus), ""]
+        for node in self.drained:
+            lines += [f"drained: {node}", ""]
         return "\n".join([*lines, f"`{self.command}`"])
 
     def verdict(self) -> str:
-        """Who has won the finals, or between whom it is a tie; empty where there were none."""
-        if not self.results.final:
+        """Return the winner of the finals or the trials that tie; empty without finals."""
+        if not self.results.finalists:
             return ""
-        leader, *others = self.results.final
+        leader, *others = self.results.finalists
         if not others:
-            return f"no verdict: trial {leader.trial.number} alone was measured again"
-        tied = [standing.trial.number for standing in others if standing.tied]
-        figure = f"{tables.said(leader.figure.value)} {metrics.unit_of(self.results.objective)}".strip()
-        interval = f"95% {tables.said(leader.figure.low)} to {tables.said(leader.figure.high)}"
-        how = f"mean of {leader.rounds} rounds beside the others"
+            return f"no verdict: only trial {leader.trial.number} was measured again"
+        value = f"{format_number(leader.figure.value)} {metrics.unit_of(self.results.objective)}".strip()
+        interval = f"95% {format_number(leader.figure.low)} to {format_number(leader.figure.high)}"
+        method = f"mean of {leader.rounds} rounds in turns with the others"
+        tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
-            return f"trial {leader.trial.number} wins: {figure} ({interval}; {how})"
-        who = f"trials {', '.join(map(str, [leader.trial.number, *tied]))}"
-        return f"a tie: {who} cannot be told apart; {figure} ({interval}; {how})"
+            return f"trial {leader.trial.number} wins: {value} ({interval}; {method})"
+        numbers = ", ".join(map(str, [leader.trial.number, *tied]))
+        return f"a tie: trials {numbers} cannot be told apart; {value} ({interval}; {method})"
 
-    def print(self, uri: str | None, recorder: TrackingClient, written: bool, *, over: bool, exhausted: bool) -> None:
-        """To standard output. `over`: the budget is used up; `exhausted`: every point of the space was tried."""
-        folder = self.results.plan.folder
-        # Written in one piece at the end: rich ends the process itself where a pipe is closed early.
+    def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
+        """Print to standard output.
+
+        Args:
+            is_over: the budget is used up.
+            is_exhausted: every point of the space was tried.
+        """
+        # Written in one piece at the end: rich ends the process itself if a pipe is closed early.
         text = io.StringIO()
-        out = Console(file=text, width=tables.shown_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
-        out.print(f"\n{self.title}: {tables.said_counts(self.results.counts)}")
-        if shown := self._shown(exhausted):
-            out.print(tables.terminal(shown, self.results.objective, out.width))
-            if alike := tables.alike(shown):
-                out.print(f"alike    {tables.said_point(alike)}")
-        if self.results.final:
-            heading, cells = tables.final_rows(self.results.final, self.results.objective)
-            out.print(f"finals   {self.verdict()}")
-            out.print(tables.draw(heading, cells, len(heading) - 5, out.width))  # intervals where there is room
-        for line in self._failed_finals():
+        width = tables.terminal_width()
+        out = Console(file=text, width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        out.print(f"\n{self.title}: {tables.format_counts(self.results.counts)}")
+        self._print_trials(out, is_exhausted)
+        for line in self._notes():
             out.print(line)
-        if self.results.foresight():
-            out.print(f"foresaw  {self._foresight()}")
-        if self.results.gpus:
-            out.print(f"GPUs     {per_gpu.said(self.results.gpus)}")
-        for node in self.aside:
-            out.print(f"aside    {node}")
-        for line in self._unranked():
+        for line in self._locations(recording):
             out.print(line)
-        for line in self._failures():
-            out.print(line)
-        out.print(f"results  {near(folder / 'trials.csv')}")
-        if (folder / "pictures" / "pictures.html").exists():
-            out.print(f"pictures {near(folder / 'pictures' / 'pictures.html')}")
-        review = self._review(folder.parent.parent, uri, recorder)
-        for line in (
-            review if written else [_not_written(recorder, len(self.results.records) + len(self.results.remeasurement))]
-        ):
-            out.print(line)
-        if not over:
+        if not is_over:
             out.print(f"resume   {self.command}")
-        elif exhausted:
+        elif is_exhausted:
             out.print("done     every point of the space was tried")
         else:
-            out.print(f"more     {self.command_for_more}")
+            out.print(f"extend   {self.extend_command}")
         print(text.getvalue(), end="", flush=True)
 
-    def _foresight(self) -> str:
-        found = self.results.foresight()
-        off = found["predicted_error"]  # above one it can only be too much
-        how_far = f"{off:.1%} off" if off < 1 else f"{1 + off:.0f} times"
-        words = f"what was predicted is {how_far} what was measured (median)"
-        if "predicted_order" in found:
-            words += f"; the two orders correlate by {found['predicted_order']:.2f}"
-        return words
+    def _print_trials(self, out: Console, is_exhausted: bool) -> None:
+        """Print the tables of the search and of the finals."""
+        results = self.results
+        if shown := self._shown_trials(is_exhausted):
+            out.print(tables.draw_trials(shown, results.objective, out.width))
+            if common := tables.common_parameters(shown):
+                out.print(f"equal    {format_point(common)}")
+        if results.finalists:
+            heading, cells = tables.finalist_rows(results.finalists, results.objective)
+            out.print(f"finals   {self.verdict()}")
+            out.print(tables.draw(heading, cells, len(heading) - 5, out.width))  # intervals if there is room
 
-    def _shown(self, exhausted: bool) -> Sequence[TrialRecord]:
-        """The best; where every point of a small space was tried, all, those last that are not ranked; where none is
-        ranked, some of those."""
-        everything = [*self.results.best, *self._not_ranked()]
-        if exhausted and len(everything) <= SHOWN_OF_ALL:
-            return everything
-        return (self.results.best or everything)[:SHOWN_ROWS]
+    def _notes(self) -> list[str]:
+        """Return the lines below the tables: finals, estimates, GPUs, nodes, unranked trials and failures."""
+        results = self.results
+        lines = self._failed_finals()
+        if quality := results.prediction_quality():
+            lines.append(f"estimate {_describe_quality(quality)}")
+        if results.gpus:
+            lines.append(f"GPUs     {per_gpu.describe(results.gpus)}")
+        lines += [f"drained  {node}" for node in self.drained]
+        reasons = Counter(record.reason for record in self._unranked())
+        lines += [f"{number} not ranked by speed: {reason}" for reason, number in reasons.items()]
+        return lines + self._infeasible() + self._failures()
 
-    def _not_ranked(self) -> list[TrialRecord]:
-        return [
-            r
-            for r in self.results.records
-            if r.status is TrialStatus.COMPLETE and self.results.objective not in r.metrics
-        ]
+    def _shown_trials(self, is_exhausted: bool) -> Sequence[TrialRecord]:
+        """Return the best trials; of a small exhausted space all of them, unranked ones last."""
+        ranked_first = [*self.results.best, *self._unranked()]
+        if is_exhausted and len(ranked_first) <= SHOWN_OF_EXHAUSTED:
+            return ranked_first
+        return (self.results.best or ranked_first)[:SHOWN_ROWS]
+
+    def _unranked(self) -> list[TrialRecord]:
+        """Return the complete trials that have no speed to rank."""
+        objective = self.results.objective
+        return [r for r in self.results.records if r.status is TrialStatus.COMPLETE and objective not in r.metrics]
 
     def _failed_finals(self) -> list[str]:
-        """Which finalists did not come through, and why."""
-        finals = [r for r in self.results.remeasurement if r.remeasurement and r.remeasurement.group]
+        """Return a line if trials of the finals did not complete, with an example."""
+        finals = [r for r in self.results.remeasured if r.remeasurement and r.remeasurement.group]
         failed = [r for r in finals if r.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED)]
         if not failed:
             return []
         last = failed[-1]
         assert last.remeasurement is not None
         return [
-            f"finals   {len(failed)} of {len(finals)} trials did not complete, such as trial {last.number} "
-            f"(again {last.remeasurement.trial}), {last.status.value}: {last.reason}"
+            f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: trial {last.number} "
+            f"(remeasuring {last.remeasurement.trial}), {last.status.value}: {last.reason}"
         ]
 
-    def _unranked(self) -> list[str]:
-        """Why some that were complete have no speed to compare."""
-        reasons = Counter(record.reason for record in self._not_ranked())
-        return [f"{count} not ranked by speed: {reason}" for reason, count in reasons.items()]
+    def _infeasible(self) -> list[str]:
+        """Return a line for each kind of reason why trials were infeasible."""
+        lines = []
+        kinds = self._group_by_reason(TrialStatus.INFEASIBLE)
+        for records in kinds[:SHOWN_ROWS]:
+            example = "; example" if len({record.reason for record in records}) > 1 else ""
+            lines.append(f"{len(records)} infeasible{example}: {records[-1].reason}")
+        if len(kinds) > SHOWN_ROWS:
+            lines.append(f"infeasible for {len(kinds) - SHOWN_ROWS} more reasons: see trials.csv")
+        return lines
 
     def _failures(self) -> list[str]:
-        """Why some were infeasible, and one example of each kind of bad ending, with its log."""
+        """Return an example of each kind of failure, with its log."""
         lines = []
-        reasons = self._by_reason(TrialStatus.INFEASIBLE)
-        for alike in reasons[:SHOWN_ROWS]:
-            such = ", such as" if len({record.reason for record in alike}) > 1 else ""
-            lines.append(f"{len(alike)} infeasible{such}: {alike[-1].reason}")
-        if len(reasons) > SHOWN_ROWS:
-            lines.append(f"infeasible for {len(reasons) - SHOWN_ROWS} more reasons: see trials.csv")
         for status in (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT):
-            kinds = self._by_reason(status)
-            if len(kinds) > SHOWN_FAILURES:
-                lines.append(f"{status.value} for {len(kinds)} reasons, of which these were met most: see trials.csv")
-            for alike in kinds[:SHOWN_FAILURES]:
-                last = alike[-1]
-                lines.append(f"{len(alike)} {status.value}, such as trial {last.number}: {last.reason}")
-                if (words := self.results.plan.last_lines_of(last.number)).exists():
-                    lines.append(f"         its last lines: {near(words)}")
+            kinds = self._group_by_reason(status)
+            if len(kinds) > SHOWN_REASONS:
+                lines.append(f"{status.value} for {len(kinds)} reasons, the most frequent ones below: see trials.csv")
+            for records in kinds[:SHOWN_REASONS]:
+                last = records[-1]
+                lines.append(f"{len(records)} {status.value}; example: trial {last.number}: {last.reason}")
+                if (path := self.results.plan.last_lines_path(last.number)).exists():
+                    lines.append(f"         its last lines: {relative_path(path)}")
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
 
-    def _by_reason(self, status: TrialStatus) -> list[list[TrialRecord]]:
-        """Those that ended so, the most frequent kind of reason first."""
-        reasons: dict[str, list[TrialRecord]] = {}
+    def _group_by_reason(self, status: TrialStatus) -> list[list[TrialRecord]]:
+        """Return the trials of a status by kind of reason, the most frequent first."""
+        kinds: dict[str, list[TrialRecord]] = {}
         for record in self.results.records:
             if record.status is status:
-                reasons.setdefault(record.kind_of_reason, []).append(record)
-        return sorted(reasons.values(), key=len, reverse=True)
+                kinds.setdefault(record.kind_of_reason, []).append(record)
+        return sorted(kinds.values(), key=len, reverse=True)
 
-    def _review(self, directory: Path, uri: str | None, recorder: TrackingClient) -> list[str]:
-        """The command that shows the runs in a browser, if one is needed, and the address of them, the best first."""
-        experiment = (recorder.opened or {}).get("experiment_id")
+    def _locations(self, recording: Recording) -> list[str]:
+        """Return where the results, the plots and the MLflow runs are."""
+        folder = self.results.plan.folder
+        lines = [f"results  {relative_path(folder / 'trials.csv')}"]
+        if (folder / "pictures" / "pictures.html").exists():
+            lines.append(f"plots    {relative_path(folder / 'pictures' / 'pictures.html')}")
+        if recording.is_complete:
+            return lines + self._review(recording)
+        trials = len(self.results.records) + len(self.results.remeasured)
+        reason = recording.error or "it has not answered yet"
+        return [
+            *lines,
+            f"MLflow   {recording.pending} of {trials} results are not written ({reason}); they are kept, and the same "
+            "command writes them",
+        ]
+
+    def _review(self, recording: Recording) -> list[str]:
+        """Return the command that shows the runs in a browser, if one is needed, and the address of the runs."""
         ascending = str(self.results.direction == "minimize").lower()
         only = urllib.parse.quote(f"tags.sweep = '{self.results.plan.name}'")
-        page = f"/#/experiments/{experiment}/runs?searchFilter={only}"
+        page = f"/#/experiments/{recording.experiment_id}/runs?searchFilter={only}"
         page += f"&orderByKey=metrics.%60{self.results.objective}%60&orderByAsc={ascending}"
+        uri = recording.uri
         if uri and uri.startswith("http"):
             return [f"review   {mask(uri).rstrip('/')}{page}"]
-        beside = Path(sys.executable).with_name("mlflow")
-        if shutil.which("mlflow"):
-            program = "mlflow"
-        else:
-            program = near(beside) if beside.exists() else f"{near(Path(sys.executable))} -m mlflow"
-        go_there = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
+        directory = self.results.plan.directory
+        change_directory = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
         store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
-        return [f"review   {go_there}{program} ui{store}", f"         http://127.0.0.1:5000{page}"]
+        return [f"review   {change_directory}{_mlflow_command()} ui{store}", f"         http://127.0.0.1:5000{page}"]
 
 
-def _not_written(recorder: TrackingClient, trials: int) -> str:
-    why = recorder.trouble or "it has not answered yet"
-    kept = "they are kept, and the same command writes them"
-    return f"MLflow   {recorder.behind} of {trials} results are not in it ({why}); {kept}"
+def _mlflow_command() -> str:
+    """Return MLflow's command as a person can type it here."""
+    if shutil.which("mlflow"):
+        return "mlflow"
+    beside_python = Path(sys.executable).with_name("mlflow")
+    if beside_python.exists():
+        return relative_path(beside_python)
+    return f"{relative_path(Path(sys.executable))} -m mlflow"
 
 
-def near(path: Path) -> str:
-    """A path as seen from the working directory, where it lies below it."""
+def _describe_quality(quality: dict[str, float]) -> str:
+    """Return how far the estimates were off and how well they ordered the trials."""
+    error = quality["predicted_error"]
+    distance = f"{error:.1%} off" if error < 1 else f"{1 + error:.0f} times the measured values"
+    text = f"estimates are {distance} (median of the trials)"
+    if "predicted_order" in quality:
+        text += f"; rank correlation {quality['predicted_order']:.2f}"
+    return text
+
+
+def relative_path(path: Path) -> str:
+    """Return the path relative to the working directory if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

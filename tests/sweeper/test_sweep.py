@@ -70,7 +70,7 @@ def test_the_main_job_measures_this_machine(main_job: Ended) -> None:
 
 def test_a_search_of_products_leaves_its_rate_behind_and_the_leaderboard_shows_it(main_job: Ended) -> None:
     (kept,) = ceilings.read(main_job.place.path)
-    assert kept.dtype == "fp32" and kept.how == "mean of 5 rounds"
+    assert kept.dtype == "fp32" and kept.method == "mean of 5 rounds"
     m, n, k = map(int, kept.shape.split("x"))
     assert m % 64 == 0 and n == 256 and k > 0
     end = json.loads(main_job.done.err.strip().splitlines()[-1])

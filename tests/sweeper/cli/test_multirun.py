@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sweeper.cli import multirun
-from sweeper.cli.overrides import said_of_one
+from sweeper.cli.overrides import arguments_of_sweep
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
@@ -20,7 +20,9 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
         return popen([sys.executable, "-c", program], **options)
 
     monkeypatch.setattr(multirun.subprocess, "Popen", ends_so)
-    assert multirun.run([multirun.SweepQueue(f"lane {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
+    assert (
+        multirun.run_queues([multirun.SweepQueue(f"lane {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
     ],
 )
 def test_each_sweep_is_told_the_flags_of_all(said: str, flags: list[str]) -> None:
-    assert said_of_one(said.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
+    assert arguments_of_sweep(said.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
 
 
 def test_a_signal_before_a_sweep_starts_keeps_it_from_starting() -> None:

@@ -86,17 +86,17 @@ def test_the_noise_of_devices_that_do_not_wait_is_not_summed_into_their_slowest(
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "message"),
     [
         ({"step_times_s": (1.0, 0.0)}, "step_times_s has 0.0"),
         ({"step_times_s": (1.0, math.nan)}, "step_times_s has nan"),
-        ({"step_times_s": (1.0,), "statistic": "best"}, "statistic='best': it may be median, mean, fastest"),
-        ({"step_times_s": (1.0,), "metrics": {"loss": None}}, r"figures\['loss'\] is None"),
+        ({"step_times_s": (1.0,), "statistic": "best"}, "statistic='best': allowed are median, mean, fastest"),
+        ({"step_times_s": (1.0,), "metrics": {"loss": None}}, r"metrics\['loss'\] is None"),
     ],
 )
 def test_a_measurement_of_which_no_figure_can_be_made_is_refused_where_it_is_made(
-    said: dict[str, Any], words: str
+    fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
-        Measurement(executed={}, **said)
+    with pytest.raises(ValueError, match=message):
+        Measurement(executed={}, **fields)
     assert set(contract.STATISTICS) == set(STATISTICS)

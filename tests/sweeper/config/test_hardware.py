@@ -9,8 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.hardware import Node, catalogue, choose, kind_of
-from sweeper.config.resolution import CONF, Hardware, host_gib, read, read_space
+from sweeper.config.hardware import Node, catalogue, hardware_of, select_target
+from sweeper.config.resolution import CONF, resolve
+from sweeper.config.schema import Hardware
+from sweeper.config.space_checks import read_space, reserved_host_gib
 from tests.conftest import REPOSITORY, Place
 
 AUTO = Hardware(name="auto")
@@ -41,28 +43,28 @@ def gpu_node(name: str, label: str, gpus: int = 8) -> Node:
     ],
 )
 def test_a_gpu_is_known_by_what_its_driver_or_ray_calls_it(name: str, label: str, entry: str) -> None:
-    assert kind_of(gpu_node(name, label)).name == entry
+    assert hardware_of(gpu_node(name, label)).name == entry
 
 
 def test_forms_of_one_gpu_are_not_confused() -> None:
     """An H200 NVL has another power limit and other peaks than the SXM: no MFU is better than a wrong one."""
-    unknown = kind_of(gpu_node("NVIDIA H200 NVL", "H200"))
+    unknown = hardware_of(gpu_node("NVIDIA H200 NVL", "H200"))
     assert unknown.name == "nvidia_h200_nvl"
     assert unknown.dense_peak_tflops == {}
 
 
 def test_auto_takes_the_gpus_if_there_are_any() -> None:
     h200 = gpu_node("NVIDIA H200", "H200")
-    assert choose(AUTO, [CPU_NODE, h200], 1).hardware.name == "h200"
-    assert choose(AUTO, [CPU_NODE], 1).hardware.kind == "cpu"
-    assert choose(AUTO, [h200, h200], 1).devices == 16
+    assert select_target(AUTO, [CPU_NODE, h200], 1).hardware.name == "h200"
+    assert select_target(AUTO, [CPU_NODE], 1).hardware.kind == "cpu"
+    assert select_target(AUTO, [h200, h200], 1).devices == 16
 
 
 def test_what_others_have_of_a_gpu_is_said_and_a_display_is_not() -> None:
     node = replace(gpu_node("NVIDIA H200", "H200", gpus=2), gpus_used_gib=((2, 0.4), (3, 34.12)))
-    (words,) = choose(AUTO, [node], 1).in_use()
-    assert words.startswith("34.1 GiB of GPU 3: ")
-    assert choose(Hardware(name="cpu", kind="cpu"), [node], 1).in_use() == []
+    (words,) = select_target(AUTO, [node], 1).describe_foreign_use()
+    assert words.startswith("other processes use 34.1 GiB of GPU 3")
+    assert select_target(Hardware(name="cpu", kind="cpu"), [node], 1).describe_foreign_use() == []
 
 
 @pytest.mark.gpu
@@ -75,7 +77,7 @@ def test_a_sweep_says_what_others_have_of_its_gpu(place: Place) -> None:
     shape = ("space.m=512", "space.n=512", "space.k=512", "search=grid", "finals.top=0")
     done = place.run("workload=matmul", *shape, "progress=never")
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]  # the driver's, as the sweep says it
-    found = re.search(rf"in use +(\d+\.\d) GiB of GPU {number}: ", done.out + done.err)
+    found = re.search(rf"other processes use (\d+\.\d) GiB of GPU {number};", done.out + done.err)
     assert found, done.out + done.err
     assert held_gib <= float(found[1]) < held_gib + 3  # CUDA's own memory is seen too
     assert held.is_cuda
@@ -83,33 +85,33 @@ def test_a_sweep_says_what_others_have_of_its_gpu(place: Place) -> None:
 
 def test_auto_does_not_choose_between_kinds() -> None:
     with pytest.raises(UserInputError, match=r"hardware=h200\|mi300x"):
-        choose(AUTO, [gpu_node("NVIDIA H200", "H200"), gpu_node("", "AMD-Instinct-MI300X-OAM")], 1)
+        select_target(AUTO, [gpu_node("NVIDIA H200", "H200"), gpu_node("", "AMD-Instinct-MI300X-OAM")], 1)
 
 
 def test_a_sweep_takes_only_the_nodes_that_it_asked_for() -> None:
     nodes = [CPU_NODE, gpu_node("NVIDIA H200", "H200"), gpu_node("", "AMD-Instinct-MI300X-OAM", gpus=4)]
-    target = choose(catalogue()["mi300x"], nodes, 1)
+    target = select_target(catalogue()["mi300x"], nodes, 1)
     assert target.devices == 4
-    assert target.gangs(2, None) == 2
+    assert target.count_gangs(2, None) == 2
     with pytest.raises(
-        UserInputError, match=r"there is none; the cluster has 8 x NVIDIA H200 \(hardware=h200\), 4 x AMD"
+        UserInputError, match=r"not in the cluster, which has 8 x NVIDIA H200 \(hardware=h200\), 4 x AMD"
     ):
-        choose(catalogue()["b200"], nodes, 1)
+        select_target(catalogue()["b200"], nodes, 1)
     with pytest.raises(UserInputError, match="gpus=8: the cluster has 4 GPUs"):
-        choose(catalogue()["mi300x"], nodes, 8)
+        select_target(catalogue()["mi300x"], nodes, 8)
 
 
 def test_on_a_cpu_one_trial_runs_at_a_time_unless_told_otherwise() -> None:
-    target = choose(AUTO, [CPU_NODE], 1)
-    assert target.gangs(1, None) == 1
-    assert target.gangs(1, 4) == 4
+    target = select_target(AUTO, [CPU_NODE], 1)
+    assert target.count_gangs(1, None) == 1
+    assert target.count_gangs(1, 4) == 4
     with pytest.raises(UserInputError, match="at most 8"):
-        target.gangs(1, 9)
+        target.count_gangs(1, 9)
 
 
 def test_no_process_is_given_more_cores_than_a_node_has() -> None:
-    two = choose(AUTO, [CPU_NODE, CPU_NODE], 1)
-    assert [two.cores_for_each(ranks) for ranks in (1, 2, 3, 4, 16)] == [8, 8, 4, 4, 1]
+    two = select_target(AUTO, [CPU_NODE, CPU_NODE], 1)
+    assert [two.cores_per_rank(ranks) for ranks in (1, 2, 3, 4, 16)] == [8, 8, 4, 4, 1]
 
 
 def test_the_catalogues_peaks_are_the_published_dense_ones() -> None:
@@ -125,32 +127,32 @@ def test_the_catalogues_peaks_are_the_published_dense_ones() -> None:
 
 def test_with_whole_nodes_there_are_as_many_gangs_as_nodes_hold() -> None:
     nodes = tuple(Node(f"n{n}", 64, "cpu", gpus=8, accelerator="H200") for n in range(4))
-    target = choose(catalogue()["h200"], nodes, 1)
-    assert target.gangs(1, None) == 32 and target.gangs(1, None, whole_nodes=True) == 4
-    assert target.gangs(16, None, whole_nodes=True) == 2 == target.gangs(16, None)
+    target = select_target(catalogue()["h200"], nodes, 1)
+    assert target.count_gangs(1, None) == 32 and target.count_gangs(1, None, whole_nodes=True) == 4
+    assert target.count_gangs(16, None, whole_nodes=True) == 2 == target.count_gangs(16, None)
     assert (target.cores_of_whole_nodes(1), target.cores_of_whole_nodes(8), target.cores_of_whole_nodes(16)) == (
         64,
         8,
         8,
     )
     with pytest.raises(UserInputError, match="at most 4 fit on 32 GPUs with exclusive=node"):
-        target.gangs(1, 5, whole_nodes=True)
+        target.count_gangs(1, 5, whole_nodes=True)
 
 
 def test_a_hosts_memory_leaves_room_for_fewer_gangs_than_its_gpus_do() -> None:
     nodes = tuple(Node(f"n{n}", 64, "cpu", gpus=8, accelerator="H200", memory_gib=1000.0 + n) for n in range(4))
-    target = choose(catalogue()["h200"], nodes, 1)
-    assert [target.gangs(1, None, gib=gib) for gib in (0, 100, 300, 1000)] == [32, 32, 12, 4]
-    assert target.gangs(2, None, gib=300) == 6 and target.least_memory_gib() == 1000.0
+    target = select_target(catalogue()["h200"], nodes, 1)
+    assert [target.count_gangs(1, None, host_gib=gib) for gib in (0, 100, 300, 1000)] == [32, 32, 12, 4]
+    assert target.count_gangs(2, None, host_gib=300) == 6 and target.least_memory_gib() == 1000.0
     with pytest.raises(UserInputError, match="at most 12 fit on 32 GPUs with 300 GiB of memory each"):
-        target.gangs(1, 13, gib=300)
+        target.count_gangs(1, 13, host_gib=300)
 
 
 def test_what_is_reserved_of_a_hosts_memory_is_the_most_that_any_point_takes() -> None:
     def reserved(*words: str) -> float:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            said = read(compose("config", overrides=["workload=probe", *words]))
-        return host_gib(said, read_space(said, "gpu", None)[0])
+            said = resolve(compose("config", overrides=["workload=probe", *words]))
+        return reserved_host_gib(said, read_space(said, "gpu", None)[0])
 
     assert reserved() == 0
     assert reserved("++space.host_gib=3") == 3

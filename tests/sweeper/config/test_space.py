@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 
 from sweeper.cli.overrides import quote_spaces
 from sweeper.common.errors import UserInputError
-from sweeper.config.resolution import CONF, Config, read, read_space
-from sweeper.config.space import Choice, Interval, Range, Space, parse, read_entry
+from sweeper.config.resolution import CONF, ResolvedConfig, resolve
+from sweeper.config.space import Choice, Interval, Range, Space, parse, parse_entry
+from sweeper.config.space_checks import read_space
 
 
 @given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 70))
 def test_a_range_is_pythons(first: int, length: int, step: int) -> None:
     end = first + length
-    read = read_entry("x", f"range({first}, {end}, {step})")
+    read = parse_entry("x", f"range({first}, {end}, {step})")
     expected = list(range(first, end, step))
     if len(expected) == 1:
         assert read == first
@@ -28,13 +29,13 @@ def test_a_range_is_pythons(first: int, length: int, step: int) -> None:
 @given(st.integers(-1000, 1000), st.integers(2, 500), st.integers(1, 70))
 def test_a_range_reads_back_as_it_is_written(low: int, count: int, step: int) -> None:
     dimension = Range(low, low + (count - 1) * step, step)
-    assert read_entry("x", str(dimension)) == dimension
+    assert parse_entry("x", str(dimension)) == dimension
 
 
 @given(st.lists(st.sampled_from(["bf16", "fp16", 1, 2, 4.5, True]), min_size=2, max_size=5, unique_by=str))
 def test_a_choice_reads_back_as_it_is_written(values: list[object]) -> None:
     written = Choice(tuple(values))  # type: ignore[arg-type]
-    assert str(read_entry("x", str(written))) == str(written)
+    assert str(parse_entry("x", str(written))) == str(written)
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 6), min_size=1))
@@ -46,7 +47,7 @@ def test_the_size_of_a_space_is_the_number_of_its_points(sizes: dict[str, int]) 
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("entry", "expected"),
     [
         ("choice(bf16,fp16)", Choice(("bf16", "fp16"))),
         ("bf16,fp16", Choice(("bf16", "fp16"))),
@@ -61,28 +62,28 @@ def test_the_size_of_a_space_is_the_number_of_its_points(sizes: dict[str, int]) 
         ([7], 7),
     ],
 )
-def test_each_form_means_what_it_says(said: object, meant: object) -> None:
-    assert read_entry("x", said) == meant
+def test_each_form_is_parsed(entry: object, expected: object) -> None:
+    assert parse_entry("x", entry) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("entry", "reason"),
     [
         ("range(10, 5)", "empty"),
         ("range(1, 5, 0)", "step"),
         ("interval(2, 1)", "empty"),
         ("tag(log, interval(0, 1))", "above 0"),
-        ("choice()", "cannot be read"),
+        ("choice()", "cannot be parsed"),
         ([], "empty"),
-        ("range(", "cannot be read"),
+        ("range(", "cannot be parsed"),
         ({"cpu": 1, "tpu": 2}, "cpu and gpu"),
-        ({"gpu": 1}, "says nothing for a cpu"),
+        ({"gpu": 1}, "has no value for a cpu"),
     ],
 )
-def test_what_makes_no_sense_is_said(said: object, why: str) -> None:
+def test_an_invalid_entry_is_refused_with_the_reason(entry: object, reason: str) -> None:
     with pytest.raises(UserInputError, match=r"space\.x") as caught:
-        parse({"x": said}, "cpu")
-    assert why in str(caught.value)
+        parse({"x": entry}, "cpu")
+    assert reason in str(caught.value)
 
 
 def test_a_grid_over_an_interval_is_refused() -> None:
@@ -91,14 +92,14 @@ def test_a_grid_over_an_interval_is_refused() -> None:
 
 
 def test_the_device_decides_between_cpu_and_gpu() -> None:
-    said = {"m": {"cpu": "range(1, 4)", "gpu": 8192}}
-    assert parse(said, "cpu").dimensions == {"m": Range(1, 3, 1)}
-    assert parse(said, "gpu").constants == {"m": 8192}
+    entries = {"m": {"cpu": "range(1, 4)", "gpu": 8192}}
+    assert parse(entries, "cpu").dimensions == {"m": Range(1, 3, 1)}
+    assert parse(entries, "gpu").constants == {"m": 8192}
 
 
-def composed(*words: str) -> Config:
+def composed(*words: str) -> ResolvedConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return read(compose("config", overrides=quote_spaces(list(words))))
+        return resolve(compose("config", overrides=quote_spaces(list(words))))
 
 
 @pytest.mark.parametrize(

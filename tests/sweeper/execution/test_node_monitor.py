@@ -9,23 +9,23 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
-from sweeper.config.hardware import Node, catalogue, choose
-from sweeper.config.resolution import CONF, read
+from sweeper.config.hardware import Node, catalogue, select_target
+from sweeper.config.resolution import CONF, resolve
 from sweeper.config.space import Space
 from sweeper.execution.node_health import TRIALS_BETWEEN
 from sweeper.execution.node_monitor import NodeMonitor
-from sweeper.planning.plan import Plan
+from sweeper.planning.plan import Plan, Resources
 
 
 def nodes_of(count: int, *words: str, gpus: int = 1, records: dict[int, TrialRecord] | None = None) -> NodeMonitor:
     """As many nodes n0, n1, … of eight GPUs, and what earlier runs left; nobody looks which of them are up."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        said = read(compose("config", overrides=["workload=probe", *words]))
+        resolved = resolve(compose("config", overrides=["workload=probe", *words]))
     there = [Node("10.0.0.1", 64, "cpu", 8, "H200", id=f"n{n}") for n in range(count)]
-    target = choose(catalogue()["h200"], there, gpus)
-    at_once = target.gangs(gpus, None)
+    target = select_target(catalogue()["h200"], there, gpus)
+    resources = Resources(target, gpus, target.count_gangs(gpus, None), False, 0.0)
     plan = Plan(
-        *(said, target, Space({}, {}), [], [], gpus, at_once, False, 0.0, {}, "name", Path(), {}, None, []),
+        *(resolved, resources, Space({}, {}), [], [], {}, "name", Path(), {}, None, []),
     )
     found = NodeMonitor(plan, {} if records is None else records)
     found._look_at_s = math.inf

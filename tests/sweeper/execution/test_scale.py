@@ -10,7 +10,7 @@ import pytest
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.hardware import Node, Target
-from sweeper.config.resolution import Budget, Hardware
+from sweeper.config.schema import Budget, Hardware
 from sweeper.execution import cluster
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.search.state import SweepProgress

@@ -98,8 +98,8 @@ class Cluster:
         ray = str(Path(sys.executable).with_name("ray"))
         # What Ray keeps of one machine, no other sees: neither sockets nor logs.
         prepare = f'hostname {place} && mkdir -p /tmp/ray && mount -t tmpfs none /tmp/ray && exec "$@"'
-        named = ["unshare", "--uts", "--mount", "sh", "-c", prepare if place != "head" else 'exec "$@"', "sh"]
-        command = [*named, ray, "start", *words, f"--num-cpus={0 if place == 'head' else GPUS}", "--block"]
+        find_hardware = ["unshare", "--uts", "--mount", "sh", "-c", prepare if place != "head" else 'exec "$@"', "sh"]
+        command = [*find_hardware, ray, "start", *words, f"--num-cpus={0 if place == 'head' else GPUS}", "--block"]
         self._raylets.append(
             subprocess.Popen(
                 self.inside(place, *command),

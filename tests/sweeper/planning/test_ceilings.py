@@ -12,7 +12,7 @@ import pytest
 
 from sweeper.common.metrics import derive
 from sweeper.planning import ceilings
-from sweeper.planning.ceilings import Rate
+from sweeper.planning.ceilings import MatmulCeiling
 from sweeper.ui import per_gpu
 from sweeper.ui.results import Results
 from tests.conftest import Place
@@ -20,7 +20,7 @@ from tests.support.factories import finals_record as record
 from tests.support.factories import run_report as report
 from workloads.api.contract import Measurement
 
-H200 = Rate(
+H200 = MatmulCeiling(
     device="NVIDIA H200",
     dtype="bf16",
     matrix_dtype="bf16",
@@ -31,7 +31,7 @@ H200 = Rate(
     tflops_sustained=664.0,
     shape="8192x8192x8192",
     layout="nt",
-    route="torch",
+    backend="torch",
     rounds=5,
     repeats=30,
     torch="2.11",
@@ -68,7 +68,7 @@ def test_what_training_is_held_against_is_the_best_median_of_its_type_on_its_gpu
         replace(H200, dtype="fp8_tensorwise", matrix_dtype="fp8", tflops=1430.0),
         replace(H200, device="NVIDIA B200", tflops=1700.0),
     ]
-    assert ceilings.reached_tflops(kept, "NVIDIA H200") == {"bf16": 780.0, "fp8": 1430.0}
+    assert ceilings.achieved_tflops(kept, "NVIDIA H200") == {"bf16": 780.0, "fp8": 1430.0}
 
 
 def test_training_reports_two_utilisations_and_a_product_one() -> None:
@@ -131,7 +131,7 @@ def test_another_objective_leaves_no_rate(tmp_path: Path) -> None:
     for objective, direction in (("step_time_ms", "minimize"), ("mfu", "maximize")):
         said = SimpleNamespace(name="matmul", objective=objective, direction=direction)
         plan = SimpleNamespace(config=SimpleNamespace(workload=said), directory=tmp_path)
-        Results(plan, {}, [], [], [record(1, 1.0)], [], []).keep_rates()  # type: ignore[arg-type]
+        Results(plan, {}, [], [], [record(1, 1.0)], [], []).keep_ceilings()  # type: ignore[arg-type]
     assert ceilings.read(tmp_path) == []
 
 
@@ -142,7 +142,7 @@ def test_gpus_of_different_gangs_are_not_compared() -> None:
         for f in machine_info
     ]
     trials = [replace(record(1, 1.0), measurements=ranks[:2]), replace(record(2, 1.0), measurements=ranks[2:])]
-    assert per_gpu.members(trials) == []
+    assert per_gpu.per_gpu_results(trials) == []
 
 
 def test_the_slow_gpu_of_a_fleet_is_named() -> None:
@@ -160,7 +160,7 @@ def test_the_slow_gpu_of_a_fleet_is_named() -> None:
         replace(record(n, 1.0), measurements=[rank("a", 1.0 * s), rank("b", 1.1 * s), rank("c", 0.9 * s)])
         for n, s in enumerate((1.0, 2.0, 3.0))
     ]
-    found = per_gpu.members([*trials, record(9, 1.0)])
+    found = per_gpu.per_gpu_results([*trials, record(9, 1.0)])
     assert [member.gpu for member in found] == ["b", "a", "c"]
     assert found[0].relative == pytest.approx(1 / 1.1) and found[0].trials == 3
-    assert "22.2% between the fastest and the slowest: n0 b at 0.909" in per_gpu.said(found)
+    assert "22.2% between the fastest and the slowest: n0 b at 0.909" in per_gpu.describe(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.config.resolution import Budget
+from sweeper.config.schema import Budget
 from sweeper.search.state import FEW, SweepProgress
 
 
@@ -49,7 +49,7 @@ def test_it_is_said_once() -> None:
 
 def test_the_time_left_is_until_the_last_trial_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, now = board(), [0.0]
-    monkeypatch.setattr("sweeper.board.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sweeper.search.state.time.monotonic", lambda: now[0])
     kept.start()
     assert kept.left_s(20) is None
     for n in range(10):

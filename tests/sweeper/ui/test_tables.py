@@ -1,4 +1,4 @@
-"""Tables in the width that there is."""
+"""Tables that fit into the width of a terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ CELLS = [
 ]
 
 
-def drawn(width: int, at_least: int = 3) -> str:
+def render(width: int, minimum: int = 3) -> str:
     text = io.StringIO()
-    Console(file=text, width=width).print(draw(HEADING, CELLS, at_least, width))
+    Console(file=text, width=width).print(draw(HEADING, CELLS, minimum, width))
     return text.getvalue()
 
 
 @pytest.mark.parametrize(
     ("width", "excluded"), [(80, []), (50, ["step ms"]), (44, ["95% from", "to", "step ms"]), (10, HEADING[3:])]
 )
-def test_what_there_is_no_room_for_is_said(width: int, excluded: list[str]) -> None:
-    said = " ".join(drawn(width).split())
-    assert (f"no room for: {', '.join(excluded)}" in said) == bool(excluded)
-    assert all(("0.004208" not in said, "0.005608" not in said)) == ("to" in excluded)
-    assert "0.004226" in said or width == 10  # what is ranked by stays, in pieces if it has to
+def test_columns_that_do_not_fit_are_named(width: int, excluded: list[str]) -> None:
+    text = " ".join(render(width).split())
+    assert (f"hidden, too narrow: {', '.join(excluded)}" in text) == bool(excluded)
+    assert all(("0.004208" not in text, "0.005608" not in text)) == ("to" in excluded)
+    assert "0.004226" in text or width == 10  # the objective stays, wrapped if it must be

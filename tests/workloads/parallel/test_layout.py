@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeper.config.hardware import Node, Target, catalogue
-from sweeper.planning.cost_model import SHARE_OF_PEAK, build_machine
+from sweeper.planning.cost_model import ASSUMED_SHARE_OF_PEAK, build_machine
 from tests.conftest import REPOSITORY, Done
 from workloads.api.contract import Machine
 from workloads.llama.shapes import MODELS
@@ -116,7 +116,7 @@ def foreseen_tokens_per_s(measured: dict[str, Any]) -> float:
     """Of a GPU, as a machine is seen on which no product was measured."""
     layout, setting = laid_out(measured)
     ranks = layout.world_size
-    machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": SHARE_OF_PEAK * 989})
+    machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": ASSUMED_SHARE_OF_PEAK * 989})
     return layout.global_batch * 8192 / step_s(layout, setting, 2, machine) / ranks
 
 

@@ -1,0 +1,131 @@
+"""The schema of a configuration, as dataclasses. Defaults stand in `conf/config.yaml`, where each key is documented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class WorkloadSection:
+    """Which workload runs and how its trials are ranked.
+
+    Attributes:
+        objective: the metric that ranks trials.
+        strategy: the name of a fixed layout in `conf/strategies.yaml`.
+    """
+
+    name: str
+    objective: str
+    direction: Literal["maximize", "minimize"] = "maximize"
+    strategy: str | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of device. Peaks are dense TFLOP/s of one device by data type; unpublished ones are absent.
+
+    Attributes:
+        architecture: as in `workloads.api.recipes`.
+        accelerators: Ray's labels for the device.
+        device_names: regular expressions for the driver's names of the device.
+        link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
+    """
+
+    name: str
+    kind: Literal["cpu", "gpu"] = "gpu"
+    architecture: str | None = None
+    accelerators: list[str] = field(default_factory=list)
+    device_names: list[str] = field(default_factory=list)
+    dense_peak_tflops: dict[str, float] = field(default_factory=dict)
+    memory_gb: float | None = None
+    bandwidth_tb_s: float | None = None
+    link_gb_s: float | None = None
+    power_w: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """How trials are chosen."""
+
+    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+    pruner: Literal["none", "median"] = "none"
+    initial_points: Any = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a sweep; it ends at the first one that is reached."""
+
+    trials: int | None = field(default=None, metadata={"min": 1})
+    time_s: float | None = field(default=None, metadata={"min": 0.001})
+    patience: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class Finals:
+    """How many of the best trials are measured again, and how often each."""
+
+    top: int = field(metadata={"min": 0})
+    rounds: int = field(metadata={"min": 2})
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """Limits of one trial."""
+
+    timeout_s: float = field(metadata={"min": 0.001})
+    retries: int = field(metadata={"min": 0})
+    grace_s: float = field(metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class ClusterSection:
+    """The Ray cluster that trials run on."""
+
+    address: str | None = None
+    insecure: bool = False
+    network_gb_s: float = field(default=50.0, metadata={"min": 0.001})
+    max_concurrent_trials: int | None = field(default=None, metadata={"min": 1})
+    drain_below: float | None = field(default=0.9, metadata={"min": 0, "max": 1})
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The MLflow store that a sweep is recorded in."""
+
+    experiment: str
+    uri: str | None = None
+
+
+@dataclass(frozen=True)
+class ProjectionSection:
+    """To how many nodes the best point is projected."""
+
+    nodes: Any = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A composed configuration, each value of the right type."""
+
+    workload: WorkloadSection
+    space: dict[str, Any]
+    hardware: Hardware
+    search: Search
+    budget: Budget
+    finals: Finals
+    trial: TrialLimits
+    cluster: ClusterSection
+    tracking: Tracking
+    dir: str
+    projection: ProjectionSection = ProjectionSection()
+    command: dict[str, Any] | None = None
+    name: str | None = None
+    exclusive: Literal["gpu", "node"] | None = None
+    gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
+    seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
+    progress: Literal["auto", "always", "never", "json"] = "auto"
+    plan: bool = False
+    price_per_hour: float | None = field(default=None, metadata={"min": 0})

@@ -1,0 +1,198 @@
+"""The space of a sweep, held against the workload's parameters and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from hydra.core.override_parser.types import ChoiceSweep
+
+from sweeper.common.errors import UserInputError, suggest
+from sweeper.common.secrets import is_secret
+from sweeper.config import space as spaces
+from sweeper.config.migration import renamed_parameter
+from sweeper.config.resolution import ResolvedConfig
+from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
+from sweeper.config.validation import build, check_bounds, convert
+from workloads.api import host
+
+
+def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) -> tuple[Space, list[str]]:
+    """Return the space for a device of `kind` ("cpu" or "gpu"), and which values of it were excluded, with the reason.
+
+    Values are excluded that the architecture does not support.
+
+    Raises:
+        UserInputError: for an unknown parameter, a value of the wrong type or out of bounds, or a parameter without
+            any supported value.
+    """
+    space = spaces.parse(resolved.config.space, kind)
+    parameters = resolved.workload.Parameters
+    hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
+    for name in (*space.constants, *space.dimensions):
+        _check_name(resolved, name, known)
+        if known[name].metadata.get("file") and resolved.is_local:
+            _check_files(space, name)
+    dimensions = {
+        name: _convert_dimension(f"space.{name}", dimension, hints[name], known[name].metadata)
+        for name, dimension in space.dimensions.items()
+    }
+    any_point = {name: _extremes(dimension)[0] for name, dimension in dimensions.items()}
+    whole = build(parameters, {**space.constants, **any_point}, "space.")
+    constants = {name: getattr(whole, name) for name in space.constants}
+    excluded = list[str]()
+    for name in [name for name in known if "unsupported_reason" in known[name].metadata and architecture]:
+        requested = dimensions.get(name, Choice((getattr(whole, name),)))
+        assert isinstance(requested, Choice) and architecture is not None
+        supported, reasons = _split_supported(requested, known[name], architecture)
+        if not supported:
+            raise UserInputError("; ".join(reasons))
+        if reasons:
+            excluded += reasons
+            del dimensions[name]
+            if len(supported) > 1:
+                dimensions[name] = Choice(supported)
+            else:
+                constants[name] = supported[0]
+    return Space(dimensions, constants), excluded
+
+
+def _check_name(resolved: ResolvedConfig, name: str, known: Mapping[str, Field[Any]]) -> None:
+    """Check that the workload has the parameter and that it is no secret."""
+    if is_secret(name):
+        raise UserInputError(f"space.{name}: looks like a secret, and parameters are recorded; use the environment")
+    if name in known:
+        return
+    new = renamed_parameter(name)
+    if new is not None and new in known:
+        raise UserInputError(f"space.{name}: renamed in 0.2; use space.{new}")
+    if resolved.settings is None:
+        raise UserInputError(f"space.{name}: unknown parameter. {suggest(name, known)}")
+    raise UserInputError(f"space.{name}: the command has no {{{name}}}. {suggest(name, known)}")
+
+
+def _check_files(space: Space, name: str) -> None:
+    """Check that the files exist that a parameter names."""
+    dimension = space.dimensions.get(name)
+    paths = dimension.values if isinstance(dimension, Choice) else (space.constants.get(name),)
+    missing = [path for path in paths if isinstance(path, str) and not Path(path).exists()]
+    if missing:
+        raise UserInputError(f"space.{name}={missing[0]}: no such file")
+
+
+def _split_supported(
+    requested: Choice, parameter: Field[Any], architecture: str
+) -> tuple[tuple[Value, ...], list[str]]:
+    """Return the values that the architecture supports, and a line for each other one."""
+    reasons = {value: parameter.metadata["unsupported_reason"](value, architecture) for value in requested.values}
+    lines = [f"space.{parameter.name}={value} is {reason}" for value, reason in reasons.items() if reason]
+    return tuple(value for value, reason in reasons.items() if not reason), lines
+
+
+def _convert_dimension(key: str, dimension: Dimension, hint: Any, bounds: Mapping[str, Any]) -> Dimension:
+    """Return the dimension with its values as the parameter's type. Raises UserInputError where that is impossible."""
+    for value in _extremes(dimension):
+        check_bounds(convert(hint, value, key), bounds, key)
+    if isinstance(dimension, Choice):
+        return Choice(tuple(convert(hint, value, key) for value in dimension.values))
+    if hint in (int, int | None):
+        if isinstance(dimension, Interval):
+            raise UserInputError(f"{key}={dimension}: an integer needs a range or a choice")
+        low, high, step = (convert(int, x, key) for x in (dimension.low, dimension.high, dimension.step))
+        return Range(low, high, step, dimension.log)
+    return dimension
+
+
+def _extremes(dimension: Dimension) -> Sequence[Value]:
+    """Return the values between which all others are; of a choice all values."""
+    return dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
+
+
+def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
+    """Return the extreme values of a parameter that the space may leave at its default."""
+    dimension = space.dimensions.get(parameter.name)
+    if dimension is not None:
+        return _extremes(dimension)
+    default: Any = parameter.default
+    return [space.constants.get(parameter.name, default)]
+
+
+def check_cpu_memory(resolved: ResolvedConfig, space: Space) -> None:
+    """Check that this machine, without a GPU, has the memory that the smallest value of a parameter needs.
+
+    Raises:
+        UserInputError: if it does not, with the values that fit.
+    """
+    if not resolved.is_local:
+        return
+    memory_gib, parameters = host.memory_bytes() / 2**30, resolved.workload.Parameters
+    hints = get_type_hints(parameters)
+    for parameter in [field for field in fields(parameters) if "cpu_gib" in field.metadata]:
+        needed_gib = parameter.metadata["cpu_gib"]
+        least_gib, value = min((needed_gib(value), value) for value in _possible_values(space, parameter))
+        if least_gib > memory_gib:
+            fitting = [choice for choice in get_args(hints[parameter.name]) if needed_gib(choice) <= memory_gib]
+            raise UserInputError(
+                f"space.{parameter.name}={value}: needs {least_gib:.1f} GiB, and without a GPU this machine has "
+                f"{memory_gib:.1f} GiB. Fitting: {', '.join(fitting)}"
+            )
+
+
+def reserved_host_gib(resolved: ResolvedConfig, space: Space) -> float:
+    """Return the GiB of its node's memory that each process of a trial may take, by its parameters."""
+    total_gib = 0.0
+    for parameter in fields(resolved.workload.Parameters):
+        if parameter.metadata.get("host_memory"):
+            values = _possible_values(space, parameter)
+            total_gib += max(float(value) for value in values if isinstance(value, (int, float)))
+    return total_gib
+
+
+def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, strict: bool) -> list[Parameters]:
+    """Return the points to try first, each with the parameters that vary.
+
+    Points outside of the space are skipped.
+
+    Raises:
+        UserInputError: for an unknown parameter or a wrong type; if `strict`, also for a point outside of the space.
+    """
+    key = "search.initial_points"
+    points = spaces.select_kind(resolved.config.search.initial_points, kind, key) or []
+    if isinstance(points, str):
+        points = spaces.parse_text(key, points)
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        raise UserInputError(f"{key}: must be a list of mappings: {key}=[{{m: 4096, n: 4096, k: 4096}}]")
+    hints = get_type_hints(resolved.workload.Parameters)
+    for point in points:
+        for name, value in point.items():
+            if name not in hints:
+                raise UserInputError(f"{key}: unknown parameter {name}. {suggest(name, hints)}")
+            convert(hints[name], value, f"{key}.{name}")
+    inside = [point for point in points if point in space]
+    if strict and len(inside) < len(points):
+        outside = next(point for point in points if point not in space)
+        name, value = next((name, value) for name, value in outside.items() if {name: value} not in space)
+        raise UserInputError(
+            f"{key}: {name}={value} is outside of the space; space.{name} is {space.described().get(name)}"
+        )
+    varying = [{name: value for name, value in point.items() if name in space.dimensions} for point in inside]
+    return [point for point in varying if point]
+
+
+def read_projection_nodes(resolved: ResolvedConfig) -> list[int]:
+    """Return the numbers of nodes that the best point is projected to; empty if none were requested.
+
+    Raises:
+        UserInputError: if they are not positive integers.
+    """
+    requested = resolved.config.projection.nodes
+    nodes = requested
+    if isinstance(nodes, str):
+        nodes = spaces.parse_text("projection.nodes", nodes)
+        nodes = nodes.list if isinstance(nodes, ChoiceSweep) else nodes
+    nodes = [] if nodes is None else nodes if isinstance(nodes, list) else [nodes]
+    if not all(isinstance(count, int) and count > 0 for count in nodes):
+        raise UserInputError(f"projection.nodes={requested}: must be numbers of nodes: projection.nodes=1,2,4,8")
+    return nodes

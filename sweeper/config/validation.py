@@ -1,0 +1,110 @@
+"""Plain values into typed dataclasses: the annotations are the schema, and every violation names its key."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sweeper.common.errors import UserInputError, suggest
+from sweeper.config.migration import renamed_value
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Return an instance of the dataclass `cls`, every value of it checked.
+
+    Annotations may be int, float, str, bool, `X | None`, Literal and nested dataclasses; list, dict and Any are taken
+    as they are. `metadata={"min": …, "max": …}` bounds a number. `prefix` stands before each key in messages.
+
+    Raises:
+        UserInputError: for an unknown key, a missing one, a wrong type or a number out of bounds.
+    """
+    hints = get_type_hints(cls)
+    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in known:
+            raise UserInputError(f"{key}: unknown key. {suggest(name, known, prefix)}")
+        converted[name] = convert(hints[name], value, key)
+        check_bounds(converted[name], known[name].metadata, key)
+    for name, field in known.items():
+        if name not in converted and field.default is MISSING and field.default_factory is MISSING:
+            raise UserInputError(f"{prefix}{name}: required ({describe_type(hints[name])})")
+    try:
+        return cls(**converted)
+    except ValueError as error:  # a rule of the class over several of its values
+        raise UserInputError(f"{prefix.rstrip('.') or 'configuration'}: {error}") from error
+
+
+def convert(annotation: Any, value: Any, key: str) -> Any:
+    """Return `value` as the annotation's type. A whole float passes for an int, an int for a float, nothing else.
+
+    Raises:
+        UserInputError: if the value is of another type.
+    """
+    if annotation is Any:
+        return value
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = [option for option in get_args(annotation) if option is not type(None)]
+        if value is None and len(options) < len(get_args(annotation)):
+            return None
+        for option in options[1:]:
+            with contextlib.suppress(UserInputError):
+                return convert(option, value, key)
+        if len(options) > 1 and isinstance(value, str):
+            raise UserInputError(f"{key}={value}: must be {describe_type(annotation)}")
+        annotation = options[0]
+    if is_dataclass(annotation) and isinstance(value, Mapping):
+        return build(annotation, {str(name): inner for name, inner in value.items()}, f"{key}.")  # type: ignore[arg-type]
+    if get_origin(annotation) is Literal:
+        if value in get_args(annotation):
+            return value
+        if (new := renamed_value(key, value)) in get_args(annotation):
+            raise UserInputError(f"{key}={value}: renamed in 0.2; use {key}={new}")
+    elif get_origin(annotation) in (list, dict):
+        if isinstance(value, get_origin(annotation)):
+            return value
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserInputError(f"{key}={value}: must be finite")
+    elif annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    elif annotation is int and isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
+        return int(value)
+    elif annotation in (str, bool) and isinstance(value, annotation):
+        return value
+    elif annotation is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)  # name=2026 is a name
+    raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}")
+
+
+def describe_type(annotation: Any) -> str:
+    """Return the annotation in words."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = get_args(annotation)
+        return " or ".join("null" if option is type(None) else describe_type(option) for option in options)
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(map(str, get_args(annotation)))
+    words = {Any: "a value", int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    default = "a mapping" if is_dataclass(annotation) else f"a {getattr(annotation, '__name__', annotation)}"
+    return words.get(annotation, default)
+
+
+def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:
+    """Check a number against `{"min": …, "max": …}`. Raises UserInputError if it is out of bounds."""
+    if value is None or not isinstance(value, (int, float)):
+        return
+    if "min" in bounds and not value >= bounds["min"]:
+        raise UserInputError(f"{key}={_format_value(value)}: must be at least {bounds['min']}")
+    if "max" in bounds and not value <= bounds["max"]:
+        raise UserInputError(f"{key}={_format_value(value)}: must be at most {bounds['max']}")
+
+
+def _format_value(value: Any) -> str:
+    """Return the value as YAML writes it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,85 @@
+"""From the result that a trial returned to the record that is stored: its metrics, or why it has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from sweeper.common import metrics
+from sweeper.common.secrets import mask
+from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
+from sweeper.config.schema import Hardware
+from sweeper.config.space import Parameters
+from sweeper.search.study import Trial
+
+
+@dataclass(frozen=True)
+class TrialJudge:
+    """Derives the metrics of trials and writes their files.
+
+    Attributes:
+        objective: the metric that a complete trial must have.
+        achieved_tflops: matmul ceilings of the device by data type.
+        predict: returns the estimated metrics of a point.
+        files: the folder of the trials' files.
+    """
+
+    objective: str
+    hardware: Hardware
+    achieved_tflops: Mapping[str, float]
+    predict: Callable[[Parameters], Mapping[str, float]]
+    files: Path
+
+    def build_record(self, trial: Trial, result: TrialResult, *, attempts: int, elapsed_s: float) -> TrialRecord:
+        """Return the record of a finished trial; its files are written."""
+        status, reason, derived = result.status, result.reason, dict[str, float]()
+        if status is TrialStatus.COMPLETE:
+            derived, reason = self._derive(trial, result)
+            if not reason and not math.isfinite(derived.get(self.objective, math.nan)):
+                status = TrialStatus.FAILED
+                reason = f"{self.objective} was not measured. Available: {', '.join(derived)}"
+        return TrialRecord(
+            number=trial.number,
+            params=trial.params,
+            status=status,
+            reason=mask(reason),
+            detail=mask(result.detail),
+            metrics=derived if status is TrialStatus.COMPLETE else {},
+            measurements=[asdict(replace(measurement, files={})) for measurement in result.measurements],
+            files=self._write_files(trial, result),
+            where=result.where,
+            started_at_s=result.started_at_s,
+            ended_at_s=result.ended_at_s,
+            elapsed_s=elapsed_s,
+            attempts=attempts,
+            remeasurement=trial.remeasurement,
+        )
+
+    def _derive(self, trial: Trial, result: TrialResult) -> tuple[dict[str, float], str]:
+        """Return the metrics of a complete trial, and why it has no speed to rank, if so."""
+        derived = metrics.derive(
+            result.measurements, self.hardware.dense_peak_tflops, self.achieved_tflops, self.hardware.bandwidth_tb_s
+        )
+        derived |= self.predict(trial.params)
+        unranked = next((m.unranked for m in result.measurements if m.unranked), "")
+        if unranked:
+            derived.pop(self.objective, None)
+        return derived, unranked
+
+    def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
+        """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""
+        folder = self.files / f"{trial.number:04d}"
+        paths = []
+        for rank, measurement in enumerate(result.measurements):
+            for name, content in measurement.files.items():
+                path = folder / (f"rank{rank}_{name}" if rank else name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                is_text = path.suffix == ".txt"  # a program's log may hold a secret
+                path.write_bytes(mask(content.decode(errors="replace")).encode() if is_text else content)
+                paths.append(str(path.absolute()))
+        if result.detail:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "last_lines.txt").write_text(mask(result.detail))
+        return paths

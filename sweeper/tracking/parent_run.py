@@ -1,0 +1,53 @@
+"""The parent run of a sweep in MLflow: its parameters, tags and artifacts from the start."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from sweeper.common.secrets import masked
+from sweeper.planning.plan import Plan
+
+
+def opening_message(
+    plan: Plan, *, study: str, command: str, machine: str, provenance: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the recording process opens a sweep with.
+
+    Args:
+        study: the identity of the sweep's study.
+        command: the command that runs the sweep, secrets masked.
+        machine: the devices in words.
+    """
+    config = plan.config
+    resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))
+    versions = {f"version.{name}": version for name, version in provenance["versions"].items() if version}
+    return {
+        "uri": config.tracking.uri or "sqlite:///mlflow.db",
+        "experiment": config.tracking.experiment,
+        "study": study,
+        "sweep": plan.name,
+        "parent": {
+            "began": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
+            "params": {
+                "sweep.gpus": plan.resources.gpus,
+                "sweep.sampler": config.search.sampler,
+                "sweep.seed": config.seed,
+                **plan.space.described(),
+            },
+            "tags": {
+                "workload": config.workload.name,
+                "hardware": plan.target.hardware.name,
+                "device": plan.target.model,
+                "machine": machine,
+                "command": command,
+                "git_commit": provenance["git"].get("commit", ""),
+                **versions,
+            },
+            "artifacts": {"config.yaml": resolved, "provenance.json": json.dumps(provenance, indent=2)},
+        },
+    }

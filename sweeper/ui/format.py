@@ -1,0 +1,39 @@
+"""How numbers and parameters read in tables and messages; CSV and JSON stay unrounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def format_number(value: float) -> str:
+    """Return a measured number with thousands separators and no decimals from 1000 on, else with four digits.
+
+    NaN, a value that is not known, is empty.
+    """
+    if math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def format_parameter(value: Any) -> str:
+    """Return a parameter's value as it can be typed: a number has up to six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def format_point(params: Mapping[str, Any]) -> str:
+    """Return a point of the space: `m=4096 n=512`."""
+    return " ".join(f"{name}={format_parameter(value)}" for name, value in params.items()) or "no varying parameter"
+
+
+def format_duration(seconds: float) -> str:
+    """Return `m:ss`, from an hour on `h:mm:ss`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return the number with its noun, in the plural where it is not one: `3 trials`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

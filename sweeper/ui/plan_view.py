@@ -1,0 +1,134 @@
+"""A plan as text: its devices, its search, the estimates and their projection to more nodes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+
+from sweeper.common.metrics import LINEAR_BANDS
+from sweeper.config.schema import Config
+from sweeper.planning import cost_model
+from sweeper.planning.cost_model import CostEstimates, Projection
+from sweeper.planning.plan import Plan
+from sweeper.ui.format import count, format_number, format_point
+from sweeper.ui.tables import csv_of, draw, terminal_width
+
+SHOWN_CANDIDATES = 20
+
+
+def describe_devices(plan: Plan) -> str:
+    """Return the devices and how many trials run on them at once."""
+    target, gpus = plan.target, plan.resources.gpus
+    devices = f"{target.devices} x {target.model}" if target.is_gpu else target.model
+    planned = ", planned" if target.is_planned else ""
+    unit = "GPUs" if target.is_gpu else "processes"
+    per_trial = "" if gpus == 1 else f", each on {gpus} {unit}"
+    alone = ", no two on one node" if plan.resources.whole_nodes and target.is_gpu else ""
+    return f"{devices}{planned}; {describe_gangs(plan)}{per_trial}{alone}"
+
+
+def describe_gangs(plan: Plan) -> str:
+    return f"{count(plan.resources.gangs, 'trial')} at once"
+
+
+def describe_search(plan: Plan) -> str:
+    """Return what varies, the size of the space, the sampler and the limits."""
+    budget, size, config = plan.config.budget, plan.space.size, plan.config
+    valid = "" if plan.estimates is None else "valid "
+    points = "continuous" if math.isinf(size) else f"{size:,.0f} {valid}point{'' if size == 1 else 's'}"
+    limits = [
+        count(budget.trials, "trial") if budget.trials else "",
+        f"{budget.time_s:g} s" if budget.time_s else "",
+        f"{count(budget.patience, 'trial')} without a better one" if budget.patience else "",
+    ]
+    varying = ", ".join(plan.space.dimensions) or "one point"
+    sampler = f"{config.search.sampler}, seed {config.seed}"
+    return f"{varying} ({points}), sampler {sampler}, until {' or '.join(filter(None, limits))}"
+
+
+def show_plan(plan: Plan) -> None:
+    """Print what the sweep would try, and write every estimated point to plan.csv."""
+    console = Console(width=terminal_width())
+    console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
+    if plan.space.constants:
+        console.print(f"fixed    {format_point(plan.space.constants)}", highlight=False)
+    if plan.estimates is None:
+        for point in plan.initial_points:
+            console.print(f"first    {format_point(point)}", highlight=False)
+        console.print(
+            f"then     as {plan.config.search.sampler} samples; this workload has no cost model", soft_wrap=True
+        )
+        return
+    if not plan.target.is_gpu:
+        console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
+    parts = draw_estimates(plan.estimates, console.width)
+    if plan.projection_nodes:
+        best = plan.estimates.valid[0].point
+        projection = cost_model.project(plan.resolved, plan.space, plan.estimates, best, plan.projection_nodes)
+        parts += draw_projection(projection, plan.config, console.width) if projection else []
+    for part in parts:
+        console.print(part, highlight=False)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    path = plan.folder / "plan.csv"
+    path.write_text(estimates_csv(plan.estimates))
+    console.print(f"all points, with the reasons: {path}", highlight=False, soft_wrap=True)
+
+
+def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
+    """Return the most promising points, and how many points each rule excludes."""
+    headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
+    shown = [name for name in headings if any(name in each.estimate.metrics for each in estimates.valid)]
+    rows = [
+        [
+            str(place),
+            *(format_number(candidate.estimate.metrics.get(name, math.nan)) for name in shown),
+            candidate.estimate.description,
+        ]
+        for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1)
+    ]
+    parts: list[str | Table] = [f"{count(len(estimates.valid), 'valid point')}, the most promising first:"]
+    parts.append(draw(["#", *(headings[name] for name in shown), "point"], rows, len(shown) + 2, width))
+    if estimates.excluded:
+        violations = Counter(candidate.estimate.rule for candidate in estimates.excluded)
+        examples = {each.estimate.rule: each.estimate.unsupported_reason for each in reversed(estimates.excluded)}
+        rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
+        parts.append(f"{count(len(estimates.excluded), 'excluded point')}:")
+        parts.append(draw(["points", "violated rule", "example"], rows, 3, width))
+    return parts
+
+
+def estimates_csv(estimates: CostEstimates) -> str:
+    """Return every point with its estimate, or with the reason why it is excluded."""
+    return csv_of(
+        [
+            {
+                **candidate.point,
+                "description": candidate.estimate.description,
+                **candidate.estimate.metrics,
+                "unsupported_reason": candidate.estimate.unsupported_reason,
+            }
+            for candidate in (*estimates.valid, *estimates.excluded)
+        ]
+    )
+
+
+def draw_projection(projection: Projection, config: Config, width: int) -> list[str | Table]:
+    """Return the objective on more and more nodes, with what the projection assumes."""
+    price = config.price_per_hour  # of one device
+    (fewest, base), *_ = projection.by_devices.items()
+    rows = []
+    for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
+        linear = base / fewest * devices
+        row = [str(devices // fewest), str(devices), format_number(value), format_number(value / devices)]
+        row += [f"{share:.1%}", *(format_number(linear * band) for band in LINEAR_BANDS)]
+        row.append(format_number(value * 86400 / 1e9))
+        if price:
+            row.append(format_number(devices * price / value / 3600 * 1e6))
+        rows.append(row)
+    heading = ["nodes", "devices", config.workload.objective, "per device", "of linear"]
+    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), "10^9 a day"]
+    heading += ["cost of 10^6"] if price else []
+    return ["", draw(heading, rows, 4, width), f"assumptions: {projection.assumptions}"]
