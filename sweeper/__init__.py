@@ -1,1 +1,31 @@
-"""How a sweep runs. Knows Ray, Optuna, MLflow and Hydra; never imports torch."""
+"""Measure how fast GPU clusters are, and which configuration gets there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _pin_workloads() -> None:
+    """Import our `workloads` from beside this package, ahead of one in the working directory.
+
+    `python -m sweeper`, and Ray's workers with it, search the working directory first; a user's folder of that name
+    would stand where ours is imported.
+    """
+    folder = Path(__file__).resolve().parent.parent / "workloads"
+    loaded = sys.modules.get("workloads")
+    if loaded is not None and Path(loaded.__file__ or "").resolve().parent == folder:
+        return
+    for name in [name for name in sys.modules if name == "workloads" or name.startswith("workloads.")]:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(
+        "workloads", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["workloads"] = module
+    spec.loader.exec_module(module)
+
+
+_pin_workloads()

@@ -13,7 +13,7 @@ from sweeper.common.secrets import masked_arguments
 from sweeper.config.hardware import Target
 from workloads.api import host
 
-PACKAGES = ("sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
+PACKAGES = ("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def device_of(device: torch.device) -> str:
     away from PyTorch.
     """
     if importlib.util.find_spec("tinygrad") is None:
-        raise Infeasible("tinygrad is not installed: pip install 'sweeper[tinygrad]'")
+        raise Infeasible("tinygrad is not installed: pip install 'gpu-sweeper[tinygrad]'")
     return f"{'HIP' if torch.version.hip else 'CUDA'}:{device.index or 0}"
 
 

@@ -20,7 +20,7 @@ for _name in ("torchao", "torch.utils._pytree"):
 def require_torchao() -> None:
     """Raises Infeasible where it is not installed."""
     if importlib.util.find_spec("torchao") is None:
-        raise Infeasible("torchao is not installed: pip install 'sweeper[precision]'")
+        raise Infeasible("torchao is not installed: pip install 'gpu-sweeper[precision]'")
 
 
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:

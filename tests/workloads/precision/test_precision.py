@@ -165,4 +165,4 @@ def test_without_torchao_it_is_said() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
-    assert "Infeasible: torchao is not installed: pip install 'sweeper[precision]'" in done.stderr
+    assert "Infeasible: torchao is not installed: pip install 'gpu-sweeper[precision]'" in done.stderr
