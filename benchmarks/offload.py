@@ -25,7 +25,7 @@ from workloads import device as devices
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.data import sequences
-from workloads.llama.flops import per_token
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
 
@@ -137,7 +137,7 @@ def fsdp_cpu_offload(row: Row, steps: int) -> str:
     torch.distributed.destroy_process_group()
     step_s = statistics.median(times_s[1:])
     per_s = row.sequences * row.sequence_length / step_s
-    mfu = per_s * per_token(shape, row.sequence_length) / PEAK_TFLOPS / 1e12
+    mfu = per_s * model_flops_per_token(shape, row.sequence_length) / PEAK_TFLOPS / 1e12
     return f"{per_s:8,.0f} |          |        | {mfu:5.1%} | peak {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB"
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.llama.data import sequences
-from workloads.llama.flops import per_token
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, fastest_attention, rope_table, swiglu
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.parallel.layout import Layout
@@ -121,7 +121,7 @@ def main() -> None:
     said, more = parser.parse_known_args()
     if said.plain:
         return plain_fsdp(said.model, said.global_batch, said.steps)
-    gpus, per_s_flops = torch.cuda.device_count(), per_token(MODELS[said.model], LENGTH)
+    gpus, per_s_flops = torch.cuda.device_count(), model_flops_per_token(MODELS[said.model], LENGTH)
     print(f"# {said.model} on {gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
     print(f"# {LENGTH} tokens a sequence, {said.global_batch} sequences a step")
     print(f"\n{'what':60} tokens/s per GPU    MFU    GiB")

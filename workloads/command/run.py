@@ -20,7 +20,7 @@ from workloads.api.logs import LogReader, Step
 from workloads.command import TIMES, CommandSettings
 from workloads.command.process import Program
 from workloads.command.template import filled, rendered, said
-from workloads.llama.flops import per_token
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
 
 CLAIMED = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu")  # computed again where there is what it takes
@@ -206,7 +206,7 @@ def _figures(
         executed={name: reader.told.get(name, value) for name, value in parameters.items()},
         step_times_s=tuple(times),
         of_gang=True,
-        flops_per_step=per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
+        flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
         tokens_per_step=tokens,
         matrix_dtype=work.dtype,
         metrics=metrics,

@@ -1,1 +1,1 @@
-"""Decoders of the Llama kind: their shapes, and what is shared by all workloads that compute with them."""
+"""Llama and Qwen2 decoders: shapes, FLOPs, the model and its kernels, checkpoints and training data."""

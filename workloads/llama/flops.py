@@ -1,4 +1,4 @@
-"""The floating-point operations of training a decoder: forward and backward, per token."""
+"""The floating-point operations of training a decoder, forward and backward, per token."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import Literal
 
 from workloads.llama.shapes import LlamaShape
 
+RecomputedLayer = Literal["qkv", "attention", "output", "gate", "up"]
 
-def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = None, lm_head: bool = True) -> float:
-    """Model FLOPs per token, causal: half of the attention scores are never computed, so they do not count.
 
-    L(6D(2D + 2K + 3F) + 6SD) + 6DV with D the width, K kv heads x head size, F the feed-forward width, S the sequence
-    length and V the vocabulary: six for each weight of a linear layer (Kaplan et al. 2020, table 1), twelve for each
-    pair of token and earlier token and width, of which half. `layers` and `head` count a part of the model.
+def model_flops_per_token(
+    shape: LlamaShape, sequence_length: int, *, layers: int | None = None, lm_head: bool = True
+) -> float:
+    """Return the FLOPs per token that the model needs, forward and backward, without recomputation.
+
+    L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F the intermediate
+    size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan et al. 2020,
+    table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is causal, so
+    half of the pairs are never computed and do not count.
+
+    Args:
+        layers: count this many blocks instead of all of the model.
+        lm_head: count the output layer too.
     """
     hidden_size, kv, attention = shape.hidden_size, shape.kv_heads * shape.head_size, shape.heads * shape.head_size
     linear = hidden_size * (attention + 2 * kv) + attention * hidden_size + 3 * hidden_size * shape.intermediate_size
@@ -22,17 +31,26 @@ def per_token(shape: LlamaShape, sequence_length: int, *, layers: int | None = N
     return (shape.layers if layers is None else layers) * block + (6 * hidden_size * shape.vocabulary if lm_head else 0)
 
 
-Remeasurement = Literal["qkv", "attention", "output", "gate", "up"]
+def hardware_flops_per_token(
+    shape: LlamaShape, sequence_length: int, recompute: Mapping[RecomputedLayer, int]
+) -> float:
+    """Return the FLOPs per token that the device executes, recomputation included.
 
+    They are the model's FLOPs, those of the layers computed again in the backward pass, and those of the attention
+    scores. A fused attention kernel always computes the scores again in its backward pass: one of the two causal matrix
+    products (Dao 2023).
 
-def hardware_per_token(shape: LlamaShape, sequence_length: int, again: Mapping[Remeasurement, int]) -> float:
-    """FLOPs per token that a device really does: the model's, what so many layers compute `again` in the backward pass,
-    and the scores that a fused attention's backward pass computes again in any case (Dao 2023: one more product of two,
-    causal)."""
-    attention = sequence_length * shape.heads * shape.head_size  # of one of two products, causal
-    more = again.get("attention", 0) * 2 * attention
-    half = shape.hidden_size * shape.intermediate_size
-    products: dict[Remeasurement, int] = {"gate": half, "up": half}
-    products |= {"qkv": math.prod(shape.linear("qkv")), "output": math.prod(shape.linear("output"))}
-    more += sum(2 * again.get(layer, 0) * size for layer, size in products.items())
-    return per_token(shape, sequence_length) + more + shape.layers * attention
+    Args:
+        recompute: for each kind of layer, in how many blocks the backward pass computes it again.
+    """
+    attention = sequence_length * shape.heads * shape.head_size  # of one of the two matrix products, causal
+    gate_or_up = shape.hidden_size * shape.intermediate_size
+    weights: dict[RecomputedLayer, int] = {
+        "qkv": math.prod(shape.linear("qkv")),
+        "output": math.prod(shape.linear("output")),
+        "gate": gate_or_up,
+        "up": gate_or_up,
+    }
+    recomputed = recompute.get("attention", 0) * 2 * attention
+    recomputed += sum(2 * recompute.get(layer, 0) * count for layer, count in weights.items())
+    return model_flops_per_token(shape, sequence_length) + recomputed + shape.layers * attention

@@ -1,4 +1,4 @@
-"""The shapes of the models, and the matrix products that training one of them consists of. No torch."""
+"""The shapes of the models and the GEMMs of training them. Imports no torch, because the driver imports it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,22 @@ PassName = Literal["forward", "input_gradient", "weight_gradient"]
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """width: of the residual stream; head_size: of one attention head; feed_forward: width inside the MLP; tied: the
-    output layer is the embedding; qkv_bias: queries, keys and values have one."""
+    """The sizes of a decoder, under the names of Hugging Face's config where they are one word there.
+
+    Attributes:
+        layers: number of transformer blocks.
+        hidden_size: features of the residual stream.
+        heads: attention heads of the queries.
+        kv_heads: attention heads of the keys and values; fewer than `heads` for grouped-query attention.
+        head_size: features of one attention head.
+        intermediate_size: features inside the MLP.
+        vocabulary: number of tokens.
+        tied: the output layer shares the embedding's weights.
+        qkv_bias: the projections to queries, keys and values have a bias.
+        rope_theta: base of the rotary frequencies.
+        norm_eps: epsilon of the RMS norms.
+        rope_factor: the factor by which Llama 3.1 scales low rotary frequencies; None without scaling.
+    """
 
     layers: int
     hidden_size: int
@@ -31,7 +45,10 @@ class LlamaShape:
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """How a model for longer texts than it was first trained on stretches its slow rotations (Llama 3.1)."""
+        """Return `rope_scaling` of Hugging Face's config, or None.
+
+        A model trained further on longer sequences scales its low rotary frequencies (Llama 3.1).
+        """
         if self.rope_factor is None:
             return None
         return {
@@ -44,24 +61,24 @@ class LlamaShape:
 
     @property
     def parameters(self) -> int:
-        """How many there are, all of them: 8,030,261,248 of Llama 3 8B."""
+        """Return the number of all parameters, 8,030,261,248 for Llama 3 8B."""
         linear = sum(math.prod(self.linear(layer)) for layer in ("qkv", "output", "gate_up", "down"))
         bias = self.linear("qkv")[1] if self.qkv_bias else 0
         embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
         return self.layers * (linear + bias + 2 * self.hidden_size) + self.hidden_size + embeddings
 
     @property
-    def ends_parameters(self) -> int:
-        """Of embedding, last norm and head."""
+    def embedding_and_head_parameters(self) -> int:
+        """Return the number of parameters outside the blocks: embedding, last norm and output layer."""
         return replace(self, layers=0).parameters
 
     @property
     def layer_parameters(self) -> int:
-        """Of one block."""
-        return replace(self, layers=1).parameters - self.ends_parameters
+        """Return the number of parameters of one block."""
+        return replace(self, layers=1).parameters - self.embedding_and_head_parameters
 
     def linear(self, layer: LayerName) -> tuple[int, int]:
-        """Inputs and outputs of a linear layer; those that read the same input are one."""
+        """Return (in_features, out_features) of a linear layer. Layers that read the same input are one matrix."""
         attention = self.heads * self.head_size
         return {
             "qkv": (self.hidden_size, attention + 2 * self.kv_heads * self.head_size),
@@ -73,7 +90,7 @@ class LlamaShape:
 
 
 # Dubey et al. 2024, table 3 (Llama 3); Meta's model card (Llama 3.2 1B); Qwen team 2024, table 1 (Qwen2.5);
-# vocabularies as in their checkpoints. The tiny one is for tests on a CPU.
+# vocabularies as in their checkpoints. llama_tiny is for tests on a CPU.
 MODELS: dict[str, LlamaShape] = {
     "llama_tiny": LlamaShape(2, 128, 4, 2, 32, 384, 512),
     "llama3_1b": LlamaShape(16, 2048, 32, 8, 64, 8192, 128256, tied=True, rope_factor=32.0),
@@ -84,8 +101,12 @@ MODELS: dict[str, LlamaShape] = {
 
 
 @dataclass(frozen=True)
-class Product:
-    """C[m, n] = A[m, k] · B[k, n]. layout: whether A and B lie in memory as written here (n) or transposed (t)."""
+class GemmShape:
+    """C[m, n] = A[m, k] · B[k, n].
+
+    Attributes:
+        layout: BLAS letters for A and B: n if the matrix lies in memory as written here, t if transposed.
+    """
 
     m: int
     n: int
@@ -93,11 +114,15 @@ class Product:
     layout: str
 
 
-def product(model: str, layer: LayerName, which: PassName, tokens: int) -> Product:
-    """One of the three products of a linear layer y[tokens, out] = x[tokens, in] · W[out, in]ᵀ, as training has it."""
-    inputs, outputs = MODELS[model].linear(layer)
+def gemm_shape(model: str, layer: LayerName, which: PassName, tokens: int) -> GemmShape:
+    """Return one of the three GEMMs that training does for a linear layer y[tokens, out] = x[tokens, in] · W[out, in]ᵀ.
+
+    Raises:
+        KeyError: for a model that is not in `MODELS`, or an unknown layer or pass.
+    """
+    in_features, out_features = MODELS[model].linear(layer)
     return {
-        "forward": Product(tokens, outputs, inputs, "nt"),  # y = x · Wᵀ
-        "input_gradient": Product(tokens, inputs, outputs, "nn"),  # dx = dy · W
-        "weight_gradient": Product(outputs, inputs, tokens, "tn"),  # dW = dyᵀ · x
+        "forward": GemmShape(tokens, out_features, in_features, "nt"),  # y = x · Wᵀ
+        "input_gradient": GemmShape(tokens, in_features, out_features, "nn"),  # dx = dy · W
+        "weight_gradient": GemmShape(out_features, in_features, tokens, "tn"),  # dW = dyᵀ · x
     }[which]

@@ -77,17 +77,17 @@ class MatmulParameters:
         if self.model is not None and given:
             raise ValueError(f"{given[0]} and model: a model has shapes of its own, say {given[0]}=null")
 
-    def shape(self) -> shapes.Product:
+    def shape(self) -> shapes.GemmShape:
         """The product that is meant, with its layout."""
         if self.model is not None:
-            meant = shapes.product(self.model, self.layer, self.product, self.tokens)
+            meant = shapes.gemm_shape(self.model, self.layer, self.product, self.tokens)
         else:
             assert self.m and self.n and self.k
-            meant = shapes.Product(self.m, self.n, self.k, "nt")
+            meant = shapes.GemmShape(self.m, self.n, self.k, "nt")
         layout: str = self.layout
         if layout == "auto":
             layout = "nt" if recipes.RECIPES[self.dtype].matrix_dtype in ("fp8", "fp4") else meant.layout
-        return shapes.Product(meant.m, meant.n, meant.k, layout)
+        return shapes.GemmShape(meant.m, meant.n, meant.k, layout)
 
 
 class Matmul(Workload):

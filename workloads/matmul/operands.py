@@ -11,7 +11,7 @@ import torch
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import RECIPES, fp8_dtype, unfit
-from workloads.llama.shapes import Product
+from workloads.llama.shapes import GemmShape
 from workloads.matmul import MatmulParameters, tinygrad_backend
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -53,7 +53,9 @@ def make(parameters: MatmulParameters, device: torch.device, generator: torch.Ge
     return _plain(parameters, shape, device, generator)
 
 
-def _plain(parameters: MatmulParameters, shape: Product, device: torch.device, generator: torch.Generator) -> Operands:
+def _plain(
+    parameters: MatmulParameters, shape: GemmShape, device: torch.device, generator: torch.Generator
+) -> Operands:
     dtype = TORCH_DTYPES[parameters.dtype]
     out_dtype = OUTPUT_DTYPES.get(parameters.output_dtype, dtype)
 
@@ -102,7 +104,7 @@ def _inductor_product() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 
 def _scaled(
     parameters: MatmulParameters,
-    shape: Product,
+    shape: GemmShape,
     device: torch.device,
     generator: torch.Generator,
     architecture: str,
@@ -134,7 +136,7 @@ def _scaled(
     )
 
 
-def _ones(recipe: str, shape: Product, device: torch.device) -> dict[str, Any]:
+def _ones(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]:
     """Scales of one, in the form in which `torch.nn.functional.scaled_mm` takes those of a recipe."""
     from torch.nn.functional import ScalingType, SwizzleType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.llama.flops import Remeasurement
+from workloads.llama.flops import RecomputedLayer
 from workloads.llama.shapes import LlamaShape
 
 Place = Literal["device", "host"]
@@ -22,7 +22,7 @@ KEPT: dict[Keeps, tuple[str, ...]] = {
 
 
 # What of a block is computed again, and by which kinds; its last product never is.
-AGAIN: dict[Remeasurement, tuple[Keeps, ...]] = {
+AGAIN: dict[RecomputedLayer, tuple[Keeps, ...]] = {
     "qkv": ("attention", "input"),
     "attention": ("input",),
     "output": ("attention", "input"),

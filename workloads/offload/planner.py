@@ -76,7 +76,7 @@ class Model:
 
     @cached_property
     def ends_parameters(self) -> int:
-        return self.shape.ends_parameters
+        return self.shape.embedding_and_head_parameters
 
     @cached_property
     def layer_bytes(self) -> int:

@@ -17,7 +17,7 @@ from workloads.api.host import available_memory_bytes, busyness
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
 from workloads.llama.data import sequences
-from workloads.llama.flops import hardware_per_token, per_token
+from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters
 from workloads.offload.engine import Engine
@@ -135,8 +135,8 @@ def _train(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {"sequences_per_step": tokens // plan.sequence_length, "steps": len(times_s) - parameters.warmup},
         step_times_s=tuple(times_s[parameters.warmup :]),
-        flops_per_step=per_token(shape, plan.sequence_length) * tokens,
-        hardware_flops_per_step=hardware_per_token(
+        flops_per_step=model_flops_per_token(shape, plan.sequence_length) * tokens,
+        hardware_flops_per_step=hardware_flops_per_token(
             shape,
             plan.sequence_length,
             {layer: sum(keeps[kind] for kind in kinds) for layer, kinds in AGAIN.items()},

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from workloads.api.contract import Machine
-from workloads.llama.flops import per_token
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.layout import LOSS_TOKENS, Layout, Setting, is_written, stage_layers
 
@@ -144,8 +144,8 @@ def _rank_s(layout: Layout, setting: Setting, element_bytes: int, machine: Machi
     fp8 = setting.dtype.startswith("fp8")
     rate = machine.matrix_tflops.get("bf16" if fp8 else setting.dtype, ASSUMED_TFLOPS) * 1e12 / BESIDE_PRODUCTS
     last = any(stage.stop == shape.layers for stage in stages)
-    flops = per_token(shape, setting.sequence_length, layers=layers, lm_head=last)
-    block = per_token(shape, setting.sequence_length, layers=layers, lm_head=False)
+    flops = model_flops_per_token(shape, setting.sequence_length, layers=layers, lm_head=last)
+    block = model_flops_per_token(shape, setting.sequence_length, layers=layers, lm_head=False)
     again = {"none": 0.0, "full": block / 3, "selective": 2 * layers * math.prod(shape.linear("gate_up"))}
     faster = 6 * layers * shape.layer_parameters * (1 - 1 / FP8_LAYERS) if fp8 else 0.0
     compute = tokens * (flops + again[layout.checkpointing] - faster) / layout.tensor / rate

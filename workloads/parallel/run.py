@@ -14,7 +14,7 @@ from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.distributed import process_group
 from workloads.llama.data import sequences
-from workloads.llama.flops import hardware_per_token, per_token
+from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel import ParallelParameters
@@ -90,8 +90,8 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
     return Measurement(
         executed=_executed(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
         step_times_s=tuple(times_s[parameters.warmup :]),
-        flops_per_step=per_token(shape, length) * tokens_per_step * share,
-        hardware_flops_per_step=hardware_per_token(shape, length, again[layout.checkpointing])  # type: ignore[arg-type]
+        flops_per_step=model_flops_per_token(shape, length) * tokens_per_step * share,
+        hardware_flops_per_step=hardware_flops_per_token(shape, length, again[layout.checkpointing])  # type: ignore[arg-type]
         * tokens_per_step
         * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # all ranks' together

@@ -9,7 +9,7 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, Support, support, unfit
-from workloads.llama.shapes import product
+from workloads.llama.shapes import gemm_shape
 from workloads.precision import GemmParameters, formats
 from workloads.telemetry import watching
 from workloads.timing import time_in_turns
@@ -27,7 +27,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     device = devices.of(rank)
     architecture = devices.architecture(device)
     state, why = support(parameters.recipe, architecture)
-    shape = product(parameters.model, parameters.layer, parameters.product, parameters.tokens)
+    shape = gemm_shape(parameters.model, parameters.layer, parameters.product, parameters.tokens)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     a, b = (
         torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)

@@ -11,7 +11,7 @@ from torch import nn
 from workloads import device as devices
 from workloads.api.contract import Measurement, Rank
 from workloads.llama.data import synthetic_tokens
-from workloads.llama.flops import per_token
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
 from workloads.precision import TrainingParameters, formats, layers
@@ -44,7 +44,7 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     if not all(loss == loss for loss in losses):
         raise ArithmeticError(f"the loss became NaN after {next(n for n, x in enumerate(losses) if x != x)} steps")
     count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
-    flops = per_token(shape, parameters.sequence_length, layers=count, lm_head=parameters.scope == "model")
+    flops = model_flops_per_token(shape, parameters.sequence_length, layers=count, lm_head=parameters.scope == "model")
     metrics = watch.metrics() | {"peak_memory_gib": _peak_memory_gib(device)}
     if parameters.scope == "model":
         metrics |= {"loss": losses[-1], "first_loss": losses[0]}

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tests.conftest import REPOSITORY
-from workloads.llama.flops import per_token
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Llama, apply_rotary_emb, next_token_loss, rope_table
 from workloads.llama.shapes import MODELS
 
@@ -22,18 +22,18 @@ def test_parameters_and_flops_are_those_of_the_golden_table() -> None:
     for row in csv.DictReader(GOLDEN.open()):
         shape = MODELS[row["model"]]
         assert shape.parameters == int(row["params"])
-        assert per_token(shape, int(row["seq_len"])) == int(row["causal_exact_flops_per_token"])
+        assert model_flops_per_token(shape, int(row["seq_len"])) == int(row["causal_exact_flops_per_token"])
 
 
 def test_llama_3_8b_has_its_published_size() -> None:
     assert MODELS["llama3_8b"].parameters == 8_030_261_248
-    assert per_token(MODELS["llama3_8b"], 8192) == pytest.approx(51.47e9, rel=1e-4)
+    assert model_flops_per_token(MODELS["llama3_8b"], 8192) == pytest.approx(51.47e9, rel=1e-4)
 
 
 def test_a_part_of_the_model_costs_its_part() -> None:
     shape = MODELS["llama3_8b"]
-    blocks = sum(per_token(shape, 1024, layers=1, lm_head=False) for _ in range(shape.layers))
-    assert blocks + per_token(shape, 1024, layers=0) == pytest.approx(per_token(shape, 1024))
+    blocks = sum(model_flops_per_token(shape, 1024, layers=1, lm_head=False) for _ in range(shape.layers))
+    assert blocks + model_flops_per_token(shape, 1024, layers=0) == pytest.approx(model_flops_per_token(shape, 1024))
 
 
 def test_the_model_has_as_many_parameters_as_its_shape_says() -> None:

@@ -11,7 +11,7 @@ from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
 from workloads.api.trial import ParameterMismatch, differences, run_trial
-from workloads.llama.shapes import MODELS, Product, product
+from workloads.llama.shapes import MODELS, GemmShape, gemm_shape
 from workloads.matmul import Matmul, MatmulParameters, operands, tinygrad_backend
 from workloads.matmul.gemm import TOLERANCE, relative_error
 
@@ -111,16 +111,16 @@ def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str)
 )
 def test_the_three_products_of_a_layer_cost_the_same(model: str, layer: str, tokens: int) -> None:
     """Forward and both gradients each sum over another of tokens, inputs and outputs."""
-    products = [product(model, layer, which, tokens) for which in ("forward", "input_gradient", "weight_gradient")]
+    products = [gemm_shape(model, layer, which, tokens) for which in ("forward", "input_gradient", "weight_gradient")]
     assert len({p.m * p.n * p.k for p in products}) == 1
     assert len({tuple(sorted((p.m, p.n, p.k))) for p in products}) == 1
 
 
 def test_a_models_products_are_those_of_its_checkpoint() -> None:
-    assert product("llama3_8b", "qkv", "forward", 10) == Product(10, 4096 + 2 * 1024, 4096, "nt")
-    assert product("llama3_70b", "gate_up", "input_gradient", 10) == Product(10, 8192, 2 * 28672, "nn")
-    assert product("qwen2_5_7b", "qkv", "weight_gradient", 10) == Product(3584 + 2 * 4 * 128, 3584, 10, "tn")
-    assert product("qwen2_5_7b", "lm_head", "forward", 10) == Product(10, 152064, 3584, "nt")
+    assert gemm_shape("llama3_8b", "qkv", "forward", 10) == GemmShape(10, 4096 + 2 * 1024, 4096, "nt")
+    assert gemm_shape("llama3_70b", "gate_up", "input_gradient", 10) == GemmShape(10, 8192, 2 * 28672, "nn")
+    assert gemm_shape("qwen2_5_7b", "qkv", "weight_gradient", 10) == GemmShape(3584 + 2 * 4 * 128, 3584, 10, "tn")
+    assert gemm_shape("qwen2_5_7b", "lm_head", "forward", 10) == GemmShape(10, 152064, 3584, "nt")
 
 
 def test_a_model_or_a_shape_has_to_be_given_and_not_both() -> None:

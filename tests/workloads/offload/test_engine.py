@@ -17,7 +17,7 @@ from workloads.api.contract import Infeasible, OutOfMemory, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention import KERNELS
 from workloads.llama.block import BlockMath
-from workloads.llama.flops import hardware_per_token
+from workloads.llama.flops import hardware_flops_per_token
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import run
@@ -176,9 +176,11 @@ def test_what_is_not_kept_is_counted_as_computed_again() -> None:
     assert {layer: tuple(k for k, names in KEPT.items() if made not in names) for layer, made in makes.items()} == AGAIN
     sizes = {name: p.numel() for name, p in Block(SHAPE).named_parameters() if p.dim() > 1}
     forward = 2 * (sum(sizes.values()) - sizes["down.weight"]) + 2 * LENGTH * SHAPE.heads * SHAPE.head_size
-    twice = hardware_per_token(SHAPE, LENGTH, dict.fromkeys(AGAIN, 3)) - hardware_per_token(SHAPE, LENGTH, {})
+    twice = hardware_flops_per_token(SHAPE, LENGTH, dict.fromkeys(AGAIN, 3)) - hardware_flops_per_token(
+        SHAPE, LENGTH, {}
+    )
     assert twice == 3 * forward
-    half = hardware_per_token(SHAPE, LENGTH, {"up": 1}) - hardware_per_token(SHAPE, LENGTH, {})
+    half = hardware_flops_per_token(SHAPE, LENGTH, {"up": 1}) - hardware_flops_per_token(SHAPE, LENGTH, {})
     assert half == sizes["gate_up.weight"]  # two operations for each of half the weights
 
 
