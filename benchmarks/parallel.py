@@ -43,7 +43,7 @@ class PlainBlock(Block):
         del self.gate_up
         self.gate, self.up = (torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False) for _ in range(2))
 
-    def _widened(self, x: torch.Tensor) -> torch.Tensor:
+    def _swiglu(self, x: torch.Tensor) -> torch.Tensor:
         return swiglu(self.gate(x), self.up(x))
 
 

@@ -1,9 +1,10 @@
-"""One block of a Llama, forward and backward written out: each thing between the two can be kept, moved, or computed
-again, and gradients are added where they are gathered.
+"""One Llama block with a manual backward pass, in which any activation can be saved, moved or recomputed.
 
-The same mathematics as `workloads.llama.model.Block`, which PyTorch differentiates; a test compares them. Weights and
-gradients are dictionaries by that module's names, activations are [tokens, features] of one chunk: `sequences` of
-`length` tokens, or one piece of a sequence. Gradients are added to those that are there, the others begin with them.
+The mathematics are those of `workloads.llama.model.Block`, which autograd differentiates; a test compares both.
+
+Weights and gradients are dictionaries under that module's parameter names. Activations are [tokens, features] of one
+chunk: of `sequences` sequences of `length` tokens, or of one piece of a sequence. A gradient is added to the one that
+the dictionary holds, or stored where it holds none.
 """
 
 from __future__ import annotations
@@ -19,40 +20,49 @@ from workloads.llama.attention import Kernel, attend, attend_backward
 from workloads.llama.model import apply_rotary_emb, swiglu
 from workloads.llama.shapes import LlamaShape
 
-Weights = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
 
-
-# What a chunk leaves at a block for the backward pass, by name; what is missing is computed again:
-#   x       the block's input [tokens, hidden_size]
-#   q       queries, rotated [sequences, length, heads, head_size]
-#   kv      keys, rotated, and values [sequences, length, 2 * kv_heads, head_size]
-#   attn_out  what attention makes of them [tokens, heads * head_size], and lse, the logarithm of its sums
-#   residual  x and what attention adds to it [tokens, hidden_size]
-#   gate      the MLP's first product, the half that is gated, [tokens, intermediate_size], and up, the other. Each by
-#           itself: a compiler that writes the gradients of both into one tensor takes twice as long for it
+# The activations of one chunk that the backward pass can use, by name. It recomputes those that are missing.
+#   x         the block's input [tokens, hidden_size]
+#   q         queries, rotated [sequences, length, heads, head_size]
+#   kv        keys, rotated, and values [sequences, length, 2 * kv_heads, head_size]
+#   attn_out  the output of attention [tokens, heads * head_size], and lse, the logsumexp of its scores
+#   residual  x plus the attention branch [tokens, hidden_size]
+#   gate, up  the two halves of the MLP's first GEMM, [tokens, intermediate_size] each. They are separate tensors,
+#             because a compiler that writes the gradients of both into one tensor takes twice as long for it
 Activations = dict[str, Tensor]
 
 
 class BlockMath:
-    """Forward and backward of any block of `shape`. Elementwise parts are compiled where `compiled` says so."""
+    """Forward and backward of any block of one shape.
+
+    Attributes:
+        shape: the model's sizes.
+        kernel: the attention kernel.
+        norm: (x, weight) to the RMS norm of x[tokens, hidden_size].
+        norm_backward: (x, weight, d_out, d_residual) to the norm of x, d_out's gradient with respect to x plus
+            `d_residual`, and its gradient with respect to weight.
+    """
 
     def __init__(self, shape: LlamaShape, kernel: Kernel, *, compiled: bool) -> None:
+        """Use `torch.compile` for the elementwise operations if `compiled`."""
         self.shape, self.kernel = shape, kernel
         eps, hidden_size = shape.norm_eps, shape.hidden_size
 
-        def norm(x: Tensor, w: Tensor) -> Tensor:
-            return functional.rms_norm(x, (hidden_size,), w, eps)
+        def norm(x: Tensor, weight: Tensor) -> Tensor:
+            return functional.rms_norm(x, (hidden_size,), weight, eps)
 
-        def norm_backward(x: Tensor, w: Tensor, d: Tensor, beside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """The norm again, the gradient of x with that of what runs `beside` it, and the gradient of w."""
-            normed, pull = torch.func.vjp(norm, x, w)  # type: ignore[misc]
-            d_x, d_w = pull(d)
-            return normed, d_x + beside, d_w
+        def norm_backward(
+            x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            normed, vjp = torch.func.vjp(norm, x, weight)  # type: ignore[misc]
+            d_x, d_weight = vjp(d_out)
+            return normed, d_x + d_residual, d_weight
 
-        def swiglu_backward(gate: Tensor, up: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            hidden, pull = torch.func.vjp(swiglu, gate, up)  # type: ignore[misc]
-            return hidden, *pull(d)
+        def swiglu_backward(gate: Tensor, up: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            hidden, vjp = torch.func.vjp(swiglu, gate, up)  # type: ignore[misc]
+            return hidden, *vjp(d_out)
 
         def rotate(qkv: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
             q, k, v = qkv.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
@@ -60,47 +70,62 @@ class BlockMath:
             return apply_rotary_emb(q, rope).transpose(1, 2).contiguous(), kv.transpose(1, 2).contiguous()
 
         def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor) -> Tensor:
-            back = torch.stack([rope[0], -rope[1]])
-            parts = [apply_rotary_emb(dq, back), apply_rotary_emb(dk, back), dv]
+            inverse = torch.stack([rope[0], -rope[1]])
+            parts = [apply_rotary_emb(dq, inverse), apply_rotary_emb(dk, inverse), dv]
             return torch.cat(parts, dim=1).transpose(1, 2).flatten(0, 1).flatten(1)
 
-        def with_later(dk: Tensor, dv: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
-            dk_later, dv_later = _parts(later)
-            return (dk + dk_later).to(dk.dtype), (dv + dv_later).to(dv.dtype)
+        def add_kv_gradients(dk: Tensor, dv: Tensor, d_kv: Tensor) -> tuple[Tensor, Tensor]:
+            later_dk, later_dv = _split_kv(d_kv)
+            return (dk + later_dk).to(dk.dtype), (dv + later_dv).to(dv.dtype)
 
-        def maybe(function: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_if_enabled(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, dynamic=False) if compiled else function
 
-        self.norm, self.norm_backward = maybe(norm), maybe(norm_backward)
-        self._swiglu, self._swiglu_backward = maybe(swiglu), maybe(swiglu_backward)
-        self._rotate, self._rotate_backward = maybe(rotate), maybe(rotate_backward)
-        self._with_later = maybe(with_later)
+        self.norm, self.norm_backward = compile_if_enabled(norm), compile_if_enabled(norm_backward)
+        self._swiglu, self._swiglu_backward = compile_if_enabled(swiglu), compile_if_enabled(swiglu_backward)
+        self._rotate, self._rotate_backward = compile_if_enabled(rotate), compile_if_enabled(rotate_backward)
+        self._add_kv_gradients = compile_if_enabled(add_kv_gradients)
 
     # ── forward ──
 
-    def forward(self, w: Weights, x: Tensor, rope: Tensor, earlier: KeysValues | None) -> tuple[Tensor, Activations]:
-        """A chunk's way through the block, and all that the backward pass can use of it. `rope` is of its positions."""
-        a = self._complete(w, {"x": x}, rope, earlier)
-        return torch.addmm(a["residual"], self._swiglu(a["gate"], a["up"]), w["down.weight"].t()), a
+    def forward(
+        self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: KeysValues | None
+    ) -> tuple[Tensor, Activations]:
+        """Return the block's output [tokens, hidden_size] for one chunk, and all of its activations.
 
-    def _complete(self, w: Weights, a: Activations, rope: Tensor, earlier: KeysValues | None) -> Activations:
-        """Compute what is missing. Nothing after `gate` and `up` is needed a second time."""
-        if "q" not in a:
-            a["q"], a["kv"] = self._queries_keys_values(w, a["x"], rope)
-        if "attn_out" not in a:
-            before = _parts(earlier) if earlier is not None else None
-            out, a["lse"] = attend(self.kernel, *_heads(a["q"], a["kv"]), earlier=before)
-            a["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
-        if "residual" not in a:
-            a["residual"] = torch.addmm(a["x"], a["attn_out"], w["output.weight"].t())
-        halves = dict(zip(("gate", "up"), w["gate_up.weight"].chunk(2), strict=True))
-        if missing := [name for name in halves if name not in a]:
-            normed = self.norm(a["residual"], w["mlp_norm.weight"])
-            a |= {name: torch.mm(normed, halves[name].t()) for name in missing}
-        return a
+        Args:
+            weights: the block's weights.
+            x: the block's input [tokens, hidden_size].
+            rope: `rope_table` at the chunk's positions, [2, length, head_size / 2].
+            past_kv: keys and values of the earlier pieces of the sequences; None for whole sequences.
+        """
+        activations = self._compute_missing(weights, {"x": x}, rope, past_kv)
+        hidden = self._swiglu(activations["gate"], activations["up"])
+        return torch.addmm(activations["residual"], hidden, weights["down.weight"].t()), activations
 
-    def _queries_keys_values(self, w: Weights, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-        qkv = functional.linear(self.norm(x, w["attention_norm.weight"]), w["qkv.weight"], w.get("qkv.bias"))
+    def _compute_missing(
+        self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
+    ) -> Activations:
+        """Add the missing activations. The last GEMM is not among them: the backward pass does not need its output."""
+        if "q" not in activations:
+            activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
+        if "attn_out" not in activations:
+            past = _split_kv(past_kv) if past_kv is not None else None
+            q, k, v = _split_heads(activations["q"], activations["kv"])
+            out, activations["lse"] = attend(self.kernel, q, k, v, past)
+            activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
+        if "residual" not in activations:
+            output_weight = weights["output.weight"]
+            activations["residual"] = torch.addmm(activations["x"], activations["attn_out"], output_weight.t())
+        halves = dict(zip(("gate", "up"), weights["gate_up.weight"].chunk(2), strict=True))
+        if missing := [name for name in halves if name not in activations]:
+            normed = self.norm(activations["residual"], weights["mlp_norm.weight"])
+            activations |= {name: torch.mm(normed, halves[name].t()) for name in missing}
+        return activations
+
+    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        norm_weight, bias = weights["attention_norm.weight"], weights.get("qkv.bias")
+        qkv = functional.linear(self.norm(x, norm_weight), weights["qkv.weight"], bias)
         heads = self.shape.heads + 2 * self.shape.kv_heads
         return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
 
@@ -108,94 +133,109 @@ class BlockMath:
 
     def backward(
         self,
-        w: Weights,
-        g: Weights,
-        a: Activations,
+        weights: NamedTensors,
+        gradients: NamedTensors,
+        activations: Activations,
         rope: Tensor,
         d_out: Tensor,
-        earlier: KeysValues | None = None,
-        d_keys_values: tuple[Tensor, Tensor] | None = None,
+        past_kv: KeysValues | None = None,
+        kv_gradients: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The gradient of x; those of the weights go to `g`. Uses up `a`.
+        """Return the gradient of x and add those of the weights to `gradients`.
 
-        d_keys_values: what later pieces of the sequence have found for this one's keys and values, fp32, and where to
-        add what this one finds for the `earlier` ones'
+        Args:
+            weights: the block's weights.
+            gradients: the weights' gradients so far; may be empty.
+            activations: those that were saved, at least x. Missing ones are recomputed; all but x are removed once
+                used, so that their memory is freed.
+            rope: `rope_table` at the chunk's positions, [2, length, head_size / 2].
+            d_out: the gradient of the block's output [tokens, hidden_size].
+            past_kv: keys and values of the earlier pieces of the sequences; None for whole sequences.
+            kv_gradients: for pieces, in fp32: the gradient of this piece's keys and values from the later pieces, and
+                the buffer to which the gradient of `past_kv` is added. Both have the layout of `KeysValues`.
         """
-        self._complete(w, a, rope, earlier)
-        d_residual = self._mlp_backward(w, g, a, d_out)
-        _add_product(g, "output.weight", a["attn_out"], d_residual)
-        dq, dk, dv = self._attention_backward(a, torch.mm(d_residual, w["output.weight"]), earlier, d_keys_values)
+        self._compute_missing(weights, activations, rope, past_kv)
+        d_residual = self._mlp_backward(weights, gradients, activations, d_out)
+        _accumulate_weight_gradient(gradients, "output.weight", activations["attn_out"], d_residual)
+        d_attn_out = torch.mm(d_residual, weights["output.weight"])
+        dq, dk, dv = self._attention_backward(activations, d_attn_out, past_kv, kv_gradients)
+        del d_attn_out
         d_qkv = self._rotate_backward(dq, dk, dv, rope)
         del dq, dk, dv
-        d_normed = torch.mm(d_qkv, w["qkv.weight"])
-        normed, d_x, d_norm = self.norm_backward(a["x"], w["attention_norm.weight"], d_normed, d_residual)
-        _add_product(g, "qkv.weight", normed, d_qkv)
-        _add(g, "attention_norm.weight", d_norm)
-        if "qkv.bias" in w:
-            _add(g, "qkv.bias", d_qkv.sum(0))
+        d_normed = torch.mm(d_qkv, weights["qkv.weight"])
+        normed, d_x, d_norm = self.norm_backward(
+            activations["x"], weights["attention_norm.weight"], d_normed, d_residual
+        )
+        _accumulate_weight_gradient(gradients, "qkv.weight", normed, d_qkv)
+        _accumulate(gradients, "attention_norm.weight", d_norm)
+        if "qkv.bias" in weights:
+            _accumulate(gradients, "qkv.bias", d_qkv.sum(0))
         return d_x
 
-    def _mlp_backward(self, w: Weights, g: Weights, a: Activations, d_out: Tensor) -> Tensor:
-        """The gradient of `middle`."""
-        d_hidden = torch.mm(d_out, w["down.weight"])
-        hidden, d_gate, d_up = self._swiglu_backward(a.pop("gate"), a.pop("up"), d_hidden)
+    def _mlp_backward(
+        self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, d_out: Tensor
+    ) -> Tensor:
+        """Return the gradient of `residual`."""
+        d_hidden = torch.mm(d_out, weights["down.weight"])
+        hidden, d_gate, d_up = self._swiglu_backward(activations.pop("gate"), activations.pop("up"), d_hidden)
         del d_hidden
-        _add_product(g, "down.weight", hidden, d_out)
+        _accumulate_weight_gradient(gradients, "down.weight", hidden, d_out)
         del hidden
-        w_gate, w_up = w["gate_up.weight"].chunk(2)
-        d_normed = torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
-        normed, d_residual, d_norm = self.norm_backward(a.pop("residual"), w["mlp_norm.weight"], d_normed, d_out)
-        _add_product(g, "gate_up.weight", normed, d_gate, d_up)
-        _add(g, "mlp_norm.weight", d_norm)
+        gate_weight, up_weight = weights["gate_up.weight"].chunk(2)
+        d_normed = torch.mm(d_gate, gate_weight).addmm_(d_up, up_weight)
+        normed, d_residual, d_norm = self.norm_backward(
+            activations.pop("residual"), weights["mlp_norm.weight"], d_normed, d_out
+        )
+        _accumulate_weight_gradient(gradients, "gate_up.weight", normed, d_gate, d_up)
+        _accumulate(gradients, "mlp_norm.weight", d_norm)
         return d_residual
 
     def _attention_backward(
         self,
-        a: Activations,
+        activations: Activations,
         d_attn_out: Tensor,
-        earlier: KeysValues | None,
-        d_keys_values: tuple[Tensor, Tensor] | None,
+        past_kv: KeysValues | None,
+        kv_gradients: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of queries, keys and values."""
-        q, kv, attn_out, lse = (a.pop(name) for name in ("q", "kv", "attn_out", "lse"))
+        """Return the gradients of queries, keys and values."""
+        q, kv, attn_out, lse = (activations.pop(name) for name in ("q", "kv", "attn_out", "lse"))
         out, d_out = attn_out.view(q.shape).transpose(1, 2), d_attn_out.view(q.shape).transpose(1, 2)
-        before = _parts(earlier) if earlier is not None else None
-        gradients, d_earlier = attend_backward(self.kernel, d_out, *_heads(q, kv), out, lse, before)
-        dq, dk, dv = gradients
-        if d_keys_values is not None:
-            later, gathered = d_keys_values
-            dk, dv = self._with_later(dk, dv, later)
-            if d_earlier is not None:
-                for there, found in zip(_parts(gathered), d_earlier, strict=True):
-                    there += found
+        past = _split_kv(past_kv) if past_kv is not None else None
+        (dq, dk, dv), d_past = attend_backward(self.kernel, d_out, *_split_heads(q, kv), out, lse, past)
+        if kv_gradients is not None:
+            d_kv, d_past_kv = kv_gradients
+            dk, dv = self._add_kv_gradients(dk, dv, d_kv)
+            if d_past is not None:
+                for accumulated, gradient in zip(_split_kv(d_past_kv), d_past, strict=True):
+                    accumulated += gradient
         return dq, dk, dv
 
 
-def _heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as attention takes them."""
-    return q.transpose(1, 2), *_parts(kv)
+def _split_heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v as `workloads.llama.attention` takes them: views."""
+    return q.transpose(1, 2), *_split_kv(kv)
 
 
-def _parts(kv: KeysValues) -> tuple[Tensor, Tensor]:
-    """Keys and values, or the gradients of both, as attention takes them: views."""
+def _split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
+    """Return keys and values, or the gradients of both, as `workloads.llama.attention` takes them: views."""
     k, v = kv.transpose(1, 2).chunk(2, dim=1)
     return k, v
 
 
-def _add_product(g: Weights, name: str, x: Tensor, *d_outs: Tensor) -> None:
-    """Of a matrix whose rows made `d_outs`, one after the other, from x."""
-    sizes, begun = [d_out.shape[1] for d_out in d_outs], name in g
-    if not begun:
-        g[name] = x.new_empty(sum(sizes), x.shape[1])
-    for rows, d_out in zip(g[name].split(sizes), d_outs, strict=True):
-        if begun:
+def _accumulate_weight_gradient(gradients: NamedTensors, name: str, x: Tensor, *d_outs: Tensor) -> None:
+    """Add the gradient of a weight whose rows, in this order, made the outputs of `d_outs` from x."""
+    sizes, is_stored = [d_out.shape[1] for d_out in d_outs], name in gradients
+    if not is_stored:
+        gradients[name] = x.new_empty(sum(sizes), x.shape[1])
+    for rows, d_out in zip(gradients[name].split(sizes), d_outs, strict=True):
+        if is_stored:
             rows.addmm_(d_out.t(), x)
         else:
             torch.mm(d_out.t(), x, out=rows)
 
 
-def _add(g: Weights, name: str, gradient: Tensor) -> None:
-    if name in g:
-        g[name] += gradient
+def _accumulate(gradients: NamedTensors, name: str, gradient: Tensor) -> None:
+    if name in gradients:
+        gradients[name] += gradient
     else:
-        g[name] = gradient
+        gradients[name] = gradient

@@ -1,4 +1,4 @@
-"""A Llama decoder in plain PyTorch: what every workload here that trains one trains."""
+"""A Llama decoder in plain PyTorch: the model that every workload here trains, whatever else carries it out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q[batch, heads, sequence, head_size] over the keys and values at and before each; these may have fewer heads."""
+    """Return causal attention, [batch, heads, length, head_size] like q; k and v may have fewer heads."""
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + mlp(norm(x)). x is [batch, sequence, width].
+    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Layers that read the same input are one matrix, as `LlamaShape.linear` has them. It may have a part of the heads and
-    of the MLP's width, its inputs and outputs whole: then it computes a part of what is to be added to x.
+    Layers that read the same input are one matrix, as in `LlamaShape.linear`. Under tensor parallelism the
+    block has a part of the heads and of the intermediate size, and `output` and `down` give partial sums.
+
+    Attributes:
+        attention: the attention function, (q, k, v) to the output [batch, heads, length, head_size].
     """
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -40,10 +43,11 @@ class Block(nn.Module):
         self.attention: Attention = causal_attention
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """Return the block's output for x[batch, length, hidden_size] and `rope_table` at its positions."""
         x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope))
-        return x + self.down(self._widened(self.mlp_norm(x)))
+        return x + self.down(self._swiglu(self.mlp_norm(x)))
 
-    def _widened(self, x: Tensor) -> Tensor:
+    def _swiglu(self, x: Tensor) -> Tensor:
         return swiglu(*self.gate_up(x).chunk(2, dim=-1))
 
     def _attend(self, qkv: Tensor, rope: Tensor) -> Tensor:
@@ -56,25 +60,30 @@ class Block(nn.Module):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up (Shazeer 2020)."""
     return functional.silu(gate) * up
 
 
 def rope_table(shape: LlamaShape, length: int, device: torch.device) -> Tensor:
-    """cos and sin of every position and pair of features, [2, length, head_size / 2], fp32 (Su et al. 2021)."""
+    """Return the rotary embedding's cos and sin, [2, length, head_size / 2] in fp32 (Su et al. 2021)."""
     exponents = torch.arange(0, shape.head_size, 2, device=device, dtype=torch.float32) / shape.head_size
-    rates = shape.rope_theta**-exponents
+    frequencies = shape.rope_theta**-exponents
     if scaling := shape.rope_scaling:
-        # Rotations that do not come round within the first context are slowed, those of a quarter of it are not.
-        turns = scaling["original_max_position_embeddings"] * rates / (2 * math.pi)
+        # Llama 3.1: a frequency with less than `low` rotations in the original context is divided by the factor, one
+        # with more than `high` is unchanged, and between them it is interpolated.
+        rotations = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        rates = rates * (kept + (1 - kept) / scaling["factor"])
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), rates)
+        unscaled = ((rotations - low) / (high - low)).clamp(0, 1)
+        frequencies = frequencies * (unscaled + (1 - unscaled) / scaling["factor"])
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
-    """x[batch, heads, sequence, head_size] turned by its position; the first half is paired with the second."""
+    """Return x[batch, heads, length, head_size] rotated by its positions, in x's data type.
+
+    Feature i is paired with feature i + head_size / 2, as in Hugging Face's checkpoints.
+    """
     cos, sin = rope.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -82,7 +91,10 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
 
 @contextmanager
 def fastest_attention(device: torch.device) -> Iterator[None]:
-    """cuDNN's attention before FlashAttention: on an H200 620 TFLOP/s forward against 320. Compiled code keeps it."""
+    """Prefer cuDNN's attention to FlashAttention: on an H200 620 TFLOP/s forward against 320.
+
+    Code compiled within the context keeps the choice. On a CPU nothing changes.
+    """
     if device.type == "cpu":
         yield
         return
@@ -92,11 +104,15 @@ def fastest_attention(device: torch.device) -> Iterator[None]:
 
 
 class Llama(nn.Module):
-    """Tokens [batch, sequence] to the mean next-token loss, with no logits of more than `chunk` tokens at a time."""
+    """The decoder with its loss, from tokens to the mean next-token loss.
 
-    def __init__(self, shape: LlamaShape, *, layers: int | None = None, chunk: int = 4096) -> None:
+    The logits of at most `chunk_tokens` tokens exist at a time.
+    """
+
+    def __init__(self, shape: LlamaShape, *, layers: int | None = None, chunk_tokens: int = 4096) -> None:
+        """Build the model with `layers` blocks, by default those of the shape. `initialize` sets the weights."""
         super().__init__()
-        self.shape, self.chunk = shape, chunk
+        self.shape, self.chunk_tokens = shape, chunk_tokens
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size)
         self.blocks = nn.ModuleList([Block(shape) for _ in range(layers or shape.layers)])
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
@@ -105,7 +121,7 @@ class Llama(nn.Module):
             self.lm_head.weight = self.embedding.weight
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Random weights: normal with a deviation of 0.02, norms of one."""
+        """Set random weights: normal with a standard deviation of 0.02; biases are zeros, norms are ones."""
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -116,54 +132,63 @@ class Llama(nn.Module):
                 nn.init.ones_(module.weight)
 
     def forward(self, tokens: Tensor, targets: Tensor, rope: Tensor) -> Tensor:
+        """Return the mean loss of `targets` after `tokens`, both [batch, length] int64."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, rope)
-        return next_token_loss(self.norm(x).flatten(0, 1), self.lm_head.weight, targets.flatten(), self.chunk)
+        return next_token_loss(self.norm(x).flatten(0, 1), self.lm_head.weight, targets.flatten(), self.chunk_tokens)
 
 
-def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-    """Mean cross entropy of hidden[tokens, width] @ weight[vocabulary, width]ᵀ against targets[tokens]."""
-    return _ChunkedLoss.apply(hidden, weight, targets, chunk)
+def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
+    """Return the mean cross entropy of the logits hidden[tokens, hidden_size] @ weight[vocabulary, hidden_size]ᵀ.
+
+    Args:
+        targets: the correct tokens, [tokens] int64.
+        chunk_tokens: the most tokens whose logits exist at a time.
+    """
+    return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens)
 
 
 def loss_and_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, d_weight: Tensor, share: float = 1.0
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, d_weight: Tensor, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """`next_token_loss` times `share` and its gradient of hidden; that of weight is added to `d_weight`.
+    """Return `next_token_loss` times `share` in fp32, and its gradient with respect to `hidden`.
 
-    Chunk by chunk, so that nothing of a chunk has to be kept.
+    The gradient with respect to `weight` is added to `d_weight`. Both are computed chunk by chunk, so that no logits
+    are saved for a backward pass.
     """
     loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
     d_hidden = torch.empty_like(hidden)
-    scale = torch.full((), share / len(targets), device=hidden.device)  # as a number it would be compiled in
-    for h, t, d_h in zip(hidden.split(chunk), targets.split(chunk), d_hidden.split(chunk), strict=True):
-        chunk_loss, d_logits = _loss_and_gradient(h @ weight.t(), t, scale)
+    scale = torch.full((), share / len(targets), device=hidden.device)  # a Python number would be compiled in
+    chunks = zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), d_hidden.split(chunk_tokens), strict=True)
+    for hidden_chunk, target_chunk, d_hidden_chunk in chunks:
+        chunk_loss, d_logits = _loss_and_gradient(hidden_chunk @ weight.t(), target_chunk, scale)
         loss += chunk_loss
-        torch.mm(d_logits, weight, out=d_h)
-        d_weight.addmm_(d_logits.t(), h)
-        del d_logits  # before the next are made
+        torch.mm(d_logits, weight, out=d_hidden_chunk)
+        d_weight.addmm_(d_logits.t(), hidden_chunk)
+        del d_logits  # frees its memory before the next chunk's logits are allocated
     return loss, d_hidden
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The gradients are taken in the forward pass."""
+    """Computes the gradients in the forward pass."""
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:  # type: ignore[no-untyped-def]
         d_weight = torch.zeros_like(weight)
-        loss, d_hidden = loss_and_gradients(hidden, weight, targets, chunk, d_weight)
+        loss, d_hidden = loss_and_gradients(hidden, weight, targets, chunk_tokens, d_weight)
         ctx.save_for_backward(d_hidden, d_weight)
         return loss
 
     @staticmethod
     def backward(ctx, d_loss: Tensor):  # type: ignore[no-untyped-def]
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * d_loss, d_weight * d_loss, None, None  # kept: a zero-bubble pipeline asks twice
+        # Not scaled in place: a zero-bubble pipeline calls backward twice.
+        return d_hidden * d_loss, d_weight * d_loss, None, None
 
 
-def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss of a chunk times `scale`, and its gradient with respect to the logits in their own type."""
+def _eager_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of a chunk times `scale`, and its gradient with respect to the logits in their dtype."""
     log_sum = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
     probabilities = torch.exp(logits.float() - log_sum)
     one_hot = torch.arange(logits.shape[-1], device=logits.device)[None, :] == targets[:, None]
@@ -171,10 +196,10 @@ def _plain_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> 
     return loss, ((probabilities - one_hot.float()) * scale).to(logits.dtype)
 
 
-_compiled_loss_and_gradient = torch.compile(_plain_loss_and_gradient, dynamic=False)
+_compiled_loss_and_gradient = torch.compile(_eager_loss_and_gradient, dynamic=False)
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type == "cpu":
-        return _plain_loss_and_gradient(logits, targets, scale)
+        return _eager_loss_and_gradient(logits, targets, scale)
     return _compiled_loss_and_gradient(logits, targets, scale)

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from workloads.llama.attention import Kernel, fastest
+from workloads.llama.attention import Kernel, fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
@@ -25,7 +25,7 @@ SETTLE_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and 
 
 
 def kernel_of(shape: LlamaShape, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:
-    return fastest(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
+    return fastest_kernel(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
 
 
 @cache

@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from workloads.device import architecture
-from workloads.llama.attention import fastest
+from workloads.llama.attention import fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
@@ -108,7 +108,7 @@ def stages_of(
     block: Callable[[], Block] = partial(Block, shape)
     written = is_written(layout, recipe)
     if written:
-        kernel = fastest(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
+        kernel = fastest_kernel(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
         block = partial(WrittenBlock, BlockMath(shape, kernel, compiled=compiled), layout.checkpointing)
     each = stage_layers(shape.layers, layout.total_stages)
     stages = []
@@ -138,7 +138,7 @@ def _laid_out(
     if groups.context is not None:
         heads = shape.heads // layout.tensor, shape.kv_heads // layout.tensor
         dtype = next(stage.parameters()).dtype
-        kernel = fastest(*heads, shape.head_size, sequence_length // (2 * layout.context), device, dtype)
+        kernel = fastest_kernel(*heads, shape.head_size, sequence_length // (2 * layout.context), device, dtype)
         for block in stage.blocks.values():
             block.attention = ContextAttention(kernel, groups.context)  # type: ignore[assignment]
     if groups.tensor is not None:

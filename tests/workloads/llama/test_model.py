@@ -1,4 +1,4 @@
-"""The model that is trained: its counts against published ones, its mathematics against plain PyTorch."""
+"""The decoder: its parameter and FLOP counts against published ones, its computation against plain PyTorch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from workloads.llama.shapes import MODELS
 GOLDEN = Path(REPOSITORY).parent / "shared" / "reference" / "flops_golden.csv"
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the table of FLOPs by other conventions is not here")
-def test_parameters_and_flops_are_those_of_the_golden_table() -> None:
+@pytest.mark.skipif(not GOLDEN.exists(), reason="needs shared/reference/flops_golden.csv beside the repository")
+def test_parameters_and_flops_equal_the_golden_table() -> None:
     for row in csv.DictReader(GOLDEN.open()):
         shape = MODELS[row["model"]]
         assert shape.parameters == int(row["params"])
@@ -30,35 +30,35 @@ def test_llama_3_8b_has_its_published_size() -> None:
     assert model_flops_per_token(MODELS["llama3_8b"], 8192) == pytest.approx(51.47e9, rel=1e-4)
 
 
-def test_a_part_of_the_model_costs_its_part() -> None:
+def test_flops_of_blocks_and_output_layer_sum_to_those_of_the_model() -> None:
     shape = MODELS["llama3_8b"]
     blocks = sum(model_flops_per_token(shape, 1024, layers=1, lm_head=False) for _ in range(shape.layers))
     assert blocks + model_flops_per_token(shape, 1024, layers=0) == pytest.approx(model_flops_per_token(shape, 1024))
 
 
-def test_the_model_has_as_many_parameters_as_its_shape_says() -> None:
+def test_the_module_has_the_parameter_count_of_its_shape() -> None:
     assert sum(p.numel() for p in Llama(MODELS["llama_tiny"]).parameters()) == MODELS["llama_tiny"].parameters
 
 
-@pytest.mark.parametrize("chunk", [7, 64])
-def test_the_chunked_loss_and_its_gradients_are_those_of_plain_cross_entropy(chunk: int) -> None:
+@pytest.mark.parametrize("chunk_tokens", [7, 64])
+def test_chunked_loss_and_gradients_equal_plain_cross_entropy(chunk_tokens: int) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(64, 16, dtype=torch.float64), torch.randn(50, 16, dtype=torch.float64)
     targets = torch.randint(0, 50, (64,))
-    found = []
-    for loss_of in (
-        lambda h, w: next_token_loss(h, w, targets, chunk),
+    results = []
+    for loss_function in (
+        lambda h, w: next_token_loss(h, w, targets, chunk_tokens),
         lambda h, w: functional.cross_entropy(h @ w.t(), targets),
     ):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        loss = loss_of(h, w)
+        loss = loss_function(h, w)
         (3 * loss).backward()
-        found.append((loss.double(), h.grad, w.grad))
-    for mine, plain in zip(*found, strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-6)
+        results.append((loss.double(), h.grad, w.grad))
+    for chunked, plain in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_a_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+def test_rotary_embedding_keeps_norms_and_scores_depend_only_on_distance() -> None:
     shape = MODELS["llama_tiny"]
     rope = rope_table(shape, 32, torch.device("cpu"))
     q, k = torch.randn(1, 1, 1, shape.head_size), torch.randn(1, 1, 1, shape.head_size)
@@ -68,7 +68,7 @@ def test_a_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
     assert torch.allclose(scores[5, 2], scores[20, 17], atol=1e-4)
 
 
-def test_no_token_sees_a_later_one() -> None:
+def test_attention_is_causal() -> None:
     torch.manual_seed(0)
     model = Llama(MODELS["llama_tiny"])
     model.initialize(torch.Generator().manual_seed(0))
@@ -77,8 +77,8 @@ def test_no_token_sees_a_later_one() -> None:
     changed = tokens.clone()
     changed[0, 10] = (changed[0, 10] + 1) % 512
     outputs = []
-    for each in (tokens, changed):
-        x = model.embedding(each)
+    for sequence in (tokens, changed):
+        x = model.embedding(sequence)
         for block in model.blocks:
             x = block(x, rope)
         outputs.append(x)
@@ -86,7 +86,7 @@ def test_no_token_sees_a_later_one() -> None:
     assert not torch.equal(outputs[0][:, 10:], outputs[1][:, 10:])
 
 
-def test_it_learns_a_batch_by_heart() -> None:
+def test_training_overfits_a_single_batch() -> None:
     model = Llama(MODELS["llama_tiny"])
     model.initialize(torch.Generator().manual_seed(0))
     tokens = torch.randint(0, 512, (2, 65), generator=torch.Generator().manual_seed(1))
