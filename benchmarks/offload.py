@@ -24,7 +24,7 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
-from workloads.llama.data import sequences
+from workloads.llama.data import load_sequences
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
@@ -118,7 +118,7 @@ def fsdp_cpu_offload(row: Row, steps: int) -> str:
             )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     rope = rope_table(shape, row.sequence_length, device)
-    tokens = sequences(
+    tokens = load_sequences(
         None, None, count=row.sequences, length=row.sequence_length + 1, vocabulary=shape.vocabulary, seed=0
     ).to(device)
     times_s = []

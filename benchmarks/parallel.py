@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from workloads.llama.data import sequences
+from workloads.llama.data import load_sequences
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, fastest_attention, rope_table, swiglu
 from workloads.llama.shapes import MODELS, LlamaShape
@@ -67,7 +67,7 @@ def plain_fsdp(model: str, global_batch: int, steps: int, micro_batch: int = 2) 
     llama.initialize(torch.Generator(device).manual_seed(rank))
     optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-4, fused=True)
     rope = rope_table(shape, LENGTH, device)
-    tokens = sequences(None, None, count=global_batch, length=LENGTH + 1, vocabulary=shape.vocabulary, seed=0)
+    tokens = load_sequences(None, None, count=global_batch, length=LENGTH + 1, vocabulary=shape.vocabulary, seed=0)
     mine = tokens.chunk(ranks)[rank].to(device)
     times_s = []
     with fastest_attention(device):

@@ -1,4 +1,4 @@
-"""Weights from and to a Hugging Face checkpoint of the Llama or Qwen2 kind: safetensors and a config.json."""
+"""Read and write Hugging Face checkpoints of Llama and Qwen2: safetensors files and a config.json."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from workloads.llama.shapes import LlamaShape
 
 SHARD_BYTES = 4 * 10**9
 
-# Our name of a block's parameter, and theirs; several are one after the other along the first dimension.
-BLOCK = {
+# Hugging Face's names of the parameters of `workloads.llama.model.Llama`. Where there are several, the parameter here
+# is their concatenation along the first dimension.
+HF_BLOCK_NAMES = {
     "attention_norm.weight": ["input_layernorm.weight"],
     "qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
     "qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
@@ -25,91 +26,112 @@ BLOCK = {
     "gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "down.weight": ["mlp.down_proj.weight"],
 }
-ENDS = {
+HF_EMBEDDING_AND_HEAD_NAMES = {
     "embedding.weight": ["model.embed_tokens.weight"],
     "norm.weight": ["model.norm.weight"],
     "lm_head.weight": ["lm_head.weight"],
 }
 
 
-def their_names(name: str) -> list[str]:
-    """What a parameter of ours consists of in a checkpoint."""
-    if name in ENDS:
-        return ENDS[name]
-    _, number, inner = name.split(".", 2)
-    return [f"model.layers.{number}.{theirs}" for theirs in BLOCK[inner]]
+def hf_names(name: str) -> list[str]:
+    """Return the names of a parameter's parts in a Hugging Face checkpoint."""
+    if name in HF_EMBEDDING_AND_HEAD_NAMES:
+        return HF_EMBEDDING_AND_HEAD_NAMES[name]
+    _, number, inner_name = name.split(".", 2)
+    return [f"model.layers.{number}.{hf_name}" for hf_name in HF_BLOCK_NAMES[inner_name]]
 
 
-def reader(folder: Path, shape: LlamaShape) -> Callable[[str], torch.Tensor]:
-    """A function from our names to the checkpoint's tensors, each read when it is asked for.
+def open_reader(folder: Path, shape: LlamaShape) -> Callable[[str], torch.Tensor]:
+    """Return a function from a parameter's name in `workloads.llama.model.Llama` to its tensor in the checkpoint.
 
-    Raises ValueError where the checkpoint is none, or one of another shape, with what differs.
+    A tensor is read from its file at each call, on the CPU and in the checkpoint's data type.
+
+    Raises:
+        ValueError: the folder has no checkpoint, or one of another shape; the message lists the differences. The
+            returned function raises it for a tensor that the checkpoint lacks.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").exists():
-        raise ValueError(f"checkpoint={folder}: there are no *.safetensors with a config.json")
-    said = _said(folder)
-    differing = {key: (said[key], ours) for key, ours in config(shape).items() if said.get(key, ours) != ours}
-    if differing:
-        words = [f"{key} is {theirs}, the model's is {ours}" for key, (theirs, ours) in differing.items()]
-        raise ValueError(f"checkpoint={folder}: {'; '.join(words)}")
-    where = {name: file for file in files for name in list(safe_open(file, "pt").keys())}
+        raise ValueError(
+            f"checkpoint={folder} has no *.safetensors files with a config.json; "
+            "set it to a folder that `save_pretrained` of transformers has written"
+        )
+    actual = _read_config(folder)
+    differences = [
+        f"{key} is {actual[key]}, the model's is {expected}"
+        for key, expected in build_config(shape).items()
+        if actual.get(key, expected) != expected
+    ]
+    if differences:
+        raise ValueError(f"checkpoint={folder} does not fit the model: {'; '.join(differences)}")
+    file_of = {name: file for file in files for name in list(safe_open(file, "pt").keys())}
 
     def read(name: str) -> torch.Tensor:
-        parts = their_names(name)
-        if missing := [part for part in parts if part not in where]:
-            raise ValueError(f"checkpoint={folder}: {missing[0]} is not in it")
-        return torch.cat([safe_open(where[part], "pt").get_tensor(part) for part in parts])
+        parts = hf_names(name)
+        if missing := [part for part in parts if part not in file_of]:
+            raise ValueError(f"checkpoint={folder} has no tensor {missing[0]}")
+        return torch.cat([safe_open(file_of[part], "pt").get_tensor(part) for part in parts])
 
     return read
 
 
-def _said(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json; transformers 5 has what concerns rotations in one place, 4 in two."""
-    said: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    if rope := dict(said.get("rope_parameters") or {}):
-        said["rope_theta"] = rope.pop("rope_theta", said.get("rope_theta"))
-        said["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
-    return said
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json with the keys of transformers 4, which has two for rotary embeddings where 5 has one."""
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if rope := dict(values.get("rope_parameters") or {}):
+        values["rope_theta"] = rope.pop("rope_theta", values.get("rope_theta"))
+        values["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
+    return values
 
 
 def save(folder: Path, shape: LlamaShape, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write weights by our names as a checkpoint that `transformers` reads, in shards of about 4 GB."""
+    """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
+
+    Args:
+        folder: created if it does not exist.
+        weights: by their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = _rows(shape)
-    theirs: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        names = their_names(name)
-        inner = name.split(".", 2)[2] if name.startswith("blocks.") else name
-        pieces = tensor.split(sizes[inner.split(".")[0]]) if len(names) > 1 else [tensor]
-        theirs |= {n: piece.contiguous() for n, piece in zip(names, pieces, strict=True)}
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    for name, tensor in theirs.items():
-        if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > SHARD_BYTES and shards[-1]:
-            shards.append({})
-        shards[-1][name] = tensor
-    index: dict[str, str] = {}
+    tensors = _split_parameters(shape, weights)
+    weight_map: dict[str, str] = {}
+    shards = _group_into_shards(tensors)
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(shard, file)
-    total = sum(tensor.nbytes for tensor in theirs.values())
-    text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1)
-    (folder / "model.safetensors.index.json").write_text(text)
-    dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config(shape) | {"torch_dtype": dtype}, indent=1))
+        weight_map |= dict.fromkeys(shard, file)
+    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(build_config(shape) | {"torch_dtype": dtype}, indent=1))
 
 
-def _rows(shape: LlamaShape) -> dict[str, list[int]]:
-    kv = shape.kv_heads * shape.head_size
-    return {"qkv": [shape.heads * shape.head_size, kv, kv], "gate_up": [shape.intermediate_size] * 2}
+def _split_parameters(shape: LlamaShape, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors by Hugging Face's names."""
+    kv_size = shape.kv_heads * shape.head_size
+    part_rows = {"qkv": [shape.heads * shape.head_size, kv_size, kv_size], "gate_up": [shape.intermediate_size] * 2}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        names = hf_names(name)
+        inner_name = name.split(".", 2)[2] if name.startswith("blocks.") else name
+        parts = weight.split(part_rows[inner_name.split(".")[0]]) if len(names) > 1 else [weight]
+        tensors |= {hf_name: part.contiguous() for hf_name, part in zip(names, parts, strict=True)}
+    return tensors
 
 
-def config(shape: LlamaShape) -> dict[str, Any]:
-    """The keys of a config.json that decide what is computed."""
-    kind = "qwen2" if shape.qkv_bias else "llama"
+def _group_into_shards(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > SHARD_BYTES and shards[-1]:
+            shards.append({})
+        shards[-1][name] = tensor
+    return shards
+
+
+def build_config(shape: LlamaShape) -> dict[str, Any]:
+    """Return the keys of Hugging Face's config.json that decide what the model computes."""
     return {
-        "model_type": kind,
+        "model_type": "qwen2" if shape.qkv_bias else "llama",
         "architectures": ["Qwen2ForCausalLM" if shape.qkv_bias else "LlamaForCausalLM"],
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,

@@ -1,4 +1,4 @@
-"""Tokens to train on: from a file, or made up."""
+"""Training data: tokens from a file, or synthetic ones."""
 
 from __future__ import annotations
 
@@ -7,56 +7,69 @@ from pathlib import Path
 import numpy as np
 import torch
 
-BINARY = {".u16": np.uint16, ".bin": np.uint16, ".u32": np.uint32}
+TOKEN_ID_TYPES = {".u16": np.uint16, ".bin": np.uint16, ".u32": np.uint32}
 
 
-def sequences(
+def load_sequences(
     data: str | None, tokenizer: str | None, *, count: int, length: int, vocabulary: int, seed: int
 ) -> torch.Tensor:
-    """Tokens [count, length], int64.
+    """Return tokens [count, length], int64.
 
-    data: a file of raw little-endian ids (.bin and .u16 two bytes each, .u32 four), read from its beginning; a text,
-    encoded by the tokenizer (a tokenizer.json), without one byte by byte; null: made-up tokens from the seed.
-    Raises ValueError where the file is not there, has too few tokens, or has ids past the vocabulary.
+    Args:
+        data: the path of a file that is read from its beginning; None for synthetic tokens. Files that end in .bin or
+            .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text.
+        tokenizer: the path of a tokenizer.json that encodes the text; None for one token per byte.
+        vocabulary: the number of tokens that the model knows.
+        seed: of the synthetic tokens.
+
+    Raises:
+        ValueError: the file does not exist, has too few tokens, or has ids outside the vocabulary; or the tokenizer
+            does not exist or cannot be loaded without the package tokenizers.
     """
     if data is None:
         return synthetic_tokens(vocabulary, count, length, seed)
     path = Path(data)
     if not path.is_file():
         raise ValueError(f"data={data}: there is no such file")
-    wanted = count * length
-    if path.suffix in BINARY:
-        ids = np.memmap(path, BINARY[path.suffix], "r")[:wanted].astype(np.int64)
+    needed = count * length
+    if path.suffix in TOKEN_ID_TYPES:
+        ids = np.memmap(path, TOKEN_ID_TYPES[path.suffix], "r")[:needed].astype(np.int64)
     elif tokenizer is not None:
-        ids = _encoded(path, tokenizer)[:wanted]
+        ids = _encode(path, tokenizer)[:needed]
     else:
         with path.open("rb") as file:
-            ids = np.frombuffer(file.read(wanted), dtype=np.uint8).astype(np.int64)
-    if len(ids) < wanted:
-        raise ValueError(f"data={data}: has {len(ids)} tokens, {wanted} are needed ({count} sequences of {length})")
+            ids = np.frombuffer(file.read(needed), dtype=np.uint8).astype(np.int64)
+    if len(ids) < needed:
+        raise ValueError(f"data={data} has {len(ids)} tokens, but {count} sequences of {length} need {needed}")
     if ids.max() >= vocabulary:
-        raise ValueError(f"data={data}: token id {ids.max()} at {int(ids.argmax())}; the vocabulary has {vocabulary}")
+        raise ValueError(
+            f"data={data} has token id {ids.max()} at position {int(ids.argmax())}, "
+            f"but the model's vocabulary has {vocabulary} tokens"
+        )
     return torch.from_numpy(ids.reshape(count, length))
 
 
-def _encoded(path: Path, tokenizer: str) -> np.ndarray:
+def _encode(path: Path, tokenizer: str) -> np.ndarray:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise ValueError(f"tokenizer={tokenizer}: needs `pip install tokenizers`") from error
+        raise ValueError(f"tokenizer={tokenizer} needs the package tokenizers: pip install tokenizers") from error
     if not Path(tokenizer).is_file():
-        raise ValueError(f"tokenizer={tokenizer}: there is no such file; a tokenizer.json is wanted")
+        raise ValueError(f"tokenizer={tokenizer}: there is no such file; it must be the path of a tokenizer.json")
     return np.array(Tokenizer.from_file(tokenizer).encode(path.read_text()).ids, dtype=np.int64)
 
 
-def synthetic_tokens(vocabulary: int, sequences: int, length: int, seed: int) -> torch.Tensor:
-    """Tokens [sequences, length] with something to learn, and no file needed: each is one of four successors of the
-    one before, among the first thousand. A model that knew them would have a loss of ln 4."""
+def synthetic_tokens(vocabulary: int, count: int, length: int, seed: int) -> torch.Tensor:
+    """Return tokens [count, length], int64, of a random Markov chain that a model can learn.
+
+    Each token is one of four equally likely successors of the token before it. Only the first 1024 tokens of the
+    vocabulary occur. A model that knows the chain has a loss of ln 4.
+    """
     known = min(vocabulary, 1024)
     random = np.random.default_rng(seed)
-    successors, choices = random.integers(0, known, (known, 4)), random.integers(0, 4, (length, sequences))
-    tokens = np.empty((length, sequences), dtype=np.int64)
-    tokens[0] = random.integers(0, known, sequences)
-    for place in range(1, length):
-        tokens[place] = successors[tokens[place - 1], choices[place]]
+    successors, choices = random.integers(0, known, (known, 4)), random.integers(0, 4, (length, count))
+    tokens = np.empty((length, count), dtype=np.int64)
+    tokens[0] = random.integers(0, known, count)
+    for position in range(1, length):
+        tokens[position] = successors[tokens[position - 1], choices[position]]
     return torch.from_numpy(tokens.T.copy())

@@ -16,7 +16,7 @@ from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.host import available_memory_bytes, busyness
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
-from workloads.llama.data import sequences
+from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters
@@ -49,7 +49,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     if device.type == "cpu":
         _require_room_on_a_cpu(shape, dtype)
     if parameters.checkpoint:
-        checkpoint.reader(Path(parameters.checkpoint), shape)  # a wrong one is said before anything is measured
+        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # a wrong one is said before anything is measured
     master_weights = parameters.master_weights and dtype != torch.float32
     model = Model(shape, dtype.itemsize, 12 if master_weights else 2 * dtype.itemsize)
     torch.compiler.reset()  # what a process compiled for earlier trials counts against what it may compile at all
@@ -87,7 +87,7 @@ def _train(
     plan = predicted.plan
     optimizer = AdamW(learning_rate=parameters.learning_rate)
     count = parameters.warmup + parameters.steps
-    text = sequences(
+    text = load_sequences(
         parameters.data,
         parameters.tokenizer,
         count=count * parameters.sequences_per_step,
@@ -99,7 +99,7 @@ def _train(
     kernel = kernel_of(shape, plan.sequence_length, device, dtype)
     engine = Engine(shape, plan, arena, device, kernel, dtype=dtype, master_weights=master_weights, optimizer=optimizer)
     if parameters.checkpoint:
-        engine.load(checkpoint.reader(Path(parameters.checkpoint), shape))
+        engine.load(checkpoint.open_reader(Path(parameters.checkpoint), shape))
     else:
         engine.load_random(parameters.seed)
     times_s, losses, busy = [], [], busyness()

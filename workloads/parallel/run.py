@@ -13,7 +13,7 @@ from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.distributed import process_group
-from workloads.llama.data import sequences
+from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS
@@ -61,7 +61,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         torch.cuda.reset_peak_memory_stats(device)  # training counts, not how the weights came there
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
     length = parameters.sequence_length
-    tokens = sequences(
+    tokens = load_sequences(
         None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
     )
     losses, times_s, communication = [], [], dict[str, float]()

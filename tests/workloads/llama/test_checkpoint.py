@@ -1,4 +1,4 @@
-"""Checkpoints: what transformers wrote is what is computed here, and what is written here transformers reads."""
+"""Checkpoints are exchanged with transformers in both directions, with equal logits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ transformers = pytest.importorskip("transformers")
 TINY = MODELS["llama_tiny"]
 SHAPES = {
     "llama": TINY,
-    "tied with stretched rotations": replace(TINY, tied=True, rope_factor=32.0),
+    "tied with rope scaling": replace(TINY, tied=True, rope_factor=32.0),
     "qwen": replace(TINY, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6),
 }
 
 
 def logits(shape: LlamaShape, folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Of our model with a checkpoint's weights."""
-    model, read = Llama(shape), checkpoint.reader(folder, shape)
+    """Return the logits of `Llama` with a checkpoint's weights."""
+    model = Llama(shape)
+    read = checkpoint.open_reader(folder, shape)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(read(name))
@@ -36,56 +37,56 @@ def logits(shape: LlamaShape, folder: Path, tokens: torch.Tensor) -> torch.Tenso
         return model.lm_head(model.norm(x))
 
 
-def theirs(shape: LlamaShape, folder: Path) -> torch.nn.Module:
+def load_with_transformers(folder: Path) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_logits_are_those_of_transformers_for_its_own_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_transformers_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
     shape = SHAPES[kind]
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**checkpoint.config(shape), max_position_embeddings=131072)
+    config = transformers.AutoConfig.for_model(**checkpoint.build_config(shape), max_position_embeddings=131072)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokens = torch.randint(0, shape.vocabulary, (2, 200))
-    expected = theirs(shape, tmp_path)(tokens).logits.detach()
+    expected = load_with_transformers(tmp_path)(tokens).logits.detach()
     torch.testing.assert_close(logits(shape, tmp_path, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_transformers_reads_what_is_written_here(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_reads_a_saved_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES[kind]
     monkeypatch.setattr(checkpoint, "SHARD_BYTES", 300_000)
     model = Llama(shape)
     model.initialize(torch.Generator().manual_seed(0))
-    with torch.no_grad():  # biases and norms that would show if they were lost
+    with torch.no_grad():  # nonzero biases and norms other than 1, so that a lost one changes the logits
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     checkpoint.save(tmp_path, shape, weights)
     with pytest.raises(ValueError, match="rope_"):
-        checkpoint.reader(tmp_path, replace(shape, rope_factor=2.0))
+        checkpoint.open_reader(tmp_path, replace(shape, rope_factor=2.0))
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    read = checkpoint.reader(tmp_path, shape)
+    read = checkpoint.open_reader(tmp_path, shape)
     for name, weight in weights.items():
         assert torch.equal(read(name), weight)
     tokens = torch.randint(0, shape.vocabulary, (1, 50))
-    expected = theirs(shape, tmp_path)(tokens).logits.detach()
+    expected = load_with_transformers(tmp_path)(tokens).logits.detach()
     torch.testing.assert_close(logits(shape, tmp_path, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_another_shape_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_and_one_of_another_shape_are_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, TINY, {"norm.weight": torch.ones(TINY.hidden_size)})
-    with pytest.raises(ValueError, match=r"no \*.safetensors"):
-        checkpoint.reader(tmp_path / "nowhere", TINY)
+    with pytest.raises(ValueError, match=r"has no \*.safetensors files with a config.json"):
+        checkpoint.open_reader(tmp_path / "nowhere", TINY)
     with pytest.raises(
         ValueError, match="num_hidden_layers is 2, the model's is 5; vocab_size is 512, the model's is 9"
     ):
-        checkpoint.reader(tmp_path, replace(TINY, layers=5, vocabulary=9))
+        checkpoint.open_reader(tmp_path, replace(TINY, layers=5, vocabulary=9))
 
 
-def test_training_goes_on_from_what_it_wrote(tmp_path: Path) -> None:
-    words = {"model": "llama_tiny", "sequence_length": 32, "sequences_per_step": 4, "dtype": "fp32", "warmup": 0}
+def test_training_resumes_from_a_saved_checkpoint(tmp_path: Path) -> None:
+    parameters = {"model": "llama_tiny", "sequence_length": 32, "sequences_per_step": 4, "dtype": "fp32", "warmup": 0}
     budgets = {"device_gib": 1.0, "host_gib": 0.0, "learning_rate": 3e-3}
-    first = run_trial("offload", {**words, **budgets, "steps": 15, "save_to": str(tmp_path)}, Rank())
-    second = run_trial("offload", {**words, **budgets, "steps": 1, "checkpoint": str(tmp_path)}, Rank())
+    first = run_trial("offload", {**parameters, **budgets, "steps": 15, "save_to": str(tmp_path)}, Rank())
+    second = run_trial("offload", {**parameters, **budgets, "steps": 1, "checkpoint": str(tmp_path)}, Rank())
     assert second.metrics["first_loss"] < first.metrics["first_loss"] - 0.05
