@@ -387,7 +387,7 @@ def test_devices_measured_at_once_are_told_apart(place: Place) -> None:
 def test_a_worker_that_refused_before_it_tried_goes_on(place: Place) -> None:
     words = ["workload=precision_casts", "space.format=fp8_tensorwise,fp8_rowwise", "space.direction=columns,rows"]
     done = place.run(*words, "search=grid", "space.rows=128", "space.columns=128")
-    assert "1 infeasible: one scale for the whole has no direction" in done.out
+    assert "1 infeasible: fp8_tensorwise has one scale for the whole matrix" in done.out
     runs = place.runs("trial")
     assert Counter(run.data.tags["outcome"] for run in runs) == {"complete": 3, "infeasible": 1}
     assert len({run.data.tags["pid"] for run in runs}) == 1

@@ -13,7 +13,7 @@ PassName = Literal["forward", "input_gradient", "weight_gradient"]
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """The sizes of a decoder, under the names of Hugging Face's config where they are one word there.
+    """The sizes of a decoder. `hidden_size` and `intermediate_size` are those of Hugging Face's config.
 
     Attributes:
         layers: number of transformer blocks.

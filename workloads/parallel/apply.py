@@ -39,7 +39,7 @@ from workloads.llama.shapes import LlamaShape
 from workloads.parallel.context import ContextAttention, positions
 from workloads.parallel.layout import Layout, is_written, stage_layers
 from workloads.parallel.stage import Initial, Kept, Stage, WrittenBlock, each_parameter
-from workloads.precision.layers import with_recipe
+from workloads.precision.layers import apply_recipe
 
 # A block's inputs and outputs are divided along the sequence, what is inside of it along heads and width.
 BLOCK_PLAN = {
@@ -117,7 +117,7 @@ def stages_of(
             stage = Stage(shape, layers, rope, block).to(dtype)
         if recipe:
             tokens = layout.micro_batch * sequence_length // layout.context
-            with_recipe(stage.blocks, recipe, architecture(device), tokens)
+            apply_recipe(stage.blocks, recipe, architecture(device), tokens)
         stages.append(_laid_out(stage, shape, layout, groups, sequence_length, device, compiled and not written))
     for stage in stages:
         stage.to_empty(device=device)

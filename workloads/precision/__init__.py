@@ -1,11 +1,11 @@
-"""What fewer bits really gain: four tables, each a workload. Formats, casts and training recipes are torchao's.
+"""Low-precision arithmetic: four workloads that measure speed and error of torchao's formats and training recipes.
 
-    precision            products: rate, speed-up over bf16, and the error beside it
-    precision_casts      bf16 to each format, along rows, columns or both
+    precision            GEMMs: rate, speed-up over bf16, and error
+    precision_casts      casts from bf16 to each format, with scales along rows, columns or both
     precision_linear     linear layers forward and backward, casts included, against a roofline from measured rates
-    precision_training   a Llama block, or a whole model for some steps: tokens/s and the loss
+    precision_training   training steps of a Llama block or a whole model: tokens/s and the loss
 
-A format that the device has no units for is imitated: its error is real, and it has no speed.
+A format that the device's matrix units do not support is emulated: its error is measured, its speed is not.
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ TrainingRecipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_g
 
 @dataclass(frozen=True)
 class GemmParameters:
-    """A product of a model's linear layer over so many tokens, in a recipe; timed in turns with bf16.
+    """One GEMM of a model's linear layer, timed in turns with bf16.
 
-    Both operands lie with what is summed over next to each other (layout nt), the only way that the units take formats
-    of 8 bits or fewer; so does the bf16 product that it is compared with.
+    Both operands are contiguous along k (layout nt), the only layout that matrix units take for formats of 8 bits or
+    fewer. The bf16 GEMM has the same layout.
+
+    Attributes:
+        recipe: the format and its scales, see `workloads.api.recipes`.
+        layer: the linear layer.
+        product: the pass that the GEMM belongs to.
+        tokens: rows of the layer's input.
+        warmup: calls that are not timed.
+        repeats: timed calls.
     """
 
     recipe: Recipe
@@ -41,9 +49,13 @@ class GemmParameters:
 
 @dataclass(frozen=True)
 class CastParameters:
-    """bf16 [rows, columns] to a format with scales along rows, columns or both.
+    """A cast of a bf16 matrix [rows, columns] to a format.
 
-    implementation: torchao's eager function, the same compiled, or torchao's own kernel
+    Attributes:
+        direction: the dimension that a scale spans: along rows, along columns, or one cast of each.
+        implementation: torchao's eager function, the same function compiled, or torchao's own kernel.
+        warmup: calls that are not timed.
+        repeats: timed calls.
     """
 
     format: Format
@@ -58,8 +70,15 @@ class CastParameters:
 
 @dataclass(frozen=True)
 class LinearParameters:
-    """The attention's input layer or the MLP of a model, forward and backward over so many tokens, compiled; timed in
-    turns with the same in bf16."""
+    """Linear layers of a model, compiled, forward and backward; timed in turns with the same layers in bf16.
+
+    Attributes:
+        recipe: torchao's training recipe. In fp8_rowwise_gw_hp the weight gradients are in bf16.
+        part: attention's projection to queries, keys and values, or the MLP.
+        tokens: rows of the layers' input.
+        warmup: steps that are not timed.
+        repeats: timed steps.
+    """
 
     recipe: TrainingRecipe
     part: Literal["qkv", "mlp"] = "qkv"
@@ -72,9 +91,14 @@ class LinearParameters:
 
 @dataclass(frozen=True)
 class TrainingParameters:
-    """Steps of training: one block forward and backward, or the whole model with AdamW, on made-up text.
+    """Training steps: one block forward and backward, or the whole model with AdamW on synthetic tokens.
 
-    layers: fewer than the model has, for a device that it does not fit
+    Attributes:
+        recipe: torchao's training recipe of the blocks. In fp8_rowwise_gw_hp the weight gradients are in bf16.
+        layers: number of blocks; None for all of the model. Fewer fit a device with less memory.
+        batch: sequences of each step.
+        warmup: steps that are not timed but train the model too.
+        steps: timed steps.
     """
 
     recipe: TrainingRecipe
@@ -90,11 +114,11 @@ class TrainingParameters:
 
 
 class Gemm(Workload):
-    """`workload=precision`."""
+    """Time a GEMM in a low-precision recipe against bf16 and measure its error (`workload=precision`)."""
 
     name = "precision"
     Parameters = GemmParameters
-    benchmark_version = "gemm/1"  # recipe and bf16 in turns, cold cache, operands already converted
+    benchmark_version = "gemm/1"  # recipe and bf16 in turns, cold cache, operands converted beforehand
 
     def run(self, parameters: GemmParameters, rank: Rank) -> Measurement:
         from workloads.precision.gemm import measure
@@ -103,7 +127,7 @@ class Gemm(Workload):
 
 
 class Casts(Workload):
-    """`workload=precision_casts`."""
+    """Time the casts from bf16 to a low-precision format (`workload=precision_casts`)."""
 
     name = "precision_casts"
     Parameters = CastParameters
@@ -116,7 +140,7 @@ class Casts(Workload):
 
 
 class Linear(Workload):
-    """`workload=precision_linear`."""
+    """Time linear layers in a training recipe against bf16 and measure their errors (`workload=precision_linear`)."""
 
     name = "precision_linear"
     Parameters = LinearParameters
@@ -129,7 +153,7 @@ class Linear(Workload):
 
 
 class Training(Workload):
-    """`workload=precision_training`."""
+    """Time training steps in a recipe and report the loss (`workload=precision_training`)."""
 
     name = "precision_training"
     Parameters = TrainingParameters

@@ -1,4 +1,4 @@
-"""Casts from bf16: how near each one comes to the memory's bandwidth."""
+"""Casts from bf16, measured against the memory's bandwidth."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ Cast = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 def measure(parameters: CastParameters, rank: Rank) -> Measurement:
-    """Time the cast of a random bf16 matrix. The bytes counted are those that have to move: the matrix read once, and
-    what the cast returns written once; a cast that reads twice is slower for it, as it should be."""
+    """Time the cast of a random bf16 matrix.
+
+    The bytes per step are the minimum: the matrix is read once and the cast's outputs are written once. A cast that
+    reads the matrix twice therefore shows a lower bandwidth.
+
+    Raises:
+        Infeasible: torchao is not installed, or it has no such cast for this device.
+    """
     formats.require_torchao()
     device = devices.of(rank)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
@@ -28,41 +34,48 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     try:
         outputs = cast(matrix)
     except torch._dynamo.exc.Unsupported as error:
-        raise Infeasible(f"torch.compile does not take torchao's cast: {str(error).splitlines()[0]}") from error
+        raise Infeasible(
+            f"torch.compile cannot compile torchao's cast to {parameters.format}: {str(error).splitlines()[0]}"
+        ) from error
     with watching(device) as watch:
         (times_s,) = time_in_turns([lambda: cast(matrix)], device, warmup=parameters.warmup, repeats=parameters.repeats)
-    moved = sum(t.numel() * t.element_size() for t in (matrix, *outputs))
+    moved_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (matrix, *outputs))
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {"rows": matrix.shape[0], "columns": matrix.shape[1], "repeats": len(times_s)},
         step_times_s=times_s,
-        bytes_per_step=float(moved),
+        bytes_per_step=float(moved_bytes),
         metrics=watch.metrics(),
         machine_info=devices.machine_info(device),
     )
 
 
 def _cast(parameters: CastParameters, architecture: str) -> Cast:
-    """The function that was asked for. Raises Infeasible with the reason where torchao or the device has none."""
-    ways = {"rows": ("rows",), "columns": ("columns",), "both": ("rows", "columns")}[parameters.direction]
-    if parameters.implementation == "kernel":
-        each = [_kernel(parameters.format, way, architecture) for way in ways]
-    else:
-        each = [_eager(parameters.format, way, architecture) for way in ways]
+    """Return the cast that the parameters name. It returns all data and scale tensors.
+
+    Raises:
+        Infeasible: torchao or the device has no such cast.
+    """
+    directions = ("rows", "columns") if parameters.direction == "both" else (parameters.direction,)
+    build = _kernel_cast if parameters.implementation == "kernel" else _eager_cast
+    casts = [build(parameters.format, direction, architecture) for direction in directions]
 
     def cast(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(output for one in each for output in one(matrix))
+        return tuple(output for cast_direction in casts for output in cast_direction(matrix))
 
     if parameters.implementation != "compiled":
         return cast
     if architecture.startswith("sm") and int(architecture[2:]) < 89 and parameters.format != "mxfp4":
-        raise Infeasible(f"Triton has no e4m3 before sm89, and this is {architecture}: implementation=eager runs")
+        raise Infeasible(
+            f"implementation=compiled needs sm89 or later, where Triton has e4m3; this device is {architecture}. "
+            "Set implementation=eager"
+        )
     torch.compiler.reset()
     return torch.compile(cast, dynamic=False, fullgraph=True)
 
 
-def _eager(name: str, way: str, architecture: str) -> Cast:
-    """torchao's function of plain PyTorch operations for a format, with scales along the rows or the columns."""
+def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
+    """Return torchao's cast by plain PyTorch operations, with scales along rows or columns."""
     from torchao.float8 import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig
@@ -73,34 +86,34 @@ def _eager(name: str, way: str, architecture: str) -> Cast:
     from torchao.quantization.granularity import PerBlock
 
     fp8 = getattr(torch, fp8_dtype(architecture))
-    along = -1 if way == "rows" else 0
+    scaled_dim = -1 if direction == "rows" else 0
 
     def fp8_tensorwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        low: Any = hp_tensor_to_float8_dynamic(x, fp8, LinearMMConfig())
-        return low._data, low._scale
+        converted: Any = hp_tensor_to_float8_dynamic(x, fp8, LinearMMConfig())
+        return converted._data, converted._scale
 
     def fp8_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        low: Any = hp_tensor_to_float8_dynamic(
-            x, fp8, LinearMMConfig(), scaling_granularity=ScalingGranularity.AXISWISE, axiswise_dim=along
+        converted: Any = hp_tensor_to_float8_dynamic(
+            x, fp8, LinearMMConfig(), scaling_granularity=ScalingGranularity.AXISWISE, axiswise_dim=scaled_dim
         )
-        return low._data, low._scale
+        return converted._data, converted._scale
 
     def fp8_blockwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        low: Any = Float8Tensor.from_hp(x, fp8, PerBlock([1, 128] if way == "rows" else [128, 1]))
-        return low.qdata, low.scale
+        converted: Any = Float8Tensor.from_hp(x, fp8, PerBlock([1, 128] if direction == "rows" else [128, 1]))
+        return converted.qdata, converted.scale
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        return x if way == "rows" else x.t().contiguous()
+    def transposed_for_columns(x: torch.Tensor) -> torch.Tensor:
+        return x if direction == "rows" else x.t().contiguous()
 
     def mx(x: torch.Tensor, element: torch.dtype) -> tuple[torch.Tensor, ...]:
-        return tuple(to_mx(turned(x), element, 32, ScaleCalculationMode.RCEIL))
+        return tuple(to_mx(transposed_for_columns(x), element, 32, ScaleCalculationMode.RCEIL))
 
     def nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = turned(x)
+        x = transposed_for_columns(x)
         return tuple(nvfp4_quantize(x, 16, per_tensor_amax_to_scale(x.abs().max())))
 
-    if name == "fp8_tensorwise" and way == "columns":
-        raise Infeasible("one scale for the whole has no direction: direction=rows is it")
+    if format_name == "fp8_tensorwise" and direction == "columns":
+        raise Infeasible("fp8_tensorwise has one scale for the whole matrix and no direction. Set direction=rows")
     return {
         "fp8_tensorwise": fp8_tensorwise,
         "fp8_rowwise": fp8_rowwise,
@@ -108,34 +121,38 @@ def _eager(name: str, way: str, architecture: str) -> Cast:
         "mxfp8": lambda x: mx(x, torch.float8_e4m3fn),
         "mxfp4": lambda x: mx(x, torch.float4_e2m1fn_x2),
         "nvfp4": nvfp4,
-    }[name]
+    }[format_name]
 
 
-def _kernel(name: str, way: str, architecture: str) -> Cast:
-    """torchao's own kernel. Raises Infeasible where there is none for the format, or none for this device."""
+def _kernel_cast(format_name: str, direction: str, architecture: str) -> Cast:
+    """Return torchao's own kernel for the cast, with scales along rows or columns.
+
+    Raises:
+        Infeasible: torchao has no kernel for the format, or the device does not support it.
+    """
     if not architecture.startswith(("sm", "gfx")):
-        raise Infeasible("torchao's kernels are for GPUs: implementation=eager runs")
-    if name in ("fp8_tensorwise", "mxfp4"):
-        raise Infeasible(f"torchao has no kernel of its own for {name}: implementation=compiled runs")
-    if name == "nvfp4":
-        raise Infeasible("torchao's nvfp4 kernel is in the package mslk, and needs sm100: implementation=compiled runs")
+        raise Infeasible("implementation=kernel needs a GPU. Set implementation=eager")
+    if format_name in ("fp8_tensorwise", "mxfp4"):
+        raise Infeasible(f"torchao has no kernel of its own for {format_name}. Set implementation=compiled")
+    if format_name == "nvfp4":
+        raise Infeasible("torchao's nvfp4 kernel needs sm100 and the package mslk. Set implementation=compiled")
     capability = int(architecture[2:]) if architecture.startswith("sm") else 0
-    if name == "mxfp8":
+    if format_name == "mxfp8":
         if capability < 100 and not architecture.startswith("gfx950"):
-            raise Infeasible(f"torchao's mxfp8 kernels need sm100 or gfx950, and this is {architecture}")
+            raise Infeasible(f"torchao's mxfp8 kernels need sm100 or gfx950; this device is {architecture}")
         from torchao.prototype.mx_formats.kernels import triton_to_mxfp8_dim0, triton_to_mxfp8_dim1
 
-        return triton_to_mxfp8_dim0 if way == "rows" else triton_to_mxfp8_dim1
+        return triton_to_mxfp8_dim0 if direction == "rows" else triton_to_mxfp8_dim1
     if capability < 89:
-        raise Infeasible(f"torchao's fp8 kernels need sm89, and this is {architecture}")
-    if name == "fp8_blockwise":
+        raise Infeasible(f"torchao's fp8 kernels need sm89; this device is {architecture}")
+    if format_name == "fp8_blockwise":
         from torchao.prototype.blockwise_fp8_training import kernels
 
-        rows, columns = kernels.triton_fp8_blockwise_act_quant_lhs, kernels.triton_fp8_blockwise_act_quant_rhs
-        return lambda x: (rows if way == "rows" else columns)(x, 128)
+        lhs, rhs = kernels.triton_fp8_blockwise_act_quant_lhs, kernels.triton_fp8_blockwise_act_quant_rhs
+        return lambda x: (lhs if direction == "rows" else rhs)(x, 128)
     from torchao.prototype.moe_training import kernels as moe
 
-    if way == "rows":
+    if direction == "rows":
         return lambda x: moe.triton_fp8_rowwise_2d_scale_and_cast(x, torch.float8_e4m3fn)
     return lambda x: moe.triton_fp8_per_group_colwise_scales(
         x, torch.tensor([len(x)], dtype=torch.int32, device=x.device), torch.float8_e4m3fn, False

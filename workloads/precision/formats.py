@@ -1,4 +1,4 @@
-"""torchao's number formats: a matrix in one of them, and the product of two."""
+"""Matrices in torchao's number formats, and the GEMM of two of them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ import torch
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import fp8_dtype
 
-# What torchao says while it is imported: kernels that this device could not run anyway.
-for _name in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
+# torchao warns at import about missing kernels that this device could not run anyway.
+for _logger_name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_logger_name).setLevel(logging.ERROR)
 
 
 def require_torchao() -> None:
-    """Raises Infeasible where it is not installed."""
+    """Check that torchao is installed.
+
+    Raises:
+        Infeasible: torchao is not installed.
+    """
     if importlib.util.find_spec("torchao") is None:
         raise Infeasible("torchao is not installed: pip install 'gpu-sweeper[precision]'")
 
 
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:
-    """matrix[rows, k] in a format with scales along k, as torchao's tensor of it: `.qdata`, `.scale`, `.dequantize`.
+    """Return matrix[rows, k] as torchao's tensor in a format with scales along k.
 
-    role: "weight" has 128 x 128 blocks where the format has blocks, "activation" 1 x 128.
+    The tensor has the attributes `qdata` and `scale` and the method `dequantize`.
+
+    Args:
+        matrix: in bf16.
+        role: "weight" or "activation". In fp8_blockwise a weight has blocks of 128 x 128, an activation of 1 x 128.
+        architecture: as in `workloads.api.recipes`; it decides which 8-bit type is used.
     """
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -42,7 +51,7 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
             "fp8_rowwise": PerRow(),
             "fp8_blockwise": PerBlock(blocks),
         }[recipe]
-        # From fp32: of a bf16 matrix it would round the scales to bf16 as well.
+        # From fp32, because torchao gives the scales the matrix's data type and bf16 would round them.
         return Float8Tensor.from_hp(
             matrix.float(),
             float8_dtype=getattr(torch, fp8_dtype(architecture)),
@@ -55,8 +64,13 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
     return MXTensor.to_mx(matrix, element, 32, ScaleCalculationMode.RCEIL, KernelPreference.EMULATED)
 
 
-def native_product(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
-    """C[m, n] = A[m, k] · B[n, k]ᵀ by the matrix units, in bf16, of two matrices from `convert`."""
+def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
+    """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ on the matrix units, with C in bf16.
+
+    Args:
+        a: A from `convert`.
+        b: B from `convert`.
+    """
     from torch.nn import functional
     from torch.nn.functional import ScalingType, SwizzleType
     from torchao.prototype.mx_formats.utils import to_blocked
@@ -64,31 +78,36 @@ def native_product(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     options: dict[str, Any] = {"use_fast_accum": recipe in ("fp8_tensorwise", "fp8_rowwise")}
     data = [a.qdata, b.qdata]
     if recipe == "fp8_tensorwise":
-        scales, kinds = [a.scale.reshape(()), b.scale.reshape(())], [ScalingType.TensorWise] * 2
+        scales, scaling_types = [a.scale.reshape(()), b.scale.reshape(())], [ScalingType.TensorWise] * 2
     elif recipe == "fp8_rowwise":
-        scales, kinds = [a.scale, b.scale.t()], [ScalingType.RowWise] * 2
+        scales, scaling_types = [a.scale, b.scale.t()], [ScalingType.RowWise] * 2
     elif recipe == "fp8_blockwise":
-        (scale_a, kind_a), (scale_b, kind_b) = _block_scales(a), _block_scales(b)
-        scales, kinds = [scale_a, scale_b], [kind_a, kind_b]
+        (a_scale, a_type), (b_scale, b_type) = _block_scales(a), _block_scales(b)
+        scales, scaling_types = [a_scale, b_scale], [a_type, b_type]
     else:
-        kind = ScalingType.BlockWise1x16 if recipe == "nvfp4" else ScalingType.BlockWise1x32
+        block_type = ScalingType.BlockWise1x16 if recipe == "nvfp4" else ScalingType.BlockWise1x32
         swizzle = SwizzleType.NO_SWIZZLE if torch.version.hip else SwizzleType.SWIZZLE_32_4_4
-        ordered = [x.scale if torch.version.hip else to_blocked(x.scale) for x in (a, b)]
+        block_scales = [x.scale if torch.version.hip else to_blocked(x.scale) for x in (a, b)]
         if recipe != "mxfp8":
             data = [x.view(torch.float4_e2m1fn_x2) for x in data]
-        if recipe == "nvfp4":  # a scale for each 16, and one for the whole
-            each = [[block, x.per_tensor_scale] for block, x in zip(ordered, (a, b), strict=True)]
+        if recipe == "nvfp4":  # one scale for each 16 numbers and one for the whole matrix
+            a_scales, b_scales = ([block, x.per_tensor_scale] for block, x in zip(block_scales, (a, b), strict=True))
             options |= {name: [swizzle, SwizzleType.NO_SWIZZLE] for name in ("swizzle_a", "swizzle_b")}
-            two = [kind, ScalingType.TensorWise]
-            return lambda: functional.scaled_mm(data[0], data[1].t(), each[0], two, each[1], two, **options)
-        scales, kinds = ordered, [kind] * 2
+            types = [block_type, ScalingType.TensorWise]
+            return lambda: functional.scaled_mm(data[0], data[1].t(), a_scales, types, b_scales, types, **options)
+        scales, scaling_types = block_scales, [block_type] * 2
         options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
-    return lambda: functional.scaled_mm(data[0], data[1].t(), scales[0], kinds[0], scales[1], kinds[1], **options)
+    return lambda: functional.scaled_mm(
+        data[0], data[1].t(), scales[0], scaling_types[0], scales[1], scaling_types[1], **options
+    )
 
 
 def _block_scales(matrix: Any) -> tuple[torch.Tensor, Any]:
-    """The scales of 1 x 128 or 128 x 128 blocks as cuBLASLt reads them: [rows, k / 128] with rows next to each other,
-    or [k / 128, rows / 128] with k next to each other and padded to four."""
+    """Return the scales of 1 x 128 or 128 x 128 blocks in cuBLASLt's layout, and their scaling type.
+
+    Scales of 1 x 128 blocks are [rows, k / 128] and contiguous along the rows. Those of 128 x 128 blocks are
+    [k / 128, rows / 128] and contiguous along k, with k / 128 padded to a multiple of four.
+    """
     from torch.nn.functional import ScalingType
 
     if matrix.block_size[0] == 1:
@@ -97,8 +116,8 @@ def _block_scales(matrix: Any) -> tuple[torch.Tensor, Any]:
     return padded.t(), ScalingType.BlockWise128x128
 
 
-def sqnr_db(exact: torch.Tensor, found: torch.Tensor) -> float:
-    """Signal over the noise of quantisation, 20·log10(‖exact‖ / ‖exact - found‖), in fp64."""
+def sqnr_db(exact: torch.Tensor, actual: torch.Tensor) -> float:
+    """Return the signal-to-quantization-noise ratio, 20·log10(‖exact‖ / ‖exact - actual‖) dB, computed in fp64."""
     from torchao.float8.float8_utils import compute_error
 
-    return float(compute_error(exact.double(), found.double()))
+    return float(compute_error(exact.double(), actual.double()))

@@ -1,8 +1,9 @@
-"""Products in fewer bits: their rate against bf16, and their error."""
+"""GEMMs in low-precision recipes: their rate against bf16, and their error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,56 +15,58 @@ from workloads.precision import GemmParameters, formats
 from workloads.telemetry import watching
 from workloads.timing import time_in_turns
 
-SAMPLE = 256  # rows and columns of the result that its error is taken from
+SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed from
 
 
 def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
-    """Time A·Bᵀ in the recipe and in bf16 in turns, and compare a sample of the result with the product in fp64.
+    """Time A·Bᵀ in the recipe and in bf16 in turns, and compare a sample of the result with fp64.
 
-    The operands are converted beforehand; what that costs is the other tables' subject. Where the device has no units
-    for the recipe only the error is taken, of the operands as they are after rounding, multiplied in fp32.
+    The operands are converted beforehand; `precision_casts` and `precision_linear` measure that cost. If the device
+    does not support the recipe natively, only the error is measured: the converted operands are multiplied in fp32.
+
+    Raises:
+        Infeasible: torchao is not installed, or the recipe does not support the GEMM's shape.
+        ArithmeticError: the result is wrong beyond the rounding errors of any format.
     """
     formats.require_torchao()
     device = devices.of(rank)
     architecture = devices.architecture(device)
-    state, why = support(parameters.recipe, architecture)
+    state, reason = support(parameters.recipe, architecture)
     shape = gemm_shape(parameters.model, parameters.layer, parameters.product, parameters.tokens)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     a, b = (
         torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
         for rows in (shape.m, shape.n)
     )
-    rows, columns = _spread(shape.m, device), _spread(shape.n, device)
+    rows, columns = _sample_indices(shape.m, device), _sample_indices(shape.n, device)
     exact = a[rows].double() @ b[columns].double().t()
-    plain = torch.empty(shape.m if state is Support.NATIVE else 0, shape.n, device=device, dtype=torch.bfloat16)
-    steps: list[Callable[[], torch.Tensor]] = [lambda: torch.mm(a, b.t(), out=plain)]
-    decoded = a[rows].float(), b[columns].float()
+    bf16_out = torch.empty(shape.m if state is Support.NATIVE else 0, shape.n, device=device, dtype=torch.bfloat16)
+    steps: list[Callable[[], torch.Tensor]] = [lambda: torch.mm(a, b.t(), out=bf16_out)]
+    sampled = a[rows].float(), b[columns].float()
     if parameters.recipe != "bf16":
-        if unfitting := unfit(parameters.recipe, shape.m, shape.n, shape.k):
-            raise Infeasible(unfitting)
-        # A weight gradient sums over tokens: neither of its operands is a weight.
-        role = "activation" if parameters.product == "weight_gradient" else "weight"
-        low = [formats.convert(parameters.recipe, x, r, architecture) for x, r in ((a, "activation"), (b, role))]
+        converted = _convert_operands(parameters, a, b, architecture)
         if state is Support.NATIVE:
-            steps.insert(0, formats.native_product(parameters.recipe, *low))
+            steps.insert(0, formats.native_gemm(parameters.recipe, *converted))
         else:
-            decoded = tuple(x.dequantize(torch.float32)[i] for x, i in zip(low, (rows, columns), strict=True))
+            indices = (rows, columns)
+            sampled = tuple(x.dequantize(torch.float32)[i] for x, i in zip(converted, indices, strict=True))
     metrics: dict[str, float] = {"m": float(shape.m), "n": float(shape.n), "k": float(shape.k)}
-    turns: tuple[tuple[float, ...], ...] = ((),)
+    times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
     if state is Support.NATIVE:
         with watching(device) as watch:
-            turns = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
-        found, metrics = steps[0]()[rows][:, columns], metrics | watch.metrics()
+            times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
+        actual = steps[0]()[rows][:, columns]
+        metrics |= watch.metrics()
     else:
-        found = (decoded[0] @ decoded[1].t()).bfloat16()
-    error_db = formats.sqnr_db(exact, found)
+        actual = (sampled[0] @ sampled[1].t()).bfloat16()
+    error_db = formats.sqnr_db(exact, actual)
     if not error_db > 5:
-        raise ArithmeticError(f"the {parameters.recipe} product is wrong: {error_db:.1f} dB over its noise")
+        raise ArithmeticError(f"the {parameters.recipe} GEMM gives wrong results: its SQNR is {error_db:.1f} dB")
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
-        step_times_s=turns[0],
-        baseline_step_times_s=turns[1] if len(turns) > 1 else (),
-        unranked="" if state is Support.NATIVE else f"emulated: {why}",
+        step_times_s=times_s[0],
+        baseline_step_times_s=times_s[1] if len(times_s) > 1 else (),
+        unranked="" if state is Support.NATIVE else f"emulated: {reason}",
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.recipe].matrix_dtype,
         metrics=metrics | {"sqnr_db": error_db},
@@ -71,5 +74,19 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     )
 
 
-def _spread(size: int, device: torch.device) -> torch.Tensor:
-    return torch.linspace(0, size - 1, min(size, SAMPLE), device=device).long()
+def _convert_operands(parameters: GemmParameters, a: torch.Tensor, b: torch.Tensor, architecture: str) -> list[Any]:
+    """Return A[m, k] and B[n, k] in the recipe.
+
+    Raises:
+        Infeasible: the recipe does not support this shape.
+    """
+    if unsupported := unfit(parameters.recipe, len(a), len(b), a.shape[1]):
+        raise Infeasible(unsupported)
+    # A weight gradient sums over tokens, so neither of its operands is a weight.
+    b_role = "activation" if parameters.product == "weight_gradient" else "weight"
+    operands = ((a, "activation"), (b, b_role))
+    return [formats.convert(parameters.recipe, matrix, role, architecture) for matrix, role in operands]
+
+
+def _sample_indices(size: int, device: torch.device) -> torch.Tensor:
+    return torch.linspace(0, size - 1, min(size, SAMPLE_SIZE), device=device).long()

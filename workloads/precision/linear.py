@@ -1,4 +1,4 @@
-"""Linear layers in fewer bits, forward and backward, with the casts that the products alone do not show."""
+"""Linear layers in training recipes, forward and backward: GEMMs with the casts that a GEMM alone does not show."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class SwiGLU(nn.Module):
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     """Time forward and backward of the layers in the recipe and in bf16 in turns.
 
-    The errors are of the output and of both gradients against the same layers in fp32. `predicted_speedup` is what a
-    roofline of this device's own rates says: see `predict`.
+    The errors of the output and of both gradients are against the same layers in fp32. `predicted_speedup` is the
+    prediction of `predict_speedup`.
+
+    Raises:
+        Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
     """
     formats.require_torchao()
     device = devices.of(rank)
@@ -50,44 +53,43 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
             else nn.Sequential(nn.Linear(*shape.linear("qkv"), bias=False))
         )
         x = torch.randn(parameters.tokens, shape.hidden_size, dtype=torch.bfloat16)
-    plain = copy.deepcopy(exact).bfloat16()
-    low, emulated = layers.with_recipe(copy.deepcopy(plain), parameters.recipe, architecture, parameters.tokens)
-    out_width = shape.hidden_size if parameters.part == "mlp" else shape.linear("qkv")[1]
-    d_out = torch.randn(parameters.tokens, out_width, device=device, dtype=torch.bfloat16)
-    errors = _errors(exact, low, x, d_out)
-    flops = 6.0 * parameters.tokens * sum(m.weight.numel() for m in plain.modules() if isinstance(m, nn.Linear))
+    baseline = copy.deepcopy(exact).bfloat16()
+    converted, unranked = layers.apply_recipe(
+        copy.deepcopy(baseline), parameters.recipe, architecture, parameters.tokens
+    )
+    out_features = shape.hidden_size if parameters.part == "mlp" else shape.linear("qkv")[1]
+    d_out = torch.randn(parameters.tokens, out_features, device=device, dtype=torch.bfloat16)
+    metrics = _errors_db(exact, converted, x, d_out)
+    flops = 6.0 * parameters.tokens * sum(layer.weight.numel() for layer in _linear_layers(baseline))
     del exact
-    times_s: tuple[float, ...] = ()
-    baseline_s: tuple[float, ...] = ()
-    metrics = errors
-    if not emulated:
-        # The weights of the layers are trained, so their gradients are taken, and the input's.
-        steps = [_step(torch.compile(module, dynamic=False), x, d_out) for module in (low, plain)]
+    times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
+    if not unranked:
+        modules = [converted] if parameters.recipe == "bf16" else [converted, baseline]
+        steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
         with watching(device) as watch:
-            turns = time_in_turns(
-                steps if parameters.recipe != "bf16" else steps[:1],
-                device,
-                warmup=parameters.warmup,
-                repeats=parameters.repeats,
-            )
-        times_s, baseline_s = turns[0], turns[1] if len(turns) > 1 else ()
-        metrics = metrics | watch.metrics()
+            times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
+        metrics |= watch.metrics()
         if parameters.recipe != "bf16":
-            metrics["predicted_speedup"] = predict(parameters, plain, architecture, device)
+            metrics["predicted_speedup"] = predict_speedup(parameters, baseline, architecture, device)
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
-        step_times_s=times_s,
-        baseline_step_times_s=baseline_s,
-        unranked=emulated,
+        step_times_s=times_s[0],
+        baseline_step_times_s=times_s[1] if len(times_s) > 1 else (),
+        unranked=unranked,
         flops_per_step=flops,
         matrix_dtype="bf16" if parameters.recipe == "bf16" else "fp8",
         metrics=metrics,
         machine_info=devices.machine_info(device)
-        | {"layers": ", ".join(sorted({type(m).__name__ for m in low.modules()}))},
+        | {"layers": ", ".join(sorted({type(module).__name__ for module in converted.modules()}))},
     )
 
 
-def _step(module: Callable[..., torch.Tensor], x: torch.Tensor, d_out: torch.Tensor) -> Callable[[], None]:
+def _linear_layers(module: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+
+
+def _training_step(module: Callable[..., torch.Tensor], x: torch.Tensor, d_out: torch.Tensor) -> Callable[[], None]:
+    """Return a step that computes the gradients of the weights and of x."""
     x = x.detach().requires_grad_()
 
     def step() -> None:
@@ -99,55 +101,65 @@ def _step(module: Callable[..., torch.Tensor], x: torch.Tensor, d_out: torch.Ten
     return step
 
 
-def _errors(exact: nn.Module, low: nn.Module, x: torch.Tensor, d_out: torch.Tensor) -> dict[str, float]:
-    """SQNR in dB of the output, the input's gradient and the first layer's weight gradient."""
-    found = []
-    for module, dtype in ((exact, torch.float32), (low, torch.bfloat16)):
+def _errors_db(exact: nn.Module, converted: nn.Module, x: torch.Tensor, d_out: torch.Tensor) -> dict[str, float]:
+    """Return the SQNR in dB of the output, the input's gradient and the first layer's weight gradient."""
+    results = []
+    for module, dtype in ((exact, torch.float32), (converted, torch.bfloat16)):
         leaf = x.detach().to(dtype).requires_grad_()
         out = module(leaf)
         out.backward(d_out.to(dtype))
         weight = next(iter(module.parameters()))
         assert leaf.grad is not None and weight.grad is not None
-        found.append((out.detach(), leaf.grad, weight.grad))
+        results.append((out.detach(), leaf.grad, weight.grad))
         module.zero_grad(set_to_none=True)
     names = ("sqnr_db", "sqnr_input_gradient_db", "sqnr_weight_gradient_db")
-    return {name: formats.sqnr_db(e, f) for name, e, f in zip(names, *found, strict=True)}
+    return {name: formats.sqnr_db(expected, actual) for name, expected, actual in zip(names, *results, strict=True)}
 
 
-def predict(parameters: LinearParameters, plain: nn.Module, architecture: str, device: torch.device) -> float:
-    """The speed-up over bf16 by a roofline of rates measured here and now: products by the matrix units, and beside
-    them, not under them, the casts by the memory.
+def predict_speedup(
+    parameters: LinearParameters, baseline: nn.Module, architecture: str, device: torch.device
+) -> float:
+    """Return the speed-up over bf16 that a roofline of this device's own rates predicts (Williams et al. 2009).
 
-    Forward each layer casts its input and its weight, backward the output's gradient and, along the other dimension,
-    all three: each reads two bytes and writes one for every number (Williams et al. 2009 for the model). The gradients'
-    products are taken to last as long as the forward one; what finding a scale reads beforehand is not counted.
+    The rates are measured by this call. A step takes the time of its GEMMs on the matrix units plus that of its casts
+    at the memory's bandwidth; the two do not overlap. The forward pass casts each layer's input and weight. The
+    backward pass casts the output's gradient, and all three along the other dimension. Each cast reads two bytes and
+    writes one for every number.
+
+    The gradients' GEMMs are taken to last as long as the forward one. The reads that find a scale before its cast are
+    not counted.
     """
-    name, _ = layers.FORMATS[parameters.recipe]
-    bf16_s = low_s = moved = 0.0
-    for layer in [m for m in plain.modules() if isinstance(m, nn.Linear)]:
-        n, k = layer.weight.shape
-        a = torch.randn(parameters.tokens, k, device=device, dtype=torch.bfloat16)
-        b, c = layer.weight.detach(), torch.empty(parameters.tokens, n, device=device, dtype=torch.bfloat16)
-        pair = [formats.convert(name, m, role, architecture) for m, role in ((a, "activation"), (b, "weight"))]
-        multiply = formats.native_product(name, *pair)
-        times = time_in_turns(
-            [multiply, lambda a=a, b=b, c=c: torch.mm(a, b.t(), out=c)],  # type: ignore[misc]
+    gemm_format, _ = layers.FORMATS[parameters.recipe]
+    # With weight gradients in bf16, one GEMM of three stays in bf16 and neither of its operands is cast.
+    bf16_gemms, casts = (1, (1, 2, 1)) if parameters.recipe == "fp8_rowwise_gw_hp" else (0, (2, 2, 2))
+    bf16_s = gemms_s = moved_bytes = 0.0
+    for layer in _linear_layers(baseline):
+        out_features, in_features = layer.weight.shape
+        x = torch.randn(parameters.tokens, in_features, device=device, dtype=torch.bfloat16)
+        weight = layer.weight.detach()
+        out = torch.empty(parameters.tokens, out_features, device=device, dtype=torch.bfloat16)
+        operands = [
+            formats.convert(gemm_format, matrix, role, architecture)
+            for matrix, role in ((x, "activation"), (weight, "weight"))
+        ]
+        times_s = time_in_turns(
+            [
+                formats.native_gemm(gemm_format, *operands),
+                lambda x=x, weight=weight, out=out: torch.mm(x, weight.t(), out=out),  # type: ignore[misc]
+            ],
             device,
             warmup=2,
             repeats=10,
         )
-        one_low_s, one_bf16_s = (statistics.median(each) for each in times)
-        in_bf16 = 1 if parameters.recipe == "fp8_rowwise_gw_hp" else 0
-        low_s += (3 - in_bf16) * one_low_s + in_bf16 * one_bf16_s
-        bf16_s += 3 * one_bf16_s
-        # With weight gradients in bf16 neither input nor output gradient is cast for them.
-        casts = (1, 2, 1) if in_bf16 else (2, 2, 2)
-        moved += sum(3.0 * count * t.numel() for count, t in zip(casts, (a, b, c), strict=True))
-    return bf16_s / (low_s + moved / _copy_bytes_per_s(device))
+        gemm_s, bf16_gemm_s = (statistics.median(repeats_s) for repeats_s in times_s)
+        gemms_s += (3 - bf16_gemms) * gemm_s + bf16_gemms * bf16_gemm_s
+        bf16_s += 3 * bf16_gemm_s
+        moved_bytes += sum(3.0 * count * matrix.numel() for count, matrix in zip(casts, (x, weight, out), strict=True))
+    return bf16_s / (gemms_s + moved_bytes / _copy_bytes_per_s(device))
 
 
 def _copy_bytes_per_s(device: torch.device) -> float:
-    """What the memory moves in a copy, reading and writing."""
+    """Measure the memory's bandwidth in a copy; reads and writes both count."""
     source = torch.empty(2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     (times_s,) = time_in_turns([lambda: target.copy_(source)], device, warmup=2, repeats=10)

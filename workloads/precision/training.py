@@ -1,9 +1,11 @@
-"""End to end: steps of training a Llama block, or a whole model, in a recipe."""
+"""Training steps of a Llama block or a whole model in a recipe."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,9 +21,14 @@ from workloads.telemetry import watching
 
 
 def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
-    """Time every step; the first `warmup` do not count as times, and do count as training.
+    """Time the training steps after the first `warmup` ones, which train the model too.
 
-    Everything is bf16 but what the recipe says. The loss is that of the last step, on tokens that no step saw before.
+    All that the recipe does not convert is in bf16. The loss is the last step's, on tokens that no earlier step has
+    trained on.
+
+    Raises:
+        Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
+        ArithmeticError: the loss, or the block's gradient, became NaN.
     """
     formats.require_torchao()
     device = devices.of(rank)
@@ -32,56 +39,69 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     tokens = parameters.batch * parameters.sequence_length
     rope = rope_table(shape, parameters.sequence_length, device)
-    make = _block_step if parameters.scope == "block" else _model_step
+    build = _build_block_training if parameters.scope == "block" else _build_model_training
     with fastest_attention(device):
-        step, module, emulated = make(parameters, device, generator, architecture, rope, tokens)
+        training = build(parameters, device, generator, architecture, rope, tokens)
         times_s, losses = [], []
         with watching(device) as watch:
             for _ in range(parameters.warmup + parameters.steps):
                 started = time.perf_counter()
-                losses.append(float(step()))  # waits for the device
+                losses.append(float(training.step()))  # waits for the device
                 times_s.append(time.perf_counter() - started)
-    if not all(loss == loss for loss in losses):
-        raise ArithmeticError(f"the loss became NaN after {next(n for n, x in enumerate(losses) if x != x)} steps")
-    count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
-    flops = model_flops_per_token(shape, parameters.sequence_length, layers=count, lm_head=parameters.scope == "model")
+    if nan_steps := [number for number, loss in enumerate(losses) if math.isnan(loss)]:
+        raise ArithmeticError(f"the loss became NaN after {nan_steps[0]} steps")
+    layer_count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
+    flops = model_flops_per_token(
+        shape, parameters.sequence_length, layers=layer_count, lm_head=parameters.scope == "model"
+    )
     metrics = watch.metrics() | {"peak_memory_gib": _peak_memory_gib(device)}
     if parameters.scope == "model":
         metrics |= {"loss": losses[-1], "first_loss": losses[0]}
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {"steps": len(times_s) - parameters.warmup},
-        step_times_s=() if emulated else tuple(times_s[parameters.warmup :]),
-        unranked=emulated,
+        step_times_s=() if training.unranked else tuple(times_s[parameters.warmup :]),
+        unranked=training.unranked,
         flops_per_step=flops * tokens,
         tokens_per_step=tokens,
-        # The head and the attention stay in bf16: of fp8's peak a mixed step has no share that means anything.
+        # Attention and lm_head stay in bf16, so a step has no common peak to compute an MFU from.
         matrix_dtype=parameters.recipe,
         metrics=metrics,
         machine_info=devices.machine_info(device)
-        | {"layers": ", ".join(sorted({type(m).__name__ for m in module.modules()}))},
+        | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))},
     )
 
 
-Made = tuple[Callable[[], torch.Tensor], nn.Module, str]
+class _Training(NamedTuple):
+    """A training that runs step by step.
+
+    Attributes:
+        step: trains one step and returns its loss, or a number of the gradient for a block.
+        module: the module that is trained, not compiled.
+        unranked: why the speed is not ranked: the layers are emulated. Empty where they are native.
+    """
+
+    step: Callable[[], torch.Tensor]
+    module: nn.Module
+    unranked: str
 
 
-def _block_step(
+def _build_block_training(
     parameters: TrainingParameters,
     device: torch.device,
     generator: torch.Generator,
     architecture: str,
     rope: torch.Tensor,
     tokens: int,
-) -> Made:
-    """One block, forward and backward."""
+) -> _Training:
+    """Build the training of one block: forward and backward."""
     shape = MODELS[parameters.model]
     with device:
         block = Block(shape).bfloat16()
     for parameter in block.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02, generator=generator)
-    module, emulated = layers.with_recipe(block, parameters.recipe, architecture, tokens)
+    module, unranked = layers.apply_recipe(block, parameters.recipe, architecture, tokens)
     compiled = torch.compile(module, dynamic=False) if device.type != "cpu" else module
     size = (parameters.batch, parameters.sequence_length, shape.hidden_size)
     x = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator).requires_grad_()
@@ -95,18 +115,18 @@ def _block_step(
         assert x.grad is not None
         return x.grad.flatten()[0]
 
-    return step, module, emulated
+    return _Training(step, module, unranked)
 
 
-def _model_step(
+def _build_model_training(
     parameters: TrainingParameters,
     device: torch.device,
     generator: torch.Generator,
     architecture: str,
     rope: torch.Tensor,
     tokens: int,
-) -> Made:
-    """The whole model with AdamW, every block compiled by itself."""
+) -> _Training:
+    """Build the training of the whole model with AdamW. Every block is compiled by itself."""
     with device:
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -114,16 +134,16 @@ def _model_step(
         finally:
             torch.set_default_dtype(torch.float32)
     model.initialize(generator)
-    _, emulated = layers.with_recipe(model.blocks, parameters.recipe, architecture, tokens)
+    _, unranked = layers.apply_recipe(model.blocks, parameters.recipe, architecture, tokens)
     if device.type != "cpu":
         for block in model.blocks:
             block.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=parameters.learning_rate, fused=device.type != "cpu")
     steps = parameters.warmup + parameters.steps
-    text = synthetic_tokens(
+    sequences = synthetic_tokens(
         model.shape.vocabulary, steps * parameters.batch, parameters.sequence_length + 1, parameters.seed
     )
-    batches = iter(text.to(device).split(parameters.batch))
+    batches = iter(sequences.to(device).split(parameters.batch))
 
     def step() -> torch.Tensor:
         batch = next(batches)
@@ -133,7 +153,7 @@ def _model_step(
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    return step, model, emulated
+    return _Training(step, model, unranked)
 
 
 def _peak_memory_gib(device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""Fewer bits: on a CPU their numerics, which are real wherever their speed is not."""
+"""Low-precision formats and recipes. On a CPU they are emulated, so that only their numerics are tested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.precision import formats
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 GEMM = {"model": "llama_tiny", "layer": "gate_up", "tokens": 128, "repeats": 3}
 
-# What rounding normal numbers costs, in dB: e4m3 keeps 3 bits of mantissa, e2m1 one, and nvfp4 has twice the scales.
+# The SQNR in dB of rounded normal numbers: e4m3 keeps 3 bits of mantissa, e2m1 one, and nvfp4 has twice the scales.
 EXPECTED_DB = {
     "bf16": (45, 60),
     "fp8_tensorwise": (27, 30),
@@ -36,26 +36,26 @@ EXPECTED_DB = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("which", ["forward", "input_gradient", "weight_gradient"])
 @pytest.mark.parametrize("recipe", EXPECTED_DB)
-def test_a_product_is_as_wrong_as_its_bits_and_no_more(recipe: str, which: str, device: str) -> None:
+def test_the_error_of_a_gemm_is_that_of_its_format(recipe: str, which: str, device: str) -> None:
     measured = run_trial("precision", {**GEMM, "recipe": recipe, "product": which}, Rank(device=device))
     low, high = EXPECTED_DB[recipe]
     assert low < measured.metrics["sqnr_db"] < high
     assert bool(measured.step_times_s) == (measured.machine_info["support"] == "native")
 
 
-def test_a_format_without_units_has_an_error_and_no_speed() -> None:
+def test_an_emulated_format_has_an_error_but_no_speed() -> None:
     measured = run_trial("precision", {**GEMM, "recipe": "mxfp8"}, Rank())
     assert measured.unranked.startswith("emulated: cpu lacks") and measured.step_times_s == ()
     assert "tflops" not in derive([measured], {"fp8": 1000.0})
 
 
-def test_a_shape_that_does_not_fit_the_blocks_is_infeasible_with_its_reason() -> None:
-    asked = {**GEMM, "recipe": "fp8_blockwise", "product": "weight_gradient", "tokens": 100}
+def test_a_shape_that_does_not_fit_the_blocks_is_infeasible_with_the_reason() -> None:
+    parameters = {**GEMM, "recipe": "fp8_blockwise", "product": "weight_gradient", "tokens": 100}
     with pytest.raises(Infeasible, match="fp8_blockwise needs k in multiples of 128, not 100"):
-        run_trial("precision", asked, Rank())
+        run_trial("precision", parameters, Rank())
 
 
-def test_a_speed_up_is_the_ratio_of_two_medians_taken_in_turns() -> None:
+def test_the_speed_up_is_the_ratio_of_the_medians() -> None:
     measured = Measurement(
         {}, (1.0, 1.0, 1.1), baseline_step_times_s=(2.0, 2.1, 2.0), bytes_per_step=3e9, flops_per_step=1e12
     )
@@ -68,47 +68,47 @@ def test_a_speed_up_is_the_ratio_of_two_medians_taken_in_turns() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("direction", ["rows", "columns", "both"])
 @pytest.mark.parametrize(
-    ("name", "bytes_each"),
+    ("name", "bytes_per_number"),
     [("fp8_rowwise", 1), ("fp8_blockwise", 1), ("mxfp8", 1 + 1 / 32), ("mxfp4", 0.5 + 1 / 32), ("nvfp4", 0.5 + 1 / 16)],
 )
-def test_a_cast_moves_what_its_format_holds(name: str, bytes_each: float, direction: str, device: str) -> None:
-    asked = {"format": name, "direction": direction, "implementation": "eager", "rows": 256, "columns": 384}
-    measured = run_trial("precision_casts", {**asked, "repeats": 2}, Rank(device=device))
-    ways = 2 if direction == "both" else 1
-    assert measured.bytes_per_step == pytest.approx(256 * 384 * (2 + ways * bytes_each), rel=0.04)
+def test_a_cast_moves_the_bytes_of_its_format(name: str, bytes_per_number: float, direction: str, device: str) -> None:
+    parameters = {"format": name, "direction": direction, "implementation": "eager", "rows": 256, "columns": 384}
+    measured = run_trial("precision_casts", {**parameters, "repeats": 2}, Rank(device=device))
+    casts = 2 if direction == "both" else 1
+    assert measured.bytes_per_step == pytest.approx(256 * 384 * (2 + casts * bytes_per_number), rel=0.04)
     assert len(measured.step_times_s) == 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("parameters", "reason"),
     [
-        ({"format": "fp8_tensorwise", "direction": "columns"}, "no direction"),
-        ({"format": "mxfp8", "implementation": "kernel"}, "kernels are for GPUs"),
+        ({"format": "fp8_tensorwise", "direction": "columns"}, "one scale for the whole matrix"),
+        ({"format": "mxfp8", "implementation": "kernel"}, "implementation=kernel needs a GPU"),
     ],
 )
-def test_a_cast_that_is_not_there_says_why(asked: dict[str, Any], why: str) -> None:
-    with pytest.raises(Infeasible, match=why):
-        run_trial("precision_casts", {"implementation": "eager", "rows": 128, "columns": 128, **asked}, Rank())
+def test_an_unsupported_cast_is_infeasible_with_the_reason(parameters: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Infeasible, match=reason):
+        run_trial("precision_casts", {"implementation": "eager", "rows": 128, "columns": 128, **parameters}, Rank())
 
 
-def test_the_kernels_of_torchao_are_told_apart_by_architecture() -> None:
-    from workloads.precision.casts import _kernel
+def test_torchaos_kernels_are_refused_on_architectures_that_lack_them() -> None:
+    from workloads.precision.casts import _kernel_cast
 
-    for name, architecture, why in [
+    for name, architecture, reason in [
         ("mxfp8", "sm90", "need sm100"),
         ("fp8_rowwise", "sm80", "need sm89"),
         ("nvfp4", "sm100", "mslk"),
     ]:
-        with pytest.raises(Infeasible, match=why):
-            _kernel(name, "rows", architecture)
+        with pytest.raises(Infeasible, match=reason):
+            _kernel_cast(name, "rows", architecture)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("part", ["qkv", "mlp"])
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp", "mxfp8"])
-def test_a_layers_gradients_are_as_wrong_as_their_bits(recipe: str, part: str, device: str) -> None:
-    asked = {"recipe": recipe, "part": part, "model": "llama_tiny", "tokens": 128, "repeats": 2, "warmup": 1}
-    measured = run_trial("precision_linear", asked, Rank(device=device))
+def test_the_errors_of_a_layer_are_those_of_its_recipe(recipe: str, part: str, device: str) -> None:
+    parameters = {"recipe": recipe, "part": part, "model": "llama_tiny", "tokens": 128, "repeats": 2, "warmup": 1}
+    measured = run_trial("precision_linear", parameters, Rank(device=device))
     errors = [measured.metrics[f"sqnr_{name}db"] for name in ("", "input_gradient_", "weight_gradient_")]
     assert all(18 < error < 60 for error in errors)
     if recipe == "fp8_rowwise_gw_hp":  # weight gradients in bf16
@@ -116,36 +116,39 @@ def test_a_layers_gradients_are_as_wrong_as_their_bits(recipe: str, part: str, d
     assert measured.flops_per_step == 6 * 128 * (128 * 256 if part == "qkv" else 128 * 768 + 384 * 128)
 
 
-def test_blockwise_layers_say_why_they_are_not_for_this_device() -> None:
-    with pytest.raises(Infeasible, match="no emulation, and cpu lacks"):
-        asked = {"recipe": "fp8_blockwise", "model": "llama_tiny", "tokens": 128}
-        run_trial("precision_linear", asked, Rank())
+def test_blockwise_layers_are_infeasible_where_they_are_not_native() -> None:
+    parameters = {"recipe": "fp8_blockwise", "model": "llama_tiny", "tokens": 128}
+    with pytest.raises(Infeasible, match="no emulation of its fp8_blockwise layer, and cpu lacks"):
+        run_trial("precision_linear", parameters, Rank())
 
 
 @cache
-def trained(recipe: str) -> Mapping[str, float]:
-    words = {"scope": "model", "model": "llama_tiny", "sequence_length": 128, "steps": 20, "warmup": 0}
-    return run_trial("precision_training", {**words, "learning_rate": 3e-3, "recipe": recipe}, Rank()).metrics
+def train_model(recipe: str) -> Mapping[str, float]:
+    """Return the metrics of 20 training steps of a tiny model."""
+    parameters = {"scope": "model", "model": "llama_tiny", "sequence_length": 128, "steps": 20, "warmup": 0}
+    return run_trial("precision_training", {**parameters, "learning_rate": 3e-3, "recipe": recipe}, Rank()).metrics
 
 
 @pytest.mark.parametrize("recipe", ["fp8_tensorwise", "fp8_rowwise", "mxfp8"])
-def test_a_model_in_fewer_bits_learns_nearly_as_well(recipe: str) -> None:
-    plain, low = trained("bf16"), trained(recipe)
-    assert low["first_loss"] == pytest.approx(plain["first_loss"], rel=0.01) != pytest.approx(math.log(512), rel=1e-6)
+def test_a_model_in_low_precision_learns_nearly_as_well_as_in_bf16(recipe: str) -> None:
+    baseline, low = train_model("bf16"), train_model(recipe)
+    assert (
+        low["first_loss"] == pytest.approx(baseline["first_loss"], rel=0.01) != pytest.approx(math.log(512), rel=1e-6)
+    )
     assert low["loss"] < 0.97 * low["first_loss"]
-    assert low["loss"] == pytest.approx(plain["loss"], rel=0.05)
-    assert low["loss"] != plain["loss"]  # it did compute in fewer bits
+    assert low["loss"] == pytest.approx(baseline["loss"], rel=0.05)
+    assert low["loss"] != baseline["loss"]  # the recipe was applied
 
 
-def test_the_same_matrix_has_the_error_that_torchao_computes() -> None:
+def test_an_error_of_a_tenth_has_an_sqnr_of_20_db() -> None:
     x = torch.randn(64, 64)
     assert formats.sqnr_db(x, x + 0.1 * x) == pytest.approx(20, abs=1e-3)
 
 
 @pytest.mark.soak
-def test_the_table_of_products_keeps_what_has_no_speed(place: Place) -> None:
-    words = ["workload=precision", "space.layer=qkv", "space.product=forward", "progress=never"]
-    done = place.run(*words)
+def test_a_sweep_keeps_emulated_trials_unranked(place: Place) -> None:
+    overrides = ["workload=precision", "space.layer=qkv", "space.product=forward", "progress=never"]
+    done = place.run(*overrides)
     assert done.code == 0, done.err
     assert "7 complete" in done.out and "every point of the space was tried" in done.out
     assert "not ranked by speed: emulated: cpu lacks fp8 matrix units" in done.out and "SQNR dB" in done.out
@@ -155,7 +158,7 @@ def test_the_table_of_products_keeps_what_has_no_speed(place: Place) -> None:
     assert sum("tflops" in run.data.metrics for run in runs) <= 1
 
 
-def test_without_torchao_it_is_said() -> None:
+def test_a_missing_torchao_is_infeasible_with_the_pip_command() -> None:
     code = (
         "import sys, importlib.util as u; real = u.find_spec;"
         "u.find_spec = lambda n, *a: None if n == 'torchao' else real(n, *a);"
