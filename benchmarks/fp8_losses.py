@@ -27,7 +27,7 @@ from workloads.precision.layers import FLOAT8_RECIPES, apply_recipe
 
 def build_model(name: str, recipe: str, length: int, device: torch.device) -> Llama:
     torch.compiler.reset()
-    devices.fresh(device)  # compiled blocks are reference cycles: those of the model before are freed only now
+    devices.release_memory(device)  # compiled blocks are reference cycles: those of the model before are freed only now
     with device:
         model = Llama(MODELS[name]).bfloat16()
     model.initialize(torch.Generator(device).manual_seed(0))

@@ -95,7 +95,7 @@ def fsdp_cpu_offload(row: Row, steps: int) -> str:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531", "RANK": "0", "WORLD_SIZE": "1"}
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
     device, shape = torch.device("cuda", 0), MODELS[row.model]
-    devices.fresh(device)
+    devices.release_memory(device)
     torch.compiler.reset()
     torch.cuda.set_per_process_memory_fraction(
         row.device_gib * 2**30 / torch.cuda.get_device_properties(device).total_memory

@@ -1,1 +1,1 @@
-"""What a trial does. Knows torch; never imports Ray, Optuna, MLflow, Hydra or `sweeper`."""
+"""The workloads that trials run. May import torch; never imports Ray, Optuna, MLflow, Hydra or `sweeper`."""

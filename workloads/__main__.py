@@ -1,12 +1,15 @@
-"""Run one trial in this process and print its measurement.
+"""Run one trial in this process and print its measurement as JSON.
 
 python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import json
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, get_args, get_type_hints
 
@@ -15,24 +18,68 @@ from workloads.api.registry import load, names
 from workloads.api.trial import run_trial
 
 
-def main(arguments: list[str]) -> None:
-    """Run the workload named first with the `key=value` parameters that follow. Exits with 1 for invalid input."""
-    if not arguments or arguments[0] not in names():
-        sys.exit(f"{__doc__}\nAvailable workloads: {', '.join(names())}")
-    name, *pairs = arguments
-    types = get_type_hints(load(name).Parameters)
-    given = dict(pair.partition("=")[::2] for pair in pairs)
-    required = {field.name for field in fields(load(name).Parameters) if field.default is MISSING}
-    if set(given) - set(types) or required - set(given):
-        sys.exit(f"{name}: parameters are {', '.join(types)}; required are {', '.join(sorted(required)) or 'none'}")
-    parameters = {key: _parse(text, types[key]) for key, text in given.items()}
+def main(arguments: Sequence[str]) -> None:
+    """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workload", help=f"one of {', '.join(names())}")
+    parser.add_argument("parameters", nargs="*", metavar="key=value", default=[], help="the workload's parameters")
+    if not arguments:
+        parser.error(f"no workload is given. {_suggest('', names())}")
+    args = parser.parse_args(arguments)
+    try:
+        parameters = _parse_parameters(args.workload, args.parameters)
+    except ValueError as error:
+        parser.error(str(error))
     import torch
 
     rank = Rank(device="cuda" if torch.cuda.is_available() else "cpu")
-    print(json.dumps(asdict(run_trial(name, parameters, rank)), indent=2))
+    print(json.dumps(asdict(run_trial(args.workload, parameters, rank)), indent=2))
 
 
-def _parse(text: str, annotation: Any) -> Scalar:
+def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
+    """Return the parameters with values of the annotated types.
+
+    Raises:
+        ValueError: the workload or a key is unknown, a key is missing, or the values are invalid together.
+    """
+    if workload not in names():
+        raise ValueError(f"unknown workload {workload!r}. {_suggest(workload, names())}")
+    parameters_class = load(workload).Parameters
+    annotations = get_type_hints(parameters_class)
+    texts = dict(pair.partition("=")[::2] for pair in pairs)
+    if unknown := [key for key in texts if key not in annotations]:
+        raise ValueError(f"{workload} has no parameter {unknown[0]!r}. {_suggest(unknown[0], annotations)}")
+    if missing := _required(parameters_class) - texts.keys():
+        raise ValueError(f"{workload} needs a value for {', '.join(sorted(missing))}")
+    parameters = {key: _parse_value(text, annotations[key]) for key, text in texts.items()}
+    _check_together(workload, parameters_class, parameters)
+    return parameters
+
+
+def _required(parameters_class: type[Any]) -> set[str]:
+    """Return the names of the fields without a default."""
+    without_default = [field for field in fields(parameters_class) if field.default is MISSING]
+    return {field.name for field in without_default if field.default_factory is MISSING}
+
+
+def _check_together(workload: str, parameters_class: type[Any], parameters: Mapping[str, Scalar]) -> None:
+    """Raise ValueError, with the workload's name, for values that the workload does not accept together."""
+    try:
+        parameters_class(**parameters)
+    except ValueError as error:
+        raise ValueError(f"{workload}: {error}") from error
+
+
+def _suggest(name: str, available: Iterable[str]) -> str:
+    """Return the available names and the nearest of them."""
+    available = sorted(available)
+    nearest = difflib.get_close_matches(name, available, n=1)
+    return f"Available: {', '.join(available)}.{f' Did you mean {nearest[0]}?' if nearest else ''}"
+
+
+def _parse_value(text: str, annotation: Any) -> Scalar:
     """Return the text as the first type of the annotation that accepts it."""
     options = get_args(annotation) or (annotation,)
     if bool in options and text in ("true", "false"):

@@ -1,4 +1,4 @@
-"""A process group for the length of a trial, over workers that live longer."""
+"""The process group of a trial. It is destroyed after the trial; the workers live longer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.distributed.tensor import debug
 from workloads.api.contract import Rank
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT_S = 600.0  # of a collective; a rank that fails ends the trial through the driver, long before
+TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the trial long before
 
 
 @contextmanager
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
-    """The default process group of this trial: NCCL or RCCL between GPUs, gloo between processors."""
+    """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between processors."""
     store: dist.Store = dist.HashStore() if rank.world_size == 1 else _store(rank)
     dist.init_process_group(
         backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -29,18 +29,18 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        # No device_id: meshes would then be split off this group, which in a process's second one ends it (2.11).
+        # No device_id: with one, meshes are split off this group, which ends the process at its second group (2.11).
     )
     try:
         yield
     except BaseException:
-        # The others may be waiting for this rank, and ending a group of GPUs waits for them. The driver ends the gang.
+        # Destroying a group of GPUs waits for the other ranks, which may wait for this one. The driver ends the gang.
         if rank.world_size == 1:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-    if hasattr(debug, "_clear_sharding_prop_cache"):  # or the next trial is handed this one's groups
-        debug._clear_sharding_prop_cache()
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()  # otherwise the next trial gets this trial's groups from the cache
 
 
 def _store(rank: Rank) -> dist.Store:
@@ -49,11 +49,11 @@ def _store(rank: Rank) -> dist.Store:
 
 @cache
 def _store_at(rendezvous: str, listens: bool, world_size: int) -> dist.Store:
-    """Kept open for all trials of the gang: a second one could not listen at the same place at once."""
+    """Return the gang's store. It stays open for all trials: a second one cannot listen on the same port at once."""
     host, _, port = rendezvous.rpartition(":")
-    if host == LOOPBACK:  # one node: nothing is to be reached from outside
+    if host == LOOPBACK:  # a single node: nothing listens on the network
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    # By itself the store would listen on every interface.
+    # Without a socket of its own the store would listen on every interface.
     listening = socket.create_server((host, int(port))).detach() if listens else None
     return dist.TCPStore(
         host,

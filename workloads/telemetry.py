@@ -1,8 +1,8 @@
-"""What a GPU was at while a figure was taken: its clock, power, temperature, and why it ran slower if it did.
+"""Record a GPU's clock, power, temperature and the reasons for a lower clock during a measurement.
 
-Read through NVML, whose power is an average over about the last second and whose clock is of the moment; on an AMD GPU
-through AMD SMI, as `torch.cuda` reads it, where the reasons for a lower clock are not to be had. Where there is neither
-(a CPU, a ROCm without amdsmi) nothing is known, and nothing is made up.
+NVIDIA GPUs are read through NVML, whose power is an average over about the last second and whose clock is momentary.
+AMD GPUs are read through AMD SMI by `torch.cuda`, which does not report the reasons for a lower clock. Without either
+(a CPU, ROCm without amdsmi) there are no readings.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from workloads.api.contract import Scalar
 
 INTERVAL_S = 0.02
 
-# NVML's reasons for a lower clock, by the word used here. The tainting ones are of the machine, not of the work: a
-# figure taken under them says nothing about the GPU. A power cap is how every GPU runs under a full load.
+# NVML's reasons for a lower clock, by their names here. The tainting ones are faults of the machine (cooling, power
+# supply): a measurement under them does not describe the GPU. Every GPU runs at its power cap under full load.
 REASONS = {
     "software_power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
     "software_thermal": nvml.nvmlClocksEventReasonSwThermalSlowdown,
@@ -36,8 +36,13 @@ TAINTING = {"software_thermal", "hardware_slowdown", "hardware_thermal", "power_
 
 
 @dataclass
-class Watch:
-    """The readings taken during one measurement."""
+class GpuReadings:
+    """The readings taken during one measurement.
+
+    Attributes:
+        reasons: the keys of `REASONS` seen in any reading.
+        reasons_known: the GPU reports the reasons for a lower clock.
+    """
 
     clocks_mhz: list[float] = field(default_factory=list)
     powers_w: list[float] = field(default_factory=list)
@@ -47,11 +52,11 @@ class Watch:
 
     @property
     def tainted(self) -> bool:
-        """Whether the machine slowed the GPU down."""
+        """Return whether the machine slowed the GPU down."""
         return bool(self.reasons & TAINTING)
 
     def metrics(self) -> dict[str, float]:
-        """The median clock in MHz, and the highest power in W and temperature in °C; what was not read is not there."""
+        """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read."""
         metrics = {}
         if self.clocks_mhz:
             metrics["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
@@ -62,38 +67,38 @@ class Watch:
         return metrics
 
     def machine_info(self) -> dict[str, Scalar]:
-        """Why the clock was lower than it could be, and whether that spoils the figure."""
+        """Return the reasons for a lower clock and whether they taint the measurement; empty if not known."""
         if not self.reasons_known:
             return {}
         return {"slowed_by": " ".join(sorted(self.reasons)), "tainted": self.tainted}
 
 
 @contextmanager
-def watching(device: torch.device) -> Iterator[Watch]:
-    """Read the GPU's state every 20 ms, once at least, until the block ends."""
-    watch = Watch()
+def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
+    """Read the GPU's state every 20 ms, at least once, until the block ends."""
+    readings = GpuReadings()
     read = _reader(device)
     if read is None:
-        yield watch
+        yield readings
         return
     done = threading.Event()
 
     def read_until_done() -> None:
         while not done.wait(INTERVAL_S):
-            read(watch)
+            read(readings)
 
-    reader = threading.Thread(target=read_until_done, daemon=True)
-    reader.start()
+    thread = threading.Thread(target=read_until_done, daemon=True)
+    thread.start()
     try:
-        yield watch
-        read(watch)
+        yield readings
+        read(readings)
     finally:
         done.set()
-        reader.join()
+        thread.join()
 
 
-def _reader(device: torch.device) -> Callable[[Watch], None] | None:
-    """What takes one reading of a torch device, which counts among the visible ones only; None where nothing can."""
+def _reader(device: torch.device) -> Callable[[GpuReadings], None] | None:
+    """Return a function that takes one reading of the device; None if the device cannot be read."""
     if device.type != "cuda":
         return None
     if torch.version.hip:
@@ -105,12 +110,13 @@ def _reader(device: torch.device) -> Callable[[Watch], None] | None:
 
 
 def _handle(device: torch.device) -> Any:
+    """Return NVML's handle. It is found by UUID: torch's indices count the visible devices only, NVML's all of them."""
     nvml.nvmlInit()
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def power_limit_w(device: torch.device) -> float | None:
-    """What an NVIDIA GPU may draw, as it is enforced now; None where that is not known."""
+    """Return the power limit in W that is enforced on an NVIDIA GPU now; None if it is not known."""
     if device.type != "cuda" or torch.version.hip:
         return None
     try:
@@ -119,29 +125,29 @@ def power_limit_w(device: torch.device) -> float | None:
         return None
 
 
-def _read_nvml(handle: Any, watch: Watch) -> None:
+def _read_nvml(handle: Any, readings: GpuReadings) -> None:
     try:
-        watch.clocks_mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        watch.powers_w.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
-        watch.temperatures_c.append(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        readings.clocks_mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        readings.powers_w.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
+        readings.temperatures_c.append(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-        watch.reasons |= {name for name, bit in REASONS.items() if bits & bit}
-        watch.reasons_known = True
+        readings.reasons |= {name for name, bit in REASONS.items() if bits & bit}
+        readings.reasons_known = True
     except nvml.NVMLError:
-        pass  # a reading that this GPU does not give is missing, and its figure with it
+        pass  # a value that this GPU does not report is missing, and so is its metric
 
 
-def _read_amdsmi(device: torch.device, watch: Watch) -> None:
-    # torch gives W here, whatever its documentation says of mW, and zero for what the GPU does not tell.
-    readings = (
-        (watch.clocks_mhz, torch.cuda.clock_rate),
-        (watch.powers_w, torch.cuda.power_draw),
-        (watch.temperatures_c, torch.cuda.temperature),
+def _read_amdsmi(device: torch.device, readings: GpuReadings) -> None:
+    # torch returns W here, although its documentation says mW, and zero for a value that the GPU does not report.
+    sensors = (
+        (readings.clocks_mhz, torch.cuda.clock_rate),
+        (readings.powers_w, torch.cuda.power_draw),
+        (readings.temperatures_c, torch.cuda.temperature),
     )
-    for into, read in readings:
+    for values, read in sensors:
         try:
             value = float(read(device))
-        except Exception:  # amdsmi's own errors, which cannot be named where it is not installed
+        except Exception:  # amdsmi's own errors, whose classes cannot be imported where it is not installed
             continue
         if value:
-            into.append(value)
+            values.append(value)

@@ -1,4 +1,4 @@
-"""Timing work on a device: device events on a GPU, a monotonic clock on a CPU."""
+"""Time work on a device: with device events on a GPU, with a monotonic clock on a CPU."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ import torch
 # 60 MB on an H200, 126 MB on a B200, 256 MB on an MI300X; server processors have up to about 400 MB for all cores.
 FLUSH_BYTES = 512 * 2**20
 
-
-# One reading of a sustained run, and how long one may take to settle: until two readings in a row, each over four
-# windows, differ by less than a hundredth.
+# A sustained run is timed in windows of WINDOW_S. Its clocks have settled when two readings in a row, each the mean of
+# SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait for that.
 WINDOW_S = 0.05
 SETTLING_WINDOWS = 4
 SETTLED_WITHIN = 0.01
 LONGEST_SETTLING_S = 20.0
 
-# The device waits before the first of some short calls, or the host's launches would be what is timed: so long for each
-# call, of a clock of 2 GHz.
+# The device waits before the first of a series of short calls; otherwise the host's launches would be timed. Cycles for
+# each call: 50 µs at a clock of 2 GHz.
 LEAD_CYCLES = 100_000
 
 
 def time_steps(
     step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool
 ) -> tuple[float, ...]:
-    """Seconds of each of `repeats` calls of `step`, after `warmup` calls that do not count."""
+    """Return the seconds of each of `repeats` calls of `step`, after `warmup` calls that are not timed."""
     return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache)[0]
 
 
@@ -42,11 +41,11 @@ def time_in_turns(
     repeats: int,
     cold_cache: bool = True,
 ) -> tuple[tuple[float, ...], ...]:
-    """Seconds of each call of each of `steps`, which take turns: what the clocks do meanwhile, they do to all.
+    """Return the seconds of each call of each of `steps`, which take turns, so that a change of clocks affects all.
 
-    `cold_cache`: the last-level cache is flushed before each call, outside the timed region.
+    With `cold_cache` the last-level cache is flushed before each call, outside the timed region.
 
-    On a GPU every call stands between two device events, and the host is let ahead of the device, so that its launch
+    On a GPU every call is enclosed in two device events, and the host runs ahead of the device, so that its launch
     time is hidden: by the flush before each call, or by a wait before the first one.
     """
     scratch = torch.empty(FLUSH_BYTES if cold_cache else 0, dtype=torch.uint8, device=device)
@@ -71,7 +70,7 @@ def time_in_turns(
             turn.append((start, end))
         turns.append(turn)
     torch.cuda.synchronize(device)
-    return tuple(tuple(start.elapsed_time(end) / 1e3 for start, end in each) for each in zip(*turns, strict=True))
+    return tuple(tuple(start.elapsed_time(end) / 1e3 for start, end in events) for events in zip(*turns, strict=True))
 
 
 def _wall_time_s(step: Callable[[], object], scratch: torch.Tensor) -> float:
@@ -84,10 +83,10 @@ def _wall_time_s(step: Callable[[], object], scratch: torch.Tensor) -> float:
 def sustained_times(
     steps: Sequence[Callable[[], object]], device: torch.device, *, step_time_s: float, seconds: float
 ) -> tuple[float, ...]:
-    """Seconds a step, in each window of a run back to back that lasts `seconds` after the clocks have settled.
+    """Return the mean seconds a step in each window of a back-to-back run of `seconds` after the clocks have settled.
 
     `steps` do the same work on different buffers, together larger than the last-level cache, and take turns;
-    `step_time_s` is about how long one takes. The device never waits: the next window is queued before one ends.
+    `step_time_s` is the approximate time of one. The device never waits: the next window is queued before one ends.
     """
     windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
     _settle(windows)
@@ -101,18 +100,19 @@ def sustained_times(
 
 
 def _settle(windows: Iterator[float]) -> None:
+    """Run until the clocks have settled, at most LONGEST_SETTLING_S."""
     started = time.perf_counter()
-    before = float("inf")
+    previous = float("inf")
     while time.perf_counter() - started < LONGEST_SETTLING_S:
         reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
-        # A second at least: power is averaged over about as long before it is capped.
-        if abs(reading - before) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
+        # At least a second: the power that is capped is an average over about as long.
+        if abs(reading - previous) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
             return
-        before = reading
+        previous = reading
 
 
 def _windows(steps: Sequence[Callable[[], object]], device: torch.device, count: int) -> Iterator[float]:
-    """The mean seconds a step of one window of `count` steps after another, without end."""
+    """Yield the mean seconds a step of consecutive windows of `count` steps, without end."""
     turns = cycle(steps)
     if device.type == "cpu":
         while True:

@@ -1,4 +1,4 @@
-"""A trace of what a process and its GPU did, and names for its parts."""
+"""Record a trace of a process and its GPU, with named ranges."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 _tracing = False
 
 
-def traced(run: Callable[[], object]) -> bytes:
-    """Run it under PyTorch's profiler: a Chrome trace, gzipped, for ui.perfetto.dev."""
+def record_trace(run: Callable[[], object]) -> bytes:
+    """Call `run` under PyTorch's profiler and return a gzipped Chrome trace, which ui.perfetto.dev opens."""
     global _tracing
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
     _tracing = True
     try:
         with profile(activities=activities) as profiler:
@@ -33,8 +35,8 @@ def traced(run: Callable[[], object]) -> bytes:
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
-    """Call what is done in here by a name, in a trace and as an NVTX or ROCTX range; costs nothing elsewhere."""
+def annotate(name: str) -> Iterator[None]:
+    """Name the block in the trace, and as an NVTX or ROCTX range. Does nothing unless a trace is being recorded."""
     if not _tracing:
         yield
         return

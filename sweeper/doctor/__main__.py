@@ -31,7 +31,7 @@ from sweeper.execution import cluster, gang_pool
 from sweeper.search.study import Trial
 from sweeper.tracking.client import check_uri
 from sweeper.ui import per_gpu
-from workloads.api.node_state import health
+from workloads.api.node_state import read_node_state
 
 LEAST_SHARED_GIB, LEAST_FREE_GIB, LEAST_DISK_GIB = 2.0, 8.0, 5.0
 SLOW = 0.95  # of the median GPU's rate
@@ -80,9 +80,11 @@ def examine(address: str | None, folder: str, uri: str | None, *, insecure: bool
 
 def _health(node: Node, folder: str) -> dict[str, Any]:
     if node.id is None:
-        return health(folder)
+        return read_node_state(folder)
     there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-    found: dict[str, Any] = ray.get(ray.remote(health).options(num_cpus=0, scheduling_strategy=there).remote(folder))
+    found: dict[str, Any] = ray.get(
+        ray.remote(read_node_state).options(num_cpus=0, scheduling_strategy=there).remote(folder)
+    )
     return found
 
 

@@ -88,7 +88,7 @@ def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) ->
     runs = place.runs("trial")
     assert outcomes(runs) == expected
     by_behaviour = {run.data.params["behaviour"]: run for run in runs}
-    assert by_behaviour["lie"].data.tags["reason"] == "NotAsAsked: rank 0 ran x=1.0, asked was 0.0"
+    assert by_behaviour["lie"].data.tags["reason"] == "ParameterMismatch: rank 0 executed x=1.0, requested 0.0"
     assert "told to raise" in by_behaviour["raise"].data.tags["reason"]
     assert "can't allocate memory" in by_behaviour["out_of_memory"].data.tags["reason"]
     assert by_behaviour["killed"].data.tags["attempts"] == "2"
@@ -100,7 +100,7 @@ def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) ->
     assert "1 infeasible: out of memory" in done.out
     shown = re.findall(r"such as trial \d+: .*\n +its last lines: (\S+)", done.out)
     assert len(shown) == done.out.count("such as trial") == 4  # that it raised, lied, was lost, took too long
-    assert "rank 0 ran x=1.0" in "".join((place.path / path).read_text() for path in shown)
+    assert "rank 0 executed x=1.0" in "".join((place.path / path).read_text() for path in shown)
 
 
 def test_mlflow_holds_the_sweep(held: Ended) -> None:

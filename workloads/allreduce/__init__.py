@@ -1,4 +1,4 @@
-"""`workload=allreduce`: the sum of a buffer over a gang, and how fast the links between its devices carry it."""
+"""`workload=allreduce`: an all-reduce of a buffer over a gang, and the bandwidth of the links between its devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from workloads.api.contract import Measurement, Rank, Workload
 
 @dataclass(frozen=True)
 class AllreduceParameters:
-    """mib: of the buffer that each rank has."""
+    """Parameters of one all-reduce.
+
+    Attributes:
+        mib: size of the buffer of each rank in MiB.
+        dtype: number format of the buffer.
+        warmup: calls that are not timed.
+        repeats: timed calls.
+    """
 
     mib: int = field(default=256, metadata={"min": 1})
     dtype: Literal["fp32", "bf16"] = "bf16"
@@ -19,7 +26,7 @@ class AllreduceParameters:
 
 
 class Allreduce(Workload):
-    """NCCL or RCCL between GPUs, gloo between processors."""
+    """An all-reduce by NCCL or RCCL between GPUs, by gloo between processors, with its result checked."""
 
     name = "allreduce"
     Parameters = AllreduceParameters

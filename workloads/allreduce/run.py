@@ -1,4 +1,4 @@
-"""Timing a sum over ranks, and checking it."""
+"""Time an all-reduce over a gang and check its result."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ from workloads import device as devices
 from workloads.allreduce import AllreduceParameters
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.distributed import process_group
-from workloads.telemetry import watching
+from workloads.telemetry import monitor_gpu
 from workloads.timing import time_steps
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def measure(parameters: AllreduceParameters, rank: Rank) -> Measurement:
-    """Its `bus_gb_s` is what each device's link carries each way: 2 (n-1)/n of the buffer (NCCL's tests name it so).
+    """Time the all-reduce of a buffer.
 
-    Raises Infeasible for one rank by itself, ArithmeticError where the sum is wrong.
+    `bus_gb_s` is the bandwidth of each device's link in each direction, as nccl-tests defines it: an all-reduce over n
+    ranks moves 2 (n-1)/n of the buffer.
+
+    Raises:
+        Infeasible: the gang has a single rank.
+        ArithmeticError: the sum is wrong.
     """
     if rank.world_size == 1:
-        raise Infeasible("one rank has nobody to sum with: gpus=2 or more")
-    device, dtype = devices.of(rank), DTYPES[parameters.dtype]
+        raise Infeasible("an all-reduce needs at least two ranks: set gpus=2 or more")
+    device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
     buffer = torch.ones(parameters.mib * 2**20 // dtype.itemsize, dtype=dtype, device=device)
     with process_group(rank, device):
         dist.all_reduce(buffer)
-        wanted = rank.world_size  # exact in bf16 up to 256, and as near as its rounding beyond
-        if not bool(((buffer.float() - wanted).abs() <= wanted / 128 * (wanted > 256)).all()):
-            raise ArithmeticError(f"the sum of ones over {wanted} ranks is not {wanted} everywhere")
-        buffer.zero_()  # so that it stays what it is
-        with watching(device) as watch:
+        expected = rank.world_size
+        tolerance = expected / 128 if expected > 256 else 0.0  # bf16 holds integers exactly up to 256, then it rounds
+        if not bool(((buffer.float() - expected).abs() <= tolerance).all()):
+            raise ArithmeticError(f"the sum of ones over {expected} ranks is not {expected} everywhere")
+        buffer.zero_()  # repeated sums of zeros do not overflow
+        with monitor_gpu(device) as readings:
             times_s = time_steps(
                 lambda: dist.all_reduce(buffer),
                 device,
@@ -44,11 +50,11 @@ def measure(parameters: AllreduceParameters, rank: Rank) -> Measurement:
     return Measurement(
         executed={
             "mib": buffer.numel() * dtype.itemsize // 2**20,
-            "dtype": next(name for name, each in DTYPES.items() if each == buffer.dtype),
+            "dtype": next(name for name, torch_dtype in DTYPES.items() if torch_dtype == buffer.dtype),
             "warmup": parameters.warmup,
             "repeats": len(times_s),
         },
         step_times_s=times_s,
-        metrics=watch.metrics() | {"bus_gb_s": moved / statistics.median(times_s) / 1e9},
-        machine_info=devices.machine_info(device) | watch.machine_info(),
+        metrics=readings.metrics() | {"bus_gb_s": moved / statistics.median(times_s) / 1e9},
+        machine_info=devices.machine_info(device) | readings.machine_info(),
     )

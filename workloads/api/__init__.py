@@ -1,1 +1,1 @@
-"""Everything that crosses between `sweeper/` and `workloads/`; imports the standard library only."""
+"""The interface between `sweeper/` and `workloads/`. At module level it imports the standard library only."""

@@ -1,4 +1,4 @@
-"""What can be said of this machine without torch: its packages, its processor, its memory and its GPUs' names."""
+"""Read this machine's package versions, processor, memory and NVIDIA GPUs without torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from workloads.api.contract import Scalar
 
-# The kernel's word for instructions of matrix or vector units, x86 and ARM, by the number format they multiply.
+# The kernel's names (x86 and ARM) of the matrix and vector instructions that multiply each number format.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
 
 
 def version_of(package: str) -> str:
-    """Of an installed package; empty where it is not."""
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -25,18 +25,18 @@ def version_of(package: str) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's name as the kernel gives it, else its architecture."""
+    """Return the processor's name as the kernel reports it, else its architecture."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_architecture() -> str:
-    """`cpu` and the number formats below fp32 that it has instructions for, as `workloads/recipes.py` reads it."""
+    """Return `cpu` and the 16-bit formats that it has instructions for, as `workloads.api.recipes` reads them."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
-    return " ".join(["cpu", *(name for name, words in CPU_FORMATS.items() if flags & words)])
+    return " ".join(["cpu", *(name for name, instructions in CPU_FORMATS.items() if flags & instructions)])
 
 
 def _cpuinfo(key: str) -> str:
-    """The first processor's entry in the kernel's list; empty where there is none."""
+    """Return the first processor's entry in /proc/cpuinfo; empty if there is none."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:
@@ -49,38 +49,41 @@ def _cpuinfo(key: str) -> str:
 
 
 def memory_bytes() -> int:
-    """What this machine, or the container that this process is in, has in all."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found)
+    """Return the total memory in bytes of this machine or of the container that limits this process."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):  # "max" means that there is no limit
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
 
 
 def available_memory_bytes() -> int:
-    """What this machine, or the container that this process is in, can still give; the largest number where it is not
-    known."""
-    found = [2**63 - 1]
+    """Return the available memory in bytes of this machine or of this process's container; 2**63 - 1 if unknown."""
+    available = [2**63 - 1]
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable"))
-        found.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable"))
+        available.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # "max" means that there is no limit
         limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
         statistics = Path("/sys/fs/cgroup/memory.stat").read_text().split()
-        found.append(limit - used + int(statistics[statistics.index("inactive_file") + 1]))  # a cache that gives way
-    return min(found)
+        reclaimable = int(statistics[statistics.index("inactive_file") + 1])  # file cache, which the kernel evicts
+        available.append(limit - used + reclaimable)
+    return min(available)
 
 
 @contextlib.contextmanager
 def nvidia_gpus() -> Iterator[list[Any]]:
-    """NVML's handle of each NVIDIA GPU in the driver's order, None for one that does not answer any more (it has fallen
-    off the bus); empty where there is no such driver."""
+    """Open NVML and yield the handle of each NVIDIA GPU in the driver's order; an empty list without a driver.
+
+    The handle is None for a GPU that no longer responds, such as one that has fallen off the bus.
+    """
     import pynvml
 
-    def handle(number: int) -> Any:
+    def responding_handle(index: int) -> Any:
         with contextlib.suppress(pynvml.NVMLError):
-            found = pynvml.nvmlDeviceGetHandleByIndex(number)
-            pynvml.nvmlDeviceGetName(found)
-            return found
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pynvml.nvmlDeviceGetName(handle)
+            return handle
 
     try:
         pynvml.nvmlInit()
@@ -88,42 +91,43 @@ def nvidia_gpus() -> Iterator[list[Any]]:
         yield []
         return
     try:
-        yield [handle(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        yield [responding_handle(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
 
 
-def busyness() -> dict[str, Scalar]:
-    """What else this machine was at: runnable processes over the last minute, and other processes on its GPUs."""
-    found: dict[str, Scalar] = {"node_load": round(os.getloadavg()[0], 1)}
+def node_activity() -> dict[str, Scalar]:
+    """Return this machine's load average over the last minute, and the number of other processes on its GPUs."""
+    activity: dict[str, Scalar] = {"node_load": round(os.getloadavg()[0], 1)}
     import pynvml
 
     with nvidia_gpus() as gpus, contextlib.suppress(pynvml.NVMLError):
-        there = [gpu for gpu in gpus if gpu]
-        processes = {p.pid for gpu in there for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
-        if there:
-            found["other_gpu_processes"] = len(processes - {os.getpid()})
-    return found
+        responding = [gpu for gpu in gpus if gpu]
+        pids = {process.pid for gpu in responding for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+        if responding:
+            activity["other_gpu_processes"] = len(pids - {os.getpid()})
+    return activity
 
 
 def used_gib(gpu: Any) -> float:
-    """What programs have of an NVIDIA GPU's memory, by NVML's handle; 0 where it does not say."""
+    """Return the GiB that processes use of an NVIDIA GPU, given by its NVML handle; 0 if NVML does not report it."""
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError):
-        used: int = pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used  # without the driver's own
-        return used / 2**30
+        # Version 2 of the structure does not count the driver's own memory as used.
+        used_bytes: int = pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used
+        return used_bytes / 2**30
     return 0.0
 
 
 def gpus_used_gib() -> tuple[float, ...]:
-    """Of each NVIDIA GPU, in the driver's order."""
+    """Return the GiB in use of each NVIDIA GPU in the driver's order; 0 for one that does not respond."""
     with nvidia_gpus() as gpus:
         return tuple(used_gib(gpu) if gpu else 0.0 for gpu in gpus)
 
 
 def gpu_names() -> tuple[str, ...]:
-    """The NVIDIA driver's name of each GPU, in its order, empty for one that does not answer."""
+    """Return the NVIDIA driver's name of each GPU in its order; empty for one that does not respond."""
     import pynvml
 
     with nvidia_gpus() as gpus:

@@ -1,8 +1,8 @@
-"""What trainers print, line by line: which step, how long it took, and what the program says it was told.
+"""Parse the logs of trainers line by line: step numbers, metrics, and the configuration that the program reports.
 
-Understood are Megatron-LM and what is built upon it (Primus, Megatron-Bridge, NeMo), and torchtitan. Where a program
-prints a pair, of this step and of all so far (`7443.9/7491.0`), the step's own is taken. What a log does not say stays
-unknown.
+Supported are Megatron-LM, the programs built on it (Primus, Megatron-Bridge, NeMo), and torchtitan. Where a program
+prints a pair of this step and the mean so far (`7443.9/7491.0`), the step's value is taken. A value that the log does
+not contain stays unknown.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from datetime import datetime
 
 from workloads.api.contract import Scalar
 
-LONGEST_LINE = 65536  # what is longer is no line of a step, and only its beginning is looked at
+LONGEST_LINE = 65536  # characters; no step's line is longer, and only the beginning of a longer line is parsed
 
-# What the programs call a figure: our name, and the factor to our unit.
-FIGURES = {
+# The printed name of a metric: its name in this project, and the factor to this project's unit.
+METRICS = {
     "elapsed time per iteration (ms)": ("step_time_s", 1e-3),
     "train_step_timing in s": ("step_time_s", 1.0),
     "throughput per GPU (TFLOP/s/GPU)": ("tflops_per_gpu", 1.0),
@@ -66,7 +66,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?")
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*\d+\s*\|")
 _TITAN_STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:")
-_TITAN_FIGURE = re.compile(rf"\b(\w+):\s*({_NUMBER})")
+_TITAN_METRIC = re.compile(rf"\b(\w+):\s*({_NUMBER})")
 _BRIDGE = re.compile(rf"Step Time\s*:\s*({_NUMBER})\s*s GPU utilization:\s*({_NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
 _ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S+)\s*$")
 _TITAN_SECTION = re.compile(r'^ {2}"(\w+)": \{$')
@@ -77,7 +77,7 @@ _DEVICE = re.compile(r"GPU capacity: (.+?) with ")
 
 @dataclass(frozen=True)
 class Step:
-    """One step, with what was printed of it under this project's names."""
+    """The printed metrics of one step, under this project's names."""
 
     number: int
     metrics: Mapping[str, float]
@@ -85,7 +85,13 @@ class Step:
 
 @dataclass
 class LogReader:
-    """Takes a log line by line. told: what the program says that it was told; device: what it says it runs on."""
+    """Reads a log line by line.
+
+    Attributes:
+        kind: the program that wrote the log, known once it has printed a step.
+        told: the configuration that the program reports.
+        device: the device that the program reports.
+    """
 
     kind: str = ""
     told: dict[str, Scalar] = field(default_factory=dict)
@@ -96,83 +102,85 @@ class LogReader:
     _pending: dict[str, float] = field(default_factory=dict)
 
     def feed(self, line: str) -> Step | None:
-        """The step that the line is about, once for each: all ranks may print it."""
+        """Parse one line and return the step that it reports. A step that several ranks print is returned once."""
         line = _COLOUR.sub("", line[:LONGEST_LINE]).rstrip()
-        if found := _ITERATION.search(line):
-            return self._step(int(found[1]), self._paired(line), line)
-        if found := _TITAN_STEP.search(line):
+        if match := _ITERATION.search(line):
+            return self._make_step(int(match[1]), self._read_pairs(line), line)
+        if match := _TITAN_STEP.search(line):
             self.kind = "torchtitan"
-            metrics = {name: _number(text) for name, text in _TITAN_FIGURE.findall(line[found.start() :])}
-            return self._step(int(found[1]), _ours(metrics), line)
-        if found := _BRIDGE.search(line):
-            self._pending = {"step_time_s": _number(found[1]), "tflops_per_gpu": _number(found[2])}
+            printed = {name: _parse_number(text) for name, text in _TITAN_METRIC.findall(line[match.start() :])}
+            return self._make_step(int(match[1]), _rename_metrics(printed), line)
+        if match := _BRIDGE.search(line):
+            self._pending = {"step_time_s": _parse_number(match[1]), "tflops_per_gpu": _parse_number(match[2])}
         else:
-            self._hear(line)
+            self._read_configuration(line)
         return None
 
-    def _paired(self, line: str) -> dict[str, float]:
-        """The figures of a line of `name: value |`."""
+    def _read_pairs(self, line: str) -> dict[str, float]:
+        """Return the metrics of a line of `name: value |` pairs."""
         if "Training epoch" in line:
             self.kind = "NeMo"
         elif self._pending:
             self.kind = "Megatron-Bridge"
-        elif found := _RANK_OF.search(line):
+        elif match := _RANK_OF.search(line):
             self.kind = "Primus"
-            self.told.setdefault("gpus", int(found[1]))
+            self.told.setdefault("gpus", int(match[1]))
         elif not self.kind:
             self.kind = "Primus" if re.search(r"\(ms\): [\d.]+/|tokens per GPU", line) else "Megatron-LM"
         pairs = (part.rpartition(":") for part in line.split("|"))
-        found_figures = {}
+        printed = {}
         for name, _, text in pairs:
             if number := re.match(rf"\s*({_NUMBER})", text):
-                found_figures[name.strip()] = _number(number[1])
-        metrics = self._pending | _ours(found_figures)
+                printed[name.strip()] = _parse_number(number[1])
+        metrics = self._pending | _rename_metrics(printed)
         self._pending = {}
         return metrics
 
-    def _step(self, number: int, metrics: dict[str, float], line: str) -> Step | None:
-        moment = _time(line)
+    def _make_step(self, number: int, metrics: dict[str, float], line: str) -> Step | None:
+        """Return the step, with its time from the lines' timestamps if it is not printed; None for a known step."""
+        timestamp = _parse_timestamp(line)
         if number <= self._last:
             return None
-        if "step_time_s" not in metrics and moment and self._last_time and moment > self._last_time:
-            metrics["step_time_s"] = (moment - self._last_time).total_seconds() / (number - self._last)
-        self._last, self._last_time = number, moment or self._last_time
+        if "step_time_s" not in metrics and timestamp and self._last_time and timestamp > self._last_time:
+            metrics["step_time_s"] = (timestamp - self._last_time).total_seconds() / (number - self._last)
+        self._last, self._last_time = number, timestamp or self._last_time
         return Step(number, metrics)
 
-    def _hear(self, line: str) -> None:
-        """A line of a program's configuration, or of what it runs on."""
-        if found := _TITAN_SECTION.match(line):
-            self._section = found[1]
-        elif (found := _TITAN_ENTRY.match(line)) and self._section:
-            self._tell(f"{self._section}.{found[1]}", found[2])
-        elif found := _ARGUMENT.search(line):
-            self._tell(found[1], found[2])
-        elif found := _DEVICE.search(line):
-            self.device = found[1]
+    def _read_configuration(self, line: str) -> None:
+        """Store a configuration entry or the device, if the line reports one."""
+        if match := _TITAN_SECTION.match(line):
+            self._section = match[1]
+        elif (match := _TITAN_ENTRY.match(line)) and self._section:
+            self._store_entry(f"{self._section}.{match[1]}", match[2])
+        elif match := _ARGUMENT.search(line):
+            self._store_entry(match[1], match[2])
+        elif match := _DEVICE.search(line):
+            self.device = match[1]
 
-    def _tell(self, name: str, text: str) -> None:
-        value = _scalar(text)
-        if name in TOLD and value not in (None, -1):  # -1: left to the program
+    def _store_entry(self, name: str, text: str) -> None:
+        value = _parse_scalar(text)
+        if name in TOLD and value not in (None, -1):  # -1: the program chooses the value
             self.told[TOLD[name]] = value
 
 
-def _ours(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {FIGURES[name][0]: FIGURES[name][1] * value for name, value in metrics.items() if name in FIGURES}
+def _rename_metrics(printed: Mapping[str, float]) -> dict[str, float]:
+    """Return the known metrics under this project's names, in its units."""
+    return {METRICS[name][0]: METRICS[name][1] * value for name, value in printed.items() if name in METRICS}
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _time(line: str) -> datetime | None:
-    found = _TIME.search(line)
+def _parse_timestamp(line: str) -> datetime | None:
+    match = _TIME.search(line)
     try:
-        return datetime.fromisoformat(found[0].replace(",", ".")) if found else None
+        return datetime.fromisoformat(match[0].replace(",", ".")) if match else None
     except ValueError:
         return None
 
 
-def _scalar(text: str) -> Scalar:
+def _parse_scalar(text: str) -> Scalar:
     text = text.strip().strip('"')
     if text in ("true", "True", "false", "False"):
         return text.lower() == "true"

@@ -1,4 +1,4 @@
-"""What a node is like, for who looks for what is wrong with it. No torch."""
+"""Read the state of a node for its diagnosis, without torch."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from workloads.api import host
 PACKAGES = ("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "flash-attn-4")
 
 
-def health(folder: str) -> dict[str, Any]:
-    """Plain values: versions, memory, and of each GPU its clocks, power limit and errors. `folder`: where files go."""
-    there, shared = Path(folder), Path("/dev/shm")
+def read_node_state(folder: str) -> dict[str, Any]:
+    """Return this node's versions, memory and disk space, and the clocks, power limit and errors of each GPU.
+
+    All values are plain. `folder` is the results directory, whose disk's free space is reported.
+    """
+    results, shared = Path(folder), Path("/dev/shm")
     return {
         "node": socket.gethostname(),
         "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
         "cpus": len(os.sched_getaffinity(0)),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": host.available_memory_bytes() / 2**30,
-        "disk_gib": shutil.disk_usage(there if there.is_dir() else "/").free / 2**30,
+        "disk_gib": shutil.disk_usage(results if results.is_dir() else "/").free / 2**30,
         "gpus": _gpus(),
     }
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Through NVML; of other vendors' nothing is known here."""
+    """Return the state of each NVIDIA GPU, read through NVML; GPUs of other vendors are not listed."""
     with host.nvidia_gpus() as gpus:
         return [_gpu(number, gpu) for number, gpu in enumerate(gpus)]
 
 
 def _gpu(number: int, gpu: Any) -> dict[str, Any]:
+    """Return the values that NVML reports of one GPU; a value that it does not report is missing."""
     import pynvml as nvml
 
     entry: dict[str, Any] = {"number": number, "answers": bool(gpu), "name": "", "driver": ""}

@@ -1,6 +1,6 @@
-"""Number formats of matrix products, and what a device can do with each. No torch: the driver asks before it starts.
+"""Number formats of matrix products, and each device's support for them. No torch: the driver checks before it starts.
 
-A device is known by its architecture: `sm90` (NVIDIA's compute capability), `gfx942` (AMD's), or `cpu` with the
+A device is identified by its architecture: `sm90` (NVIDIA's compute capability), `gfx942` (AMD's), or `cpu` with the
 number formats that it has instructions for (`cpu bf16`). The rules are those of PyTorch 2.11 to 2.13: a format that
 the hardware has and PyTorch has no kernel for is not native here.
 """
@@ -16,20 +16,22 @@ FROM_HERE_ON = 10_000
 
 class Support(StrEnum):
     NATIVE = "native"  # the matrix units take it
-    EMULATED = "emulated"  # converted to another format before the product: its numerics, and never its speed
+    EMULATED = "emulated"  # converted to another format before the product: the same numerics, without the speed
     UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One format with its scales.
+    """One number format with its scales.
 
-    matrix_dtype   the type whose peak a utilisation is of
-    sm             first and last compute capability whose matrix units take it
-    gfx            the AMD architectures whose matrix units take it
-    cpu            the instruction that a processor needs for it; "" is none, None is never
-    numerics       whether torchao can imitate it anywhere
-    needs          what a device without it lacks
+    Attributes:
+        matrix_dtype: the type whose peak a utilization refers to.
+        needs: what a device without native support lacks.
+        sm: first and last compute capability whose matrix units take the format; None for no NVIDIA GPU.
+        gfx: the AMD architectures whose matrix units take it.
+        cpu: the format that the processor needs instructions for; empty if it needs none, None if no processor
+            supports it.
+        numerics: torchao can emulate it on any device.
     """
 
     matrix_dtype: str
@@ -60,7 +62,7 @@ RECIPES = {
 }
 
 
-# What m, n and k have to be multiples of, beside 1: the units load whole rows of 16 bytes, and whole blocks of scales.
+# m, n and k must be multiples of these numbers: the units load whole rows of 16 bytes and whole blocks of scales.
 MULTIPLES = {
     "fp8_tensorwise": (1, 16, 16),
     "fp8_rowwise": (1, 16, 16),
@@ -71,8 +73,8 @@ MULTIPLES = {
 }
 
 
-def unfit(recipe: str, m: int, n: int, k: int) -> str:
-    """Why a product of this shape cannot be had in a recipe of `MULTIPLES`; empty where it can."""
+def unsupported_shape_reason(recipe: str, m: int, n: int, k: int) -> str:
+    """Return why a recipe of `MULTIPLES` does not support a product of this shape; empty if it does."""
     for name, size, multiple in zip("mnk", (m, n, k), MULTIPLES[recipe], strict=True):
         if size % multiple:
             return f"{recipe} needs {name} in multiples of {multiple}, not {size}"
@@ -80,34 +82,36 @@ def unfit(recipe: str, m: int, n: int, k: int) -> str:
 
 
 def support(recipe: str, architecture: str) -> tuple[Support, str]:
-    """What a device of this architecture can do with a recipe, and why not more; the reason is empty where native.
+    """Return a device's support for a recipe, and why it is not native; the reason is empty if it is.
 
-    Raises KeyError for a recipe that is not in `RECIPES`, ValueError for what is no architecture.
+    Raises:
+        KeyError: the recipe is not in `RECIPES`.
+        ValueError: the architecture is not known.
     """
-    wanted = RECIPES[recipe]
-    if _is_native(wanted, architecture):
+    requested = RECIPES[recipe]
+    if _is_native(requested, architecture):
         return Support.NATIVE, ""
-    state = Support.EMULATED if wanted.numerics else Support.UNSUPPORTED
-    return state, f"{architecture.split()[0]} lacks {wanted.needs}"
+    level = Support.EMULATED if requested.numerics else Support.UNSUPPORTED
+    return level, f"{architecture.split()[0]} lacks {requested.needs}"
 
 
 def _is_native(recipe: Recipe, architecture: str) -> bool:
     kind, *instructions = architecture.split()
     if kind == "cpu":
         return recipe.cpu is not None and recipe.cpu in ("", *instructions)
-    if found := re.fullmatch(r"sm(\d+)", kind):
-        return recipe.sm is not None and recipe.sm[0] <= int(found[1]) <= recipe.sm[1]
+    if match := re.fullmatch(r"sm(\d+)", kind):
+        return recipe.sm is not None and recipe.sm[0] <= int(match[1]) <= recipe.sm[1]
     if kind.startswith("gfx"):
         return kind.split(":")[0] in recipe.gfx  # the driver adds features: gfx942:sramecc+:xnack-
-    raise ValueError(f"{architecture!r} is no architecture: sm90, gfx942 and cpu are")
+    raise ValueError(f"unknown architecture {architecture!r}: it must have the form of sm90, gfx942 or cpu")
 
 
 def unsupported_rate_reason(recipe: str, architecture: str) -> str:
-    """Why a product in this format has no speed worth searching for on this device; empty where it has."""
-    state, reason = support(recipe, architecture)
-    return "" if state is Support.NATIVE else f"{state.value} on this device: {reason}"
+    """Return why a rate in this format is not measured on this device; empty if the format is native."""
+    level, reason = support(recipe, architecture)
+    return "" if level is Support.NATIVE else f"{level.value} on this device: {reason}"
 
 
 def fp8_dtype(architecture: str) -> str:
-    """The name in torch of the 8-bit type with 3 bits of mantissa: gfx94x has its own, without a negative zero."""
+    """Return torch's name of the 8-bit type with 3 bits of mantissa; gfx94x has its own, without a negative zero."""
     return "float8_e4m3fnuz" if architecture.startswith("gfx94") else "float8_e4m3fn"

@@ -1,7 +1,7 @@
 """Workloads by name. A configuration can run these and nothing else.
 
-The project's own are discovered: every `Workload` subclass with a `name` that a package of `workloads/` defines. Other
-packages register theirs as an entry point in the group `sweeper.workloads`.
+Every `Workload` subclass with a `name` that a package of `workloads/` defines is discovered. Other distributions
+register theirs as an entry point in the group `sweeper.workloads`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import workloads
 from workloads.api.contract import Workload
@@ -17,26 +17,58 @@ from workloads.api.contract import Workload
 GROUP = "sweeper.workloads"
 
 
-@cache
-def _built_in() -> dict[str, type[Workload]]:
-    packages = [module.name for module in pkgutil.iter_modules(workloads.__path__) if module.ispkg]
-    classes = [value for package in packages for value in vars(import_module(f"workloads.{package}")).values()]
-    found = [value for value in classes if isinstance(value, type) and issubclass(value, Workload) and value.name]
-    return {workload.name: workload for workload in found}
-
-
 def names() -> list[str]:
-    """Return the names of all workloads, sorted."""
-    return sorted({*_built_in(), *(point.name for point in entry_points(group=GROUP))})
+    """Return the names of all workloads, sorted.
+
+    Raises:
+        ValueError: two packages define a workload of the same name.
+    """
+    return sorted({**_built_in(), **_registered()})
 
 
 @cache
 def load(name: str) -> Workload:
-    """Return the workload of that name. Raises KeyError if there is none."""
-    if name in _built_in():
-        return _built_in()[name]()
+    """Return the workload of that name.
+
+    Raises:
+        KeyError: there is no such workload.
+        ValueError: two packages define a workload of the same name.
+    """
+    registered = _registered()
+    if name in registered:
+        workload: Workload = registered[name].load()()
+        return workload
+    return _built_in()[name]()
+
+
+@cache
+def _built_in() -> dict[str, type[Workload]]:
+    """Return the workload classes that the packages of `workloads/` define, by name."""
+    classes: dict[str, type[Workload]] = {}
+    for package in sorted(module.name for module in pkgutil.iter_modules(workloads.__path__) if module.ispkg):
+        for value in vars(import_module(f"workloads.{package}")).values():
+            if not (isinstance(value, type) and issubclass(value, Workload) and value.name):
+                continue
+            # A package may import another one's class: the same class again is no second definition.
+            if classes.setdefault(value.name, value) is not value:
+                raise _duplicate(value.name, _path(classes[value.name]), _path(value))
+    return classes
+
+
+def _registered() -> dict[str, EntryPoint]:
+    """Return the entry points of other distributions, by the workload's name."""
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
-        if point.name == name:
-            workload: Workload = point.load()()
-            return workload
-    raise KeyError(name)
+        if point.name in _built_in():
+            raise _duplicate(point.name, _path(_built_in()[point.name]), point.value)
+        if points.setdefault(point.name, point).value != point.value:
+            raise _duplicate(point.name, points[point.name].value, point.value)
+    return points
+
+
+def _path(workload: type[Workload]) -> str:
+    return f"{workload.__module__}:{workload.__qualname__}"
+
+
+def _duplicate(name: str, first: str, second: str) -> ValueError:
+    return ValueError(f"workload name {name!r} is defined twice, by {first} and by {second}: rename one of them")

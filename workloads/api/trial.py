@@ -17,9 +17,18 @@ _CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUA
 def run_trial(
     workload: str, parameters: Mapping[str, Scalar], rank: Rank, settings: Mapping[str, Any] | None = None
 ) -> Measurement:
-    """One trial on this rank, of a workload that may have settings.
+    """Run one trial on this rank.
 
-    Raises Infeasible (OutOfMemory is one), NotAsAsked, or whatever the workload raised.
+    Args:
+        workload: the workload's name in the registry.
+        parameters: the requested parameters.
+        rank: the position of this process in its gang.
+        settings: the workload's own section of the configuration, if it has one.
+
+    Raises:
+        Infeasible: the parameters cannot work on this device; OutOfMemory is a subclass.
+        ParameterMismatch: the executed parameters differ from the requested ones.
+        Exception: any other exception of the workload.
     """
     loaded = load(workload)
     if settings is not None and loaded.Settings is not None:
@@ -30,33 +39,33 @@ def run_trial(
         if is_out_of_memory(error):
             raise OutOfMemory(f"out of memory: {_first_line(error)}") from error
         raise
-    if differing := differences(measurement, parameters):
-        raise ParameterMismatch(f"rank {rank.rank} ran {differing}")
+    if mismatches := describe_mismatches(measurement, parameters):
+        raise ParameterMismatch(f"rank {rank.rank} executed {mismatches}")
     return measurement
 
 
 class ParameterMismatch(Exception):
-    """What ran is not what was asked: a figure under the wrong name."""
+    """The executed parameters differ from the requested ones, so the measurement belongs to other parameters."""
 
 
-def differences(measurement: Measurement, asked: Mapping[str, Scalar]) -> str:
-    """Which parameters were executed otherwise than asked, in words; empty where all is as it should be."""
-    executed = {name: measurement.executed.get(name, "nothing") for name in asked}
+def describe_mismatches(measurement: Measurement, requested: Mapping[str, Scalar]) -> str:
+    """Return each parameter whose executed value differs from the requested one; empty if there is none."""
+    executed = {name: measurement.executed.get(name, "<missing>") for name in requested}
     return "; ".join(
-        f"{name}={executed[name]}, asked was {value}" for name, value in asked.items() if executed[name] != value
+        f"{name}={executed[name]}, requested {value}" for name, value in requested.items() if executed[name] != value
     )
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the error says that the device or the host had too little memory."""
-    torch = sys.modules.get("torch")  # a workload without torch need not wait for its import
+    """Return whether the error reports that the device or the host ran out of memory."""
+    torch = sys.modules.get("torch")  # not imported here: a workload without torch does not wait for it
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_OUT_OF_MEMORY)
 
 
 def _first_line(error: BaseException) -> str:
-    """As much as tells how much was wanted and how much there was; PyTorch goes on with advice."""
+    """Return the part of the message with the requested and the available memory; PyTorch's advice follows it."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", line)
     return re.split(r" Including non-PyTorch| Error code", line)[0][:200]

@@ -1,12 +1,12 @@
-"""`workload=matmul`: the rate of one matrix product, C[m, n] = A[m, k] · B[k, n].
+"""`workload=matmul`: the rate of one matrix product (GEMM), C[m, n] = A[m, k] · B[k, n].
 
-The search over m, n and k finds the highest rate that this device's library reaches; a model's own products
-(`space=llama3_8b`) say how near to it training can come.
+The search over m, n and k finds the highest rate that this device's library achieves. The products of a model
+(`space=llama3_8b`) show how close training can come to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workloads.api import recipes
@@ -14,28 +14,36 @@ from workloads.api.contract import Measurement, Rank, Workload
 from workloads.llama import shapes
 
 
-def unsupported_backend_reason(route: str, architecture: str) -> str:
-    """Why a device has not this route; empty where it has."""
-    return "for GPUs" if architecture.startswith("cpu") and route != "torch" else ""
+def unsupported_backend_reason(backend: str, architecture: str) -> str:
+    """Return why a device does not support a backend; empty if it does."""
+    return "for GPUs only" if architecture.startswith("cpu") and backend != "torch" else ""
 
 
 @dataclass(frozen=True)
 class MatmulParameters:
-    """Either m, n and k (rows and columns of the result, and what is summed over; elements, not bytes), or a model's
-    linear layer with one of its three products over so many tokens.
+    """Parameters of one matrix product, given by m, n and k or by a model's linear layer.
 
-    dtype: the number format of A and B, with its scales
-    layout: whether A and B lie in memory as mxk and kxn (n) or transposed (t); auto: as training has them (nt, for a
-        model's gradients nn and tn), and nt for formats of 8 bits or fewer, whose units take nothing else
-    output_dtype: of C; auto: that of A and B, and bf16 for formats of 8 bits or fewer
-    accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16; the fast
-        accumulators of fp8), which Triton's and tinygrad's kernels never do
-    route: torch.mm as it comes, with the vendor's library chosen (on ROCm rocBLAS for cublas, hipBLASLt for cublaslt),
-        or a Triton kernel (Inductor's, tuned for the shape), or tinygrad's kernel (likewise; timed with its launch)
-    statistic: of the repeats, each with the last-level cache flushed before it (cold) or not (warm)
-    warmup, repeats: calls that do not count, and those that do
-    warmup_s: seconds of load before a worker's first trial
-    sustained_s: if above 0, the product also runs back to back for that long, after the clocks have settled
+    Attributes:
+        m, n, k: rows of C, columns of C, and the dimension that is summed over, in elements.
+        model: a model of `workloads.llama.shapes`, instead of m, n and k.
+        layer: the model's linear layer.
+        product: the layer's forward product or one of its two gradients.
+        tokens: tokens that the layer is applied to.
+        dtype: number format of A and B, with its scales.
+        layout: whether A and B are stored as mxk and kxn (n) or transposed (t). `auto` is the layout of training (nt;
+            nn and tn for a model's gradients), and nt for formats of 8 bits or fewer, whose units support no other.
+        output_dtype: data type of C. `auto` is that of A and B, and bf16 for formats of 8 bits or fewer.
+        accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16; the fast
+            accumulators of fp8). Triton's and tinygrad's kernels never do that.
+        backend: `torch` is torch.mm with its default library, `cublas` and `cublaslt` select the vendor's library (on
+            ROCm rocBLAS and hipBLASLt), `triton` is Inductor's kernel tuned for the shape, `tinygrad` is tinygrad's
+            kernel tuned for the shape and timed with its launch.
+        statistic: statistic of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
+        warmup: calls that are not timed.
+        warmup_s: seconds of load before a worker's first trial.
+        repeats: timed calls.
+        sustained_s: if above 0, the product also runs back to back for so many seconds after the clocks have settled.
+        seed: seed of the random operands.
     """
 
     m: int | None = field(default=None, metadata={"min": 1})
@@ -60,7 +68,7 @@ class MatmulParameters:
     layout: Literal["auto", "nn", "nt", "tn", "tt"] = "auto"
     output_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     accumulation: Literal["reduced", "fp32"] = "reduced"
-    route: Literal["torch", "cublas", "cublaslt", "triton", "tinygrad"] = field(
+    backend: Literal["torch", "cublas", "cublaslt", "triton", "tinygrad"] = field(
         default="torch", metadata={"unsupported_reason": unsupported_backend_reason}
     )
     statistic: Literal["median_cold", "median_warm", "mean_cold", "fastest_warm"] = "median_cold"
@@ -75,31 +83,30 @@ class MatmulParameters:
         if self.model is None and len(given) < 3:
             raise ValueError("m, n and k have to be given, or a model")
         if self.model is not None and given:
-            raise ValueError(f"{given[0]} and model: a model has shapes of its own, say {given[0]}=null")
+            raise ValueError(f"{given[0]} and model: the model defines the shape; set {given[0]}=null")
 
     def shape(self) -> shapes.GemmShape:
-        """The product that is meant, with its layout."""
+        """Return the shape of the product with the layout that `auto` resolves to."""
         if self.model is not None:
-            meant = shapes.gemm_shape(self.model, self.layer, self.product, self.tokens)
+            shape = shapes.gemm_shape(self.model, self.layer, self.product, self.tokens)
         else:
             assert self.m and self.n and self.k
-            meant = shapes.GemmShape(self.m, self.n, self.k, "nt")
+            shape = shapes.GemmShape(self.m, self.n, self.k, "nt")
         layout: str = self.layout
         if layout == "auto":
-            layout = "nt" if recipes.RECIPES[self.dtype].matrix_dtype in ("fp8", "fp4") else meant.layout
-        return shapes.GemmShape(meant.m, meant.n, meant.k, layout)
+            layout = "nt" if recipes.RECIPES[self.dtype].matrix_dtype in ("fp8", "fp4") else shape.layout
+        return replace(shape, layout=layout)
 
 
 class Matmul(Workload):
-    """One matrix product with its result checked."""
+    """A matrix product with its result checked."""
 
     name = "matmul"
     Parameters = MatmulParameters
-    benchmark_version = (
-        "burst/3"  # each repeat timed by itself on the same random inputs, output rewritten, GPU as found
-    )
+    # Each repeat is timed by itself on the same random inputs; the output is rewritten; the GPU's settings stay.
+    benchmark_version = "burst/3"
     is_matmul_ceiling = True
-    max_world_size = None  # each rank measures its own device, all at once
+    max_world_size = None  # each rank measures its own device, all at the same time
 
     def run(self, parameters: MatmulParameters, rank: Rank) -> Measurement:
         from workloads.matmul.gemm import measure

@@ -1,4 +1,4 @@
-"""Measuring one matrix product."""
+"""Time one matrix product and check its result."""
 
 from __future__ import annotations
 
@@ -13,42 +13,46 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
-from workloads.matmul import MatmulParameters, operands, unsupported_backend_reason
-from workloads.telemetry import Watch, watching
+from workloads.matmul import MatmulParameters, unsupported_backend_reason
+from workloads.matmul.operands import Operands, make_operands, take_rows
+from workloads.telemetry import GpuReadings, monitor_gpu
 from workloads.timing import FLUSH_BYTES, sustained_times, time_steps
 
-# Waited for a GPU that the machine slowed down (heat, power brake) before it is measured again.
+# Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
 PAUSES_S = (5.0, 15.0)
 
-# Largest relative error ‖C - ref‖ / ‖ref‖ that a correct product shows: the rounding of the result itself
-# (half a unit in the last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each
-# with room for a library's order of summation. tf32 rounds its operands to 11 bits. The fast accumulators of fp8
-# keep 14 bits.
+# Largest relative error ‖C - ref‖ / ‖ref‖ of a correct product: the rounding of the result itself (half a unit in the
+# last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each with a margin for a library's
+# order of summation. tf32 rounds its operands to 11 bits. The fast accumulators of fp8 keep 14 bits.
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
-    """Time C = A·B on random operands, output rewritten, every repeat kept.
+    """Time C = A·B on random operands; the output is rewritten and the time of every repeat is kept.
 
-    A product needs 2·m·n·k floating-point operations. Raises Infeasible where the device or the route has no such
-    format, and ArithmeticError where the result is wrong.
+    A product needs 2·m·n·k floating-point operations.
+
+    Raises:
+        Infeasible: the device or the backend does not support the format.
+        ArithmeticError: the result is wrong.
     """
-    device = devices.of(rank)
+    device = devices.device_of(rank)
     architecture = devices.architecture(device)
-    if why := unsupported_rate_reason(parameters.dtype, architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {why}")
-    if why := unsupported_backend_reason(parameters.route, architecture):
-        raise Infeasible(f"route={parameters.route} is {why}")
+    if reason := unsupported_rate_reason(parameters.dtype, architecture):
+        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
+    if reason := unsupported_backend_reason(parameters.backend, architecture):
+        raise Infeasible(f"backend={parameters.backend} is {reason}")
     shape = parameters.shape()
     with _arithmetic(parameters):
         _warm_up(device, parameters.warmup_s)
         generator = torch.Generator(device=device).manual_seed(parameters.seed)
-        pair = operands.make(parameters, device, generator, architecture)
-        times_s, watch = _time_untainted(pair.multiply, device, parameters)
-        sustained_s, sustained_figures = _sustain(pair, parameters, architecture, generator, statistics.median(times_s))
-        c = pair.fetch(pair.multiply())
-        ran = {"accumulation": _accumulation_set(parameters), "route": _route_taken(parameters)}
-    error = relative_error(pair.a, pair.b, c)
+        operands = make_operands(parameters, device, generator, architecture)
+        times_s, readings = _time_untainted(operands.multiply, device, parameters)
+        step_time_s = statistics.median(times_s)
+        sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
+        c = operands.fetch(operands.multiply())
+        settings = {"accumulation": _executed_accumulation(parameters), "backend": _executed_backend(parameters)}
+    error = relative_error(operands.a, operands.b, c)
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
     if not error <= TOLERANCE[matrix_dtype]:
         raise ArithmeticError(
@@ -57,11 +61,11 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         )
     executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     if parameters.model is None:
-        executed |= {"m": c.shape[0], "n": c.shape[1], "k": pair.a.shape[1] * _numbers_each(pair.a)}
-    executed |= {"repeats": len(times_s), "seed": generator.initial_seed(), **ran}
+        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * _values_per_element(operands.a)}
+    executed |= {"repeats": len(times_s), "seed": generator.initial_seed(), **settings}
     if parameters.layout != "auto":
-        executed["layout"] = pair.layout
-    shape_figures = {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)} if parameters.model else {}
+        executed["layout"] = operands.layout
+    shape_metrics = {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)} if parameters.model else {}
     return Measurement(
         executed=executed,
         step_times_s=times_s,
@@ -70,20 +74,24 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=matrix_dtype,
-        metrics={"relative_error": error, **shape_figures, **watch.metrics(), **sustained_figures},
+        metrics={"relative_error": error, **shape_metrics, **readings.metrics(), **sustained_metrics},
         machine_info=devices.machine_info(device)
-        | watch.machine_info()
-        | {"layout": pair.layout, "output_dtype": str(c.dtype).removeprefix("torch."), "operands": str(pair.a.dtype)},
+        | readings.machine_info()
+        | {
+            "layout": operands.layout,
+            "output_dtype": str(c.dtype).removeprefix("torch."),
+            "operands": str(operands.a.dtype),
+        },
     )
 
 
-def _numbers_each(matrix: torch.Tensor) -> int:
+def _values_per_element(matrix: torch.Tensor) -> int:
     return 2 if matrix.dtype == torch.float4_e2m1fn_x2 else 1
 
 
 @contextmanager
 def _arithmetic(parameters: MatmulParameters) -> Iterator[None]:
-    """PyTorch's switches for the time of one trial: the next may ask for others in the same process."""
+    """Set PyTorch's arithmetic switches for one trial and restore them: the next trial may need others."""
     settings = torch.backends.cuda.matmul
     reduced = parameters.accumulation == "reduced"
     before = (
@@ -93,12 +101,12 @@ def _arithmetic(parameters: MatmulParameters) -> Iterator[None]:
     )
     library = torch.backends.cuda.preferred_blas_library()
     try:
-        # "fp32" means fp32: tf32 is another type with another peak.
+        # fp32 is never executed as tf32, which is another type with another peak.
         settings.allow_tf32 = parameters.dtype == "tf32"
         settings.allow_bf16_reduced_precision_reduction = reduced
         settings.allow_fp16_reduced_precision_reduction = reduced
-        if parameters.route in ("cublas", "cublaslt"):
-            torch.backends.cuda.preferred_blas_library(parameters.route)
+        if parameters.backend in ("cublas", "cublaslt"):
+            torch.backends.cuda.preferred_blas_library(parameters.backend)
         yield
     finally:
         (
@@ -109,8 +117,8 @@ def _arithmetic(parameters: MatmulParameters) -> Iterator[None]:
         torch.backends.cuda.preferred_blas_library(library)
 
 
-def _accumulation_set(parameters: MatmulParameters) -> str:
-    """As PyTorch has it set for the 16-bit types; the others take it as an argument, or sum in fp32 anyway."""
+def _executed_accumulation(parameters: MatmulParameters) -> str:
+    """Return PyTorch's setting for the 16-bit types; the other types take it as an argument or always sum in fp32."""
     settings = torch.backends.cuda.matmul
     reduced = {
         "bf16": settings.allow_bf16_reduced_precision_reduction,
@@ -119,20 +127,20 @@ def _accumulation_set(parameters: MatmulParameters) -> str:
     return parameters.accumulation if reduced is None else "reduced" if reduced else "fp32"
 
 
-def _route_taken(parameters: MatmulParameters) -> str:
-    """The vendor's library as PyTorch has it set, which may refuse one for a GPU; else the route that was built."""
-    if parameters.route not in ("cublas", "cublaslt"):
-        return parameters.route
+def _executed_backend(parameters: MatmulParameters) -> str:
+    """Return the library that PyTorch has selected, which may refuse one on some GPUs; else the requested backend."""
+    if parameters.backend not in ("cublas", "cublaslt"):
+        return parameters.backend
     library = torch.backends.cuda.preferred_blas_library()
     return {"Cublas": "cublas", "Cublaslt": "cublaslt"}.get(str(library).rpartition(".")[2], str(library))
 
 
 def _time_untainted(
     step: Callable[[], object], device: torch.device, parameters: MatmulParameters
-) -> tuple[tuple[float, ...], Watch]:
-    """The times, taken again after a pause where the machine slowed the GPU down meanwhile; marked if it still did."""
+) -> tuple[tuple[float, ...], GpuReadings]:
+    """Time the step and return its times and the GPU's readings; repeat it after each of PAUSES_S while tainted."""
     for pause_s in (*PAUSES_S, None):
-        with watching(device) as watch:
+        with monitor_gpu(device) as readings:
             times_s = time_steps(
                 step,
                 device,
@@ -140,15 +148,15 @@ def _time_untainted(
                 repeats=parameters.repeats,
                 cold_cache=parameters.statistic.endswith("_cold"),
             )
-        if pause_s is None or not watch.tainted:
+        if pause_s is None or not readings.tainted:
             break
         time.sleep(pause_s)
-    return times_s, watch
+    return times_s, readings
 
 
 @cache
 def _warm_up(device: torch.device, seconds: float) -> None:
-    """Load the device for so long, once in a worker's life."""
+    """Load the device for so many seconds, once per process and duration."""
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
     c = torch.empty_like(a)
@@ -161,28 +169,28 @@ def _warm_up(device: torch.device, seconds: float) -> None:
 
 
 def _sustain(
-    pair: operands.Operands,
+    operands: Operands,
     parameters: MatmulParameters,
     architecture: str,
     generator: torch.Generator,
     step_time_s: float,
 ) -> tuple[tuple[float, ...], dict[str, float]]:
-    """The times of the product back to back over operands that the cache cannot hold, and the GPU's state meanwhile."""
+    """Run the product back to back over operands that the cache cannot hold; return its times and the GPU's metrics."""
     if not parameters.sustained_s:
         return (), {}
-    device = pair.a.device
-    pairs = [pair]
-    pairs += [operands.make(parameters, device, generator, architecture) for _ in range(FLUSH_BYTES // pair.bytes)]
-    with watching(device) as watch:
+    device = operands.a.device
+    copies = FLUSH_BYTES // operands.bytes
+    buffers = [operands, *(make_operands(parameters, device, generator, architecture) for _ in range(copies))]
+    with monitor_gpu(device) as readings:
         times_s = sustained_times(
-            [each.multiply for each in pairs], device, step_time_s=step_time_s, seconds=parameters.sustained_s
+            [buffer.multiply for buffer in buffers], device, step_time_s=step_time_s, seconds=parameters.sustained_s
         )
-    return times_s, {f"sustained_{name}": figure for name, figure in watch.metrics().items()}
+    return times_s, {f"sustained_{name}": value for name, value in readings.metrics().items()}
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:
-    """‖C - A·B‖ / ‖A·B‖ over a sample of C, spread over all of it, against the product in fp64."""
+    """Return ‖C - A·B‖ / ‖A·B‖ over evenly spaced rows and columns of C, with A·B computed in fp64."""
     i = torch.linspace(0, c.shape[0] - 1, min(rows, c.shape[0]), device=c.device).long()
     j = torch.linspace(0, c.shape[1] - 1, min(columns, c.shape[1]), device=c.device).long()
-    reference = operands.take_rows(a, i) @ operands.take_rows(b.t(), j).t()
+    reference = take_rows(a, i) @ take_rows(b.t(), j).t()
     return float((c[i][:, j].double() - reference).norm() / reference.norm())

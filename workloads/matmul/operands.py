@@ -1,4 +1,4 @@
-"""The two matrices of a product in any number format, and the call that multiplies them."""
+"""Create the two matrices of a product in any number format, and the call that multiplies them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from workloads.api.contract import Infeasible
-from workloads.api.recipes import RECIPES, fp8_dtype, unfit
+from workloads.api.recipes import RECIPES, fp8_dtype, unsupported_shape_reason
 from workloads.llama.shapes import GemmShape
 from workloads.matmul import MatmulParameters, tinygrad_backend
 
@@ -23,8 +23,14 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 @dataclass(frozen=True)
 class Operands:
-    """a[m, k] and b[k, n] as the product takes them (two 4-bit numbers in one element of k), `multiply`, which
-    computes C and returns it, into the same memory each time; `fetch` makes that PyTorch's where it is another's."""
+    """The operands of a product and its implementation.
+
+    Attributes:
+        a: A[m, k] as the product takes it; two 4-bit numbers share one element of k.
+        b: B[k, n] likewise.
+        multiply: computes C into the same memory at each call and returns it.
+        fetch: converts the result of `multiply` to a PyTorch tensor where the backend has its own type.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -33,29 +39,33 @@ class Operands:
 
     @property
     def layout(self) -> str:
-        """As they lie in memory: n is row by row, t column by column."""
+        """Return the layout of A and B in memory: n is row-major, t is column-major."""
         return "".join("n" if matrix.stride(1) == 1 else "t" for matrix in (self.a, self.b))
 
     @property
     def bytes(self) -> int:
-        """Of A and B."""
-        return sum(t.numel() * t.element_size() for t in (self.a, self.b))
+        """Return the size of A and B in bytes."""
+        return sum(matrix.numel() * matrix.element_size() for matrix in (self.a, self.b))
 
 
-def make(parameters: MatmulParameters, device: torch.device, generator: torch.Generator, architecture: str) -> Operands:
-    """Random operands (normal, scales of one: a product takes as long whatever the scales are), ready to multiply.
+def make_operands(
+    parameters: MatmulParameters, device: torch.device, generator: torch.Generator, architecture: str
+) -> Operands:
+    """Create normally distributed operands. Scales are one: the time of a product does not depend on their values.
 
-    Raises Infeasible where the format cannot have such a shape, or the route not such a format.
+    Raises:
+        Infeasible: the format does not support the shape, or the backend does not support the format.
     """
     shape = parameters.shape()
     if RECIPES[parameters.dtype].matrix_dtype in ("fp8", "fp4"):
-        return _scaled(parameters, shape, device, generator, architecture)
-    return _plain(parameters, shape, device, generator)
+        return _make_scaled(parameters, shape, device, generator, architecture)
+    return _make_unscaled(parameters, shape, device, generator)
 
 
-def _plain(
+def _make_unscaled(
     parameters: MatmulParameters, shape: GemmShape, device: torch.device, generator: torch.Generator
 ) -> Operands:
+    """Create the operands of a format without scales: fp32, tf32, fp16 or bf16."""
     dtype = TORCH_DTYPES[parameters.dtype]
     out_dtype = OUTPUT_DTYPES.get(parameters.output_dtype, dtype)
 
@@ -66,57 +76,61 @@ def _plain(
 
     a = matrix(shape.m, shape.k, shape.layout[0] == "t")
     b = matrix(shape.k, shape.n, shape.layout[1] == "t")
-    if parameters.route in ("triton", "tinygrad") and out_dtype != dtype:
+    if parameters.backend in ("triton", "tinygrad") and out_dtype != dtype:
         raise Infeasible(
-            f"route={parameters.route} gives {parameters.dtype}, not output_dtype={parameters.output_dtype}"
+            f"backend={parameters.backend} computes {parameters.dtype}, not output_dtype={parameters.output_dtype}"
         )
-    if parameters.route == "tinygrad":
+    if parameters.backend == "tinygrad":
         if parameters.dtype == "tf32":
-            raise Infeasible("route=tinygrad has no tf32")
-        return Operands(a, b, *tinygrad_backend.product(a, b, tinygrad_backend.device_of(device)))
-    if parameters.route == "triton":
-        product = _inductor_product()
+            raise Infeasible("backend=tinygrad does not support dtype=tf32")
+        multiply, fetch = tinygrad_backend.build_gemm(a, b, tinygrad_backend.device_name(device))
+        return Operands(a, b, multiply, fetch)
+    if parameters.backend == "triton":
+        gemm = _build_inductor_gemm()
         try:
-            product(a, b)  # tuned now, not in the first repeat
+            gemm(a, b)  # tuned now, not in the first repeat
         except Exception as error:
             if "NoValidChoices" not in f"{type(error).__name__} {error}":
                 raise
             raise Infeasible(f"Inductor has no Triton kernel for this product on this GPU: {error}") from error
-        return Operands(a, b, lambda: product(a, b))
+        return Operands(a, b, lambda: gemm(a, b))
     c = torch.empty(shape.m, shape.n, device=device, dtype=out_dtype)
     if out_dtype == dtype:
         return Operands(a, b, lambda: torch.mm(a, b, out=c))
     if device.type == "cpu" or out_dtype != torch.float32:
-        raise Infeasible(f"torch.mm does not give output_dtype={parameters.output_dtype} from {parameters.dtype} here")
+        raise Infeasible(
+            f"torch.mm on this device does not support output_dtype={parameters.output_dtype} of {parameters.dtype}"
+        )
     return Operands(a, b, lambda: torch.mm(a, b, out_dtype=torch.float32, out=c))
 
 
-def _inductor_product() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Inductor's own Triton kernel for a product, the fastest of its tilings for the shape that it is called with."""
+def _build_inductor_gemm() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return Inductor's Triton kernel for a product; its fastest tiling is chosen for the shape of the first call."""
     from torch._inductor import config as inductor
 
-    torch.compiler.reset()  # or the eighth shape in one process would run as torch.mm
+    torch.compiler.reset()  # otherwise the eighth shape in one process runs as torch.mm
     options: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
     if hasattr(inductor.triton, "enable_persistent_tma_matmul"):
         options["triton.enable_persistent_tma_matmul"] = True
     return torch.compile(torch.mm, dynamic=False, fullgraph=True, options=options)
 
 
-def _scaled(
+def _make_scaled(
     parameters: MatmulParameters,
     shape: GemmShape,
     device: torch.device,
     generator: torch.Generator,
     architecture: str,
 ) -> Operands:
+    """Create the operands of a format with scales, of 8 or 4 bits."""
     from torch.nn import functional
 
-    if parameters.route != "torch":
-        raise Infeasible(f"route={parameters.route} has no {parameters.dtype}: route=torch has")
+    if parameters.backend != "torch":
+        raise Infeasible(f"backend={parameters.backend} does not support dtype={parameters.dtype}: set backend=torch")
     if shape.layout != "nt":
-        raise Infeasible(f"{parameters.dtype} is multiplied from layout=nt only")
-    if why := unfit(parameters.dtype, shape.m, shape.n, shape.k):
-        raise Infeasible(why)
+        raise Infeasible(f"dtype={parameters.dtype} supports layout=nt only, not layout={shape.layout}")
+    if reason := unsupported_shape_reason(parameters.dtype, shape.m, shape.n, shape.k):
+        raise Infeasible(reason)
 
     def matrix(rows: int) -> torch.Tensor:
         if RECIPES[parameters.dtype].matrix_dtype == "fp4":
@@ -126,7 +140,7 @@ def _scaled(
         return values.to(getattr(torch, fp8_dtype(architecture)))
 
     a, b = matrix(shape.m), matrix(shape.n).t()
-    scaling = _ones(parameters.dtype, shape, device)
+    scaling = _unit_scales(parameters.dtype, shape, device)
     out_dtype = OUTPUT_DTYPES.get(parameters.output_dtype, torch.bfloat16)
     fast = parameters.accumulation == "reduced" and parameters.dtype in ("fp8_tensorwise", "fp8_rowwise")
     return Operands(
@@ -136,8 +150,8 @@ def _scaled(
     )
 
 
-def _ones(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]:
-    """Scales of one, in the form in which `torch.nn.functional.scaled_mm` takes those of a recipe."""
+def _unit_scales(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]:
+    """Return scales of one as the arguments that `torch.nn.functional.scaled_mm` takes for a recipe."""
     from torch.nn.functional import ScalingType, SwizzleType
 
     m, n, k = shape.m, shape.n, shape.k
@@ -149,13 +163,13 @@ def _ones(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]
         a, b, kinds = fp32(), fp32(), (ScalingType.TensorWise, ScalingType.TensorWise)
     elif recipe == "fp8_rowwise":
         a, b, kinds = fp32(m, 1), fp32(1, n), (ScalingType.RowWise, ScalingType.RowWise)
-    elif recipe == "fp8_blockwise":  # the activations' scales lie with m next to each other
-        a, b = fp32(k // 128, m).t(), fp32(n // 128, 4 * math.ceil(k / 512)).t()  # and the weights' padded to 4
+    elif recipe == "fp8_blockwise":  # the activations' scales are contiguous in m, the weights' are padded to 4 in k
+        a, b = fp32(k // 128, m).t(), fp32(n // 128, 4 * math.ceil(k / 512)).t()
         kinds = (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
     else:
         block, kind = (16, ScalingType.BlockWise1x16) if recipe == "nvfp4" else (32, ScalingType.BlockWise1x32)
         kinds = (kind, kind)
-        a, b = (_block_ones(rows, k // block, recipe, device) for rows in (m, n))
+        a, b = (_unit_block_scales(rows, k // block, recipe, device) for rows in (m, n))
     scaling: dict[str, Any] = {
         "scale_a": a,
         "scale_b": b,
@@ -168,8 +182,8 @@ def _ones(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]
     return scaling
 
 
-def _block_ones(rows: int, blocks: int, recipe: str, device: torch.device) -> torch.Tensor:
-    """A one for each block, padded to the tiles of 128x4 in which the units load scales; order does not matter."""
+def _unit_block_scales(rows: int, blocks: int, recipe: str, device: torch.device) -> torch.Tensor:
+    """Return a scale of one for each block, padded to the 128x4 tiles that the units load; all equal, in any order."""
     if torch.version.hip is None:
         rows, blocks = 128 * math.ceil(rows / 128), 4 * math.ceil(blocks / 4)
     if recipe == "nvfp4":
@@ -177,8 +191,8 @@ def _block_ones(rows: int, blocks: int, recipe: str, device: torch.device) -> to
     return torch.full((rows * blocks,), 127, dtype=torch.uint8, device=device).view(torch.float8_e8m0fnu)
 
 
-def decoded(rows: torch.Tensor) -> torch.Tensor:
-    """The values of some rows in fp64, from any format."""
+def _decode(rows: torch.Tensor) -> torch.Tensor:
+    """Return the values of rows of any format in fp64."""
     if rows.dtype != torch.float4_e2m1fn_x2:
         return rows.double()
     packed = rows.view(torch.uint8).long()
@@ -186,7 +200,7 @@ def decoded(rows: torch.Tensor) -> torch.Tensor:
 
 
 def take_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Some rows in fp64. Formats of 8 bits or fewer are picked as bytes: torch has no indexing for them."""
+    """Return rows of a matrix in fp64. Formats of 8 bits or fewer are indexed as bytes: torch cannot index them."""
     if matrix.element_size() == 1:
-        return decoded(matrix.view(torch.uint8)[rows].view(matrix.dtype))
-    return decoded(matrix[rows])
+        return _decode(matrix.view(torch.uint8)[rows].view(matrix.dtype))
+    return _decode(matrix[rows])

@@ -143,13 +143,13 @@ class Engine:
             for m in [m for m in self._weights.streamed if m > n][:1]:
                 self._weights.fetch(m)
             self.queues.acquire(weights.buffer)
-            with trace.named(f"layer {n} forward"):
+            with trace.annotate(f"layer {n} forward"):
                 for c in range(len(x)):
                     x[c] = self._up(n, weights.by_name, c, x[c])
             self.queues.release(weights.buffer)
         self._return_activations()
         loss, share = torch.zeros((), device=self.device), 1.0 / (len(x) * self.plan.rounds)
-        with trace.named("head and loss"):
+        with trace.annotate("head and loss"):
             for c, wanted in enumerate(targets):
                 chunk_loss, x[c] = self._ends.loss(x[c], wanted, share)
                 loss += chunk_loss
@@ -194,7 +194,7 @@ class Engine:
         self.queues.acquire(weights.buffer, gradients.buffer)
         if first:
             gradients.buffer.tensor.zero_()
-        with trace.named(f"layer {n} backward"):
+        with trace.annotate(f"layer {n} backward"):
             for c in reversed(range(len(d))):
                 d[c] = self._down(weights.by_name, gradients.by_name, c, d[c])
         self.queues.release(weights.buffer, gradients.buffer)
@@ -276,7 +276,7 @@ class Engine:
     def _update(self, n: int, states: tuple[Buffer, ...]) -> None:
         buffers = self._weights.of(n).buffer, self._gradients.of(n).buffer, *states
         self.queues.acquire(*buffers)
-        with self.queues.span("optimizer"), trace.named(f"layer {n} update"):
+        with self.queues.span("optimizer"), trace.annotate(f"layer {n} update"):
             self.optimizer.apply(self.steps_done, *(each.tensor for each in buffers))
         self.queues.release(*buffers)
         self._weights.store(n)  # first: the next but one layer's come into the same slot

@@ -13,7 +13,7 @@ import torch
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.host import available_memory_bytes, busyness
+from workloads.api.host import available_memory_bytes, node_activity
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
@@ -26,8 +26,8 @@ from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
 from workloads.offload.rates import kernel_of, machine_rates
-from workloads.telemetry import watching
-from workloads.trace import traced
+from workloads.telemetry import monitor_gpu
+from workloads.trace import record_trace
 
 KEPT_AS_SAID = {
     "full": "all activations",
@@ -41,10 +41,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     """Train under the fastest plan for the budgets. Raises Infeasible where none fits, before state is allocated."""
-    device, dtype = devices.of(rank), DTYPES[parameters.dtype]
+    device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
     if why := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
-    devices.fresh(device)
+    devices.release_memory(device)
     shape = MODELS[parameters.model]
     if device.type == "cpu":
         _require_room_on_a_cpu(shape, dtype)
@@ -57,7 +57,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # or a tight budget is lost in pieces
     with _device_budget(device, parameters.device_gib):
         rates = machine_rates(parameters.model, parameters.sequence_length, device, dtype, master_weights)
-        devices.fresh(device)
+        devices.release_memory(device)
         budget = Budget(parameters.device_gib, parameters.host_gib)
         predicted = choose(model, parameters.sequence_length, parameters.sequences_per_step, budget, rates)
         print("\n".join(said(predicted)), flush=True)
@@ -102,8 +102,8 @@ def _train(
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), shape))
     else:
         engine.load_random(parameters.seed)
-    times_s, losses, busy = [], [], busyness()
-    with watching(device) as watch:
+    times_s, losses, busy = [], [], node_activity()
+    with monitor_gpu(device) as watch:
         for batch in batches:
             started = time.perf_counter()
             losses.append(float(engine.step(batch)))
@@ -115,7 +115,7 @@ def _train(
     copied_bytes = engine.queues.copied_bytes
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.weights())
-    files = {"trace.json.gz": traced(lambda: engine.step(batches[-1]))} if parameters.profile else {}
+    files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
     tokens = plan.tokens_per_step
     keeps = Counter(layer.keeps for layer in plan.layers)
     metrics = watch.metrics() | {

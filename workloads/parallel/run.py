@@ -25,26 +25,26 @@ from workloads.parallel.layout import why_illegal
 from workloads.parallel.stage import Stage, WrittenBlock, random_weights
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import float8_recipe
-from workloads.telemetry import watching
+from workloads.telemetry import monitor_gpu
 
 GIB = 2**30
 
 
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     """Train in this layout, together with the other ranks. Raises Infeasible for an illegal one."""
-    device, layout = devices.of(rank), parameters.layout
+    device, layout = devices.device_of(rank), parameters.layout
     _, why = why_illegal(layout, parameters.setting(rank.world_size, rank.ranks_per_node))
     if why:
         raise Infeasible(why)
     if why := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {why}")
-    devices.fresh(device)
+    devices.release_memory(device)
     torch.compiler.reset()
     try:
         with process_group(rank, device), fastest_attention(device):
             return _train(parameters, rank, device)
     finally:
-        devices.fresh(device)
+        devices.release_memory(device)
 
 
 def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> Measurement:
@@ -65,7 +65,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
     )
     losses, times_s, communication = [], [], dict[str, float]()
-    with watching(device) as watch:
+    with monitor_gpu(device) as watch:
         for n in range(parameters.warmup + parameters.steps):
             dist.barrier()
             started = time.perf_counter()

@@ -11,7 +11,7 @@ from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import fp8_dtype
 from workloads.precision import CastParameters, formats
-from workloads.telemetry import watching
+from workloads.telemetry import monitor_gpu
 from workloads.timing import time_in_turns
 
 Cast = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
@@ -27,7 +27,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
         Infeasible: torchao is not installed, or it has no such cast for this device.
     """
     formats.require_torchao()
-    device = devices.of(rank)
+    device = devices.device_of(rank)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     matrix = torch.randn(parameters.rows, parameters.columns, device=device, dtype=torch.bfloat16, generator=generator)
     cast = _cast(parameters, devices.architecture(device))
@@ -37,7 +37,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
         raise Infeasible(
             f"torch.compile cannot compile torchao's cast to {parameters.format}: {str(error).splitlines()[0]}"
         ) from error
-    with watching(device) as watch:
+    with monitor_gpu(device) as watch:
         (times_s,) = time_in_turns([lambda: cast(matrix)], device, warmup=parameters.warmup, repeats=parameters.repeats)
     moved_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (matrix, *outputs))
     return Measurement(

@@ -9,10 +9,10 @@ import torch
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.recipes import RECIPES, Support, support, unfit
+from workloads.api.recipes import RECIPES, Support, support, unsupported_shape_reason
 from workloads.llama.shapes import gemm_shape
 from workloads.precision import GemmParameters, formats
-from workloads.telemetry import watching
+from workloads.telemetry import monitor_gpu
 from workloads.timing import time_in_turns
 
 SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed from
@@ -29,7 +29,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
         ArithmeticError: the result is wrong beyond the rounding errors of any format.
     """
     formats.require_torchao()
-    device = devices.of(rank)
+    device = devices.device_of(rank)
     architecture = devices.architecture(device)
     state, reason = support(parameters.recipe, architecture)
     shape = gemm_shape(parameters.model, parameters.layer, parameters.product, parameters.tokens)
@@ -53,7 +53,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     metrics: dict[str, float] = {"m": float(shape.m), "n": float(shape.n), "k": float(shape.k)}
     times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
     if state is Support.NATIVE:
-        with watching(device) as watch:
+        with monitor_gpu(device) as watch:
             times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
         actual = steps[0]()[rows][:, columns]
         metrics |= watch.metrics()
@@ -80,7 +80,7 @@ def _convert_operands(parameters: GemmParameters, a: torch.Tensor, b: torch.Tens
     Raises:
         Infeasible: the recipe does not support this shape.
     """
-    if unsupported := unfit(parameters.recipe, len(a), len(b), a.shape[1]):
+    if unsupported := unsupported_shape_reason(parameters.recipe, len(a), len(b), a.shape[1]):
         raise Infeasible(unsupported)
     # A weight gradient sums over tokens, so neither of its operands is a weight.
     b_role = "activation" if parameters.product == "weight_gradient" else "weight"

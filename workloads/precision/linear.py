@@ -14,7 +14,7 @@ from workloads.api.contract import Measurement, Rank
 from workloads.llama.model import swiglu
 from workloads.llama.shapes import MODELS
 from workloads.precision import LinearParameters, formats, layers
-from workloads.telemetry import watching
+from workloads.telemetry import monitor_gpu
 from workloads.timing import time_in_turns
 
 
@@ -40,10 +40,10 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
         Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
     """
     formats.require_torchao()
-    device = devices.of(rank)
+    device = devices.device_of(rank)
     architecture = devices.architecture(device)
     torch.compiler.reset()
-    devices.fresh(device)
+    devices.release_memory(device)
     torch.manual_seed(parameters.seed)
     shape = MODELS[parameters.model]
     with device:
@@ -66,7 +66,7 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     if not unranked:
         modules = [converted] if parameters.recipe == "bf16" else [converted, baseline]
         steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
-        with watching(device) as watch:
+        with monitor_gpu(device) as watch:
             times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
         metrics |= watch.metrics()
         if parameters.recipe != "bf16":

@@ -17,7 +17,7 @@ from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, fastest_attention, rope_table
 from workloads.llama.shapes import MODELS
 from workloads.precision import TrainingParameters, formats, layers
-from workloads.telemetry import watching
+from workloads.telemetry import monitor_gpu
 
 
 def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
@@ -31,10 +31,10 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         ArithmeticError: the loss, or the block's gradient, became NaN.
     """
     formats.require_torchao()
-    device = devices.of(rank)
+    device = devices.device_of(rank)
     architecture = devices.architecture(device)
     torch.compiler.reset()
-    devices.fresh(device)
+    devices.release_memory(device)
     shape = MODELS[parameters.model]
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     tokens = parameters.batch * parameters.sequence_length
@@ -43,7 +43,7 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     with fastest_attention(device):
         training = build(parameters, device, generator, architecture, rope, tokens)
         times_s, losses = [], []
-        with watching(device) as watch:
+        with monitor_gpu(device) as watch:
             for _ in range(parameters.warmup + parameters.steps):
                 started = time.perf_counter()
                 losses.append(float(training.step()))  # waits for the device

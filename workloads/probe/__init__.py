@@ -1,7 +1,7 @@
-"""`workload=probe`: does nothing for a given time, or fails in a given way.
+"""`workload=probe`: sleeps for a given time, or fails in a given way.
 
-For rehearsing a cluster before real work goes onto it (how does a sweep take a hanging node?), for measuring
-what the scheduling itself costs, and for the tests of both.
+It injects faults (hangs, crashes, wrong results) to test a cluster before real work runs on it, and measures the
+overhead of scheduling. The tests use it for both.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from workloads.api.contract import Measurement, Rank, Workload
 
 @dataclass(frozen=True)
 class ProbeParameters:
-    """x, y: two dials with the best at (3, -1); sleep_s: how long the trial takes; behaviour: how it ends, of which
-    leak takes ever more memory until something ends it.
-    ledger: a file that gets a line for each time that a trial has run to its end, if one is named.
-    host_gib: memory of its node that is reserved for it, and that it does not take.
+    """Parameters of one trial.
 
-    On a node whose processes have SWEEPER_PROBE=slow in their environment a trial takes twice as long, with
+    On a node whose processes have SWEEPER_PROBE=slow in their environment a trial takes twice as long; with
     SWEEPER_PROBE=fails it fails.
+
+    Attributes:
+        x: search parameter; the best score is at (x, y) = (3, -1).
+        y: search parameter.
+        sleep_s: seconds that the trial sleeps.
+        behaviour: how the trial ends; `leak` allocates memory until the process is killed, `lie` reports another x
+            than the requested one.
+        ledger: path of a file to which each rank that runs to its end appends a line; empty for no file.
+        host_gib: GiB of the node's memory that are reserved for the trial. It does not allocate them.
     """
 
     x: float = 0.0
@@ -36,7 +42,7 @@ class ProbeParameters:
 
 
 class Probe(Workload):
-    """A trial whose score is exp(-(x-3)² - (y+1)²) and whose ending is chosen."""
+    """A trial with the score exp(-(x-3)² - (y+1)²) that ends as `behaviour` selects."""
 
     name = "probe"
     Parameters = ProbeParameters
@@ -46,14 +52,14 @@ class Probe(Workload):
     def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
         start = time.perf_counter()
         print(f"probe {parameters}", flush=True)
-        node_is = os.environ.get("SWEEPER_PROBE", "")
-        time.sleep(parameters.sleep_s * (2 if node_is == "slow" else 1))
-        if node_is == "fails":
-            raise RuntimeError("this node was told to fail")
+        node_behaviour = os.environ.get("SWEEPER_PROBE", "")
+        time.sleep(parameters.sleep_s * (2 if node_behaviour == "slow" else 1))
+        if node_behaviour == "fails":
+            raise RuntimeError("this node was told to fail (SWEEPER_PROBE=fails)")
         executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         match parameters.behaviour:
             case "raise":
-                raise RuntimeError("the probe was told to raise")
+                raise RuntimeError("the probe was told to raise (behaviour=raise)")
             case "hang":
                 time.sleep(1e6)
             case "out_of_memory":

@@ -30,7 +30,7 @@ WRONG = {
     "progress=loud": ["progress=loud", "auto, always, never, json"],
     "name=../x": ["name=../x", "letters, digits"],
     "budget.trials=null": ["budget", "never end"],
-    "space.q=3": ["space.q", "unknown parameter", "Available: accumulation, ", "dtype, k, layer"],
+    "space.q=3": ["space.q", "unknown parameter", "Available: accumulation, backend, dtype, k, layer"],
     "space.m=foo": ["space.m=foo", "an integer"],
     "space.dtype=fp7": ["space.dtype=fp7", "fp32, tf32, fp16, bf16"],
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],

@@ -12,7 +12,7 @@ from sweeper.doctor.__main__ import Finding, of_gpu, of_nodes, of_stores
 from tests.conftest import REPOSITORY, Place
 from workloads.api import host
 from workloads.api.contract import Infeasible, Rank
-from workloads.api.node_state import health
+from workloads.api.node_state import read_node_state
 from workloads.api.trial import run_trial
 
 GPU = {"number": 0, "answers": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5, "power_limit_w": 700.0}
@@ -75,7 +75,7 @@ def test_a_store_that_does_not_answer_is_found() -> None:
 
 
 def test_the_health_of_this_machine_is_plain() -> None:
-    found = health(".")
+    found = read_node_state(".")
     assert found["free_gib"] > 0 and found["versions"]["ray"] and found["gpus"] == []
     assert "nodes" not in {finding.where for finding in of_nodes([found, found])}
 
@@ -114,7 +114,7 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_named_and_hides_no_other(monkeypat
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
     assert host.gpu_names() == ("NVIDIA H200", "", "NVIDIA H200")
-    assert host.busyness().keys() == {"node_load"}
-    findings = list(of_nodes([health(".")]))
+    assert host.node_activity().keys() == {"node_load"}
+    findings = list(of_nodes([read_node_state(".")]))
     (lost,) = [finding for finding in findings if "GPU 1" in finding.where]
     assert lost.spoils and "does not answer" in lost.what

@@ -1,4 +1,4 @@
-"""What trainers print: their formats as they are, in lines of our own."""
+"""Parsing the logs of trainers, with lines in their formats."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ def read(text: str) -> tuple[LogReader, list[Step]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "line"), [("Megatron-LM", MEGATRON), ("Primus", PRIMUS), ("NeMo", NEMO)], ids=lambda each: each[:10]
+    ("kind", "line"),
+    [("Megatron-LM", MEGATRON), ("Primus", PRIMUS), ("NeMo", NEMO)],
+    ids=["Megatron-LM", "Primus", "NeMo"],
 )
-def test_steps_times_and_losses_are_what_the_line_says(kind: str, line: str) -> None:
+def test_steps_times_and_losses_are_parsed(kind: str, line: str) -> None:
     lines = [line.format(n=n, samples=256 * n, ms=2701.3, s=2.7013, tflops=210.5, loss=2.25) for n in (1, 2, 3)]
     reader, steps = read("\n".join(["no step", *lines, "done"]))
     assert reader.kind == kind and [step.number for step in steps] == [1, 2, 3]
@@ -29,14 +31,14 @@ def test_steps_times_and_losses_are_what_the_line_says(kind: str, line: str) -> 
         assert steps[0].metrics["tokens_per_s_per_gpu"] == 12130.4 and reader.told["gpus"] == 32
 
 
-def test_the_bridges_own_line_belongs_to_the_step_after_it() -> None:
+def test_megatron_bridges_line_belongs_to_the_step_after_it() -> None:
     line = MEGATRON.replace(" throughput per GPU (TFLOP/s/GPU): {tflops:.1f} |", "")
     text = line.format(n=10, samples=5120, ms=5390.0, loss=2.5)
     reader, (step,) = read(f"Step Time : 5.39s GPU utilization: 647.0MODEL_TFLOP/s/GPU\n{text}")
     assert reader.kind == "Megatron-Bridge" and step.metrics["tflops_per_gpu"] == 647
 
 
-def test_torchtitan_says_rates_and_its_clock_says_how_long_a_step_took() -> None:
+def test_torchtitan_prints_rates_and_its_timestamps_give_the_step_times() -> None:
     lines = [
         TITAN.format(rank=rank, minute=4, second=10 + 1.25 * n, n=n, loss=3.5, tps=7282, tflops=1400.5)
         for n in (1, 2, 3)
@@ -49,7 +51,7 @@ def test_torchtitan_says_rates_and_its_clock_says_how_long_a_step_took() -> None
     assert steps[0].metrics["tokens_per_s_per_gpu"] == 7282 and steps[0].metrics["mfu"] == pytest.approx(0.454)
 
 
-def test_what_a_program_says_that_it_was_told() -> None:
+def test_the_reported_configuration_is_parsed() -> None:
     reader, _ = read(
         "  tensor_model_parallel_size ...................... 2\n"
         "  seq_length ...................................... 8192\n"
@@ -69,7 +71,7 @@ def test_what_a_program_says_that_it_was_told() -> None:
 
 
 @given(st.lists(st.text(alphabet="iteration: 0123456789/|.,%stepl\x1b[m\x00é \t-", max_size=200), max_size=20))
-def test_no_line_upsets_the_reader(lines: list[str]) -> None:
+def test_no_line_breaks_the_reader(lines: list[str]) -> None:
     reader = LogReader()
     numbers = [step.number for step in map(reader.feed, lines) if step]
     assert numbers == sorted(set(numbers))

@@ -221,7 +221,7 @@ def test_output_without_an_end_of_line_costs_its_length_and_no_more() -> None:
 
 def test_a_program_that_does_otherwise_than_asked_is_found_out() -> None:
     program = "print('  tensor_model_parallel_size ........... 4')\n" + STEPS
-    with pytest.raises(ParameterMismatch, match="tensor=4, asked was 2"):
+    with pytest.raises(ParameterMismatch, match="tensor=4, requested 2"):
         run(program, parameters={"tensor": 2}, environment={"T": "{tensor}"})
 
 

@@ -1,4 +1,4 @@
-"""The product itself, on whatever device the tests run on."""
+"""The matrix product: its result, its operands and its backends, on the device that the tests run on."""
 
 from dataclasses import replace
 
@@ -10,95 +10,97 @@ from hypothesis import strategies as st
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
-from workloads.api.trial import ParameterMismatch, differences, run_trial
+from workloads.api.trial import ParameterMismatch, describe_mismatches, run_trial
 from workloads.llama.shapes import MODELS, GemmShape, gemm_shape
-from workloads.matmul import Matmul, MatmulParameters, operands, tinygrad_backend
+from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
 from workloads.matmul.gemm import TOLERANCE, relative_error
+from workloads.matmul.operands import E2M1, TORCH_DTYPES, make_operands, take_rows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_measurement_says_what_ran(device: str) -> None:
-    asked = MatmulParameters(m=64, n=192, k=128, dtype="fp32", repeats=5)
-    measured = Matmul().run(asked, Rank(device=device))
-    assert measured.flops_per_step == 2 * 64 * 192 * 128
-    assert len(measured.step_times_s) == 5
-    assert all(time_s > 0 for time_s in measured.step_times_s)
-    assert measured.executed == {name: getattr(asked, name) for name in asked.__dataclass_fields__}
-    assert measured.metrics["relative_error"] < TOLERANCE["fp32"]
-    # torch.__version__ is none of these: a driver that reads it loads all of torch.
-    assert {type(fact) for fact in measured.machine_info.values()} <= {str, int, float, bool, type(None)}
+def test_a_measurement_reports_the_executed_parameters(device: str) -> None:
+    parameters = MatmulParameters(m=64, n=192, k=128, dtype="fp32", repeats=5)
+    measurement = Matmul().run(parameters, Rank(device=device))
+    assert measurement.flops_per_step == 2 * 64 * 192 * 128
+    assert len(measurement.step_times_s) == 5
+    assert all(time_s > 0 for time_s in measurement.step_times_s)
+    assert measurement.executed == {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    assert measurement.metrics["relative_error"] < TOLERANCE["fp32"]
+    # torch.__version__ has a class of its own: a driver that unpickles it imports torch.
+    assert {type(value) for value in measurement.machine_info.values()} <= {str, int, float, bool, type(None)}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_sustained_run_lasts_as_long_as_asked_and_costs_no_speed_on_a_cool_machine(device: str) -> None:
+def test_a_sustained_run_lasts_as_long_as_requested_and_is_as_fast_on_a_cool_machine(device: str) -> None:
     size = 256 if device == "cpu" else 4096
-    asked = MatmulParameters(m=size, n=size, k=size, dtype="fp32", statistic="median_warm", sustained_s=0.5)
-    measured = Matmul().run(asked, Rank(device=device))
-    assert len(measured.sustained_step_times_s) >= 2
-    # The fastest: on a busy processor the median is the scheduler's, and so may be every window.
-    burst, sustained = min(measured.step_times_s), min(measured.sustained_step_times_s)
+    parameters = MatmulParameters(m=size, n=size, k=size, dtype="fp32", statistic="median_warm", sustained_s=0.5)
+    measurement = Matmul().run(parameters, Rank(device=device))
+    assert len(measurement.sustained_step_times_s) >= 2
+    # The fastest: on a busy processor the median, and every window, may be dominated by the scheduler.
+    burst, sustained = min(measurement.step_times_s), min(measurement.sustained_step_times_s)
     assert 0.2 < sustained / burst < (5 if device == "cuda" else 50)
-    assert Matmul().run(replace(asked, sustained_s=0.0), Rank(device=device)).sustained_step_times_s == ()
+    assert Matmul().run(replace(parameters, sustained_s=0.0), Rank(device=device)).sustained_step_times_s == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("k", [64, 4096])
-def test_a_right_product_is_within_the_tolerance_and_a_wrong_one_is_not(dtype: torch.dtype, k: int) -> None:
+def test_a_correct_product_is_within_the_tolerance_and_a_wrong_one_is_not(dtype: torch.dtype, k: int) -> None:
     name = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     a, b = torch.randn(96, k, dtype=dtype), torch.randn(k, 80, dtype=dtype)
     c = torch.mm(a, b)
     assert relative_error(a, b, c) < TOLERANCE[name]
-    halved = torch.mm(a[:, : k // 2], b[: k // 2])  # half of the sum left out
+    halved = torch.mm(a[:, : k // 2], b[: k // 2])  # half of the sum is missing
     assert relative_error(a, b, halved) > TOLERANCE[name]
     stale = c.clone()
     stale[-1] = 0  # a row that was never written
     assert relative_error(a, b, stale) > TOLERANCE[name]
 
 
-def test_a_product_of_nan_is_never_right() -> None:
+def test_a_product_of_nan_is_never_correct() -> None:
     a, b = torch.randn(8, 8), torch.randn(8, 8)
     assert not relative_error(a, b, torch.full((8, 8), torch.nan)) <= TOLERANCE["fp32"]
 
 
-def test_too_large_a_product_is_infeasible_not_failed() -> None:
+def test_a_product_that_does_not_fit_in_memory_is_infeasible() -> None:
     with pytest.raises(Infeasible, match="out of memory"):
         run_trial("matmul", {"m": 2**24, "n": 2**24, "k": 2**24, "dtype": "fp32"}, Rank(device="cpu"))
 
 
-def test_an_error_in_the_code_stays_what_it_is() -> None:
+def test_an_error_in_the_code_is_raised_unchanged() -> None:
     with pytest.raises(RuntimeError, match="told to raise"):
         run_trial("probe", {"behaviour": "raise"}, Rank())
 
 
-def test_what_ran_has_to_be_what_was_asked() -> None:
-    ran = Measurement(executed={"m": 64, "n": 64}, step_times_s=(1.0,))
-    assert differences(ran, {"m": 64}) == ""
-    assert differences(ran, {"m": 128}) == "m=64, asked was 128"
-    assert "k=nothing" in differences(ran, {"k": 1})
-    with pytest.raises(ParameterMismatch, match="rank 0 ran x=3"):
+def test_executed_parameters_must_equal_the_requested_ones() -> None:
+    measurement = Measurement(executed={"m": 64, "n": 64}, step_times_s=(1.0,))
+    assert describe_mismatches(measurement, {"m": 64}) == ""
+    assert describe_mismatches(measurement, {"m": 128}) == "m=64, requested 128"
+    assert describe_mismatches(measurement, {"k": 1}) == "k=<missing>, requested 1"
+    with pytest.raises(ParameterMismatch, match="rank 0 executed x=3"):
         run_trial("probe", {"x": 2, "behaviour": "lie"}, Rank())
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_layout_gives_the_product_and_is_what_lies_in_memory(layout: str, device: str) -> None:
-    asked = MatmulParameters(m=96, n=64, k=160, dtype="fp32", layout=layout, repeats=3)  # type: ignore[arg-type]
-    pair = operands.make(asked, torch.device(device), torch.Generator(device=device).manual_seed(0), "sm90")
-    assert pair.a.is_contiguous() == (layout[0] == "n") and pair.b.is_contiguous() == (layout[1] == "n")
-    torch.testing.assert_close(pair.multiply(), pair.a @ pair.b)
-    assert Matmul().run(asked, Rank(device=device)).machine_info["layout"] == layout
+def test_every_layout_gives_the_product_and_is_the_layout_in_memory(layout: str, device: str) -> None:
+    parameters = MatmulParameters(m=96, n=64, k=160, dtype="fp32", layout=layout, repeats=3)  # type: ignore[arg-type]
+    generator = torch.Generator(device=device).manual_seed(0)
+    operands = make_operands(parameters, torch.device(device), generator, "sm90")
+    assert operands.a.is_contiguous() == (layout[0] == "n") and operands.b.is_contiguous() == (layout[1] == "n")
+    torch.testing.assert_close(operands.multiply(), operands.a @ operands.b)
+    assert Matmul().run(parameters, Rank(device=device)).machine_info["layout"] == layout
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str) -> None:
-    """On its device without hardware, an interpreter: the copies, the layouts and the way back are the GPU's."""
-    dtype = operands.TORCH_DTYPES[name]
+    """On tinygrad's interpreter, which needs no GPU: the copies, layouts and conversions are the same as on one."""
+    dtype = TORCH_DTYPES[name]
     a = torch.randn(24, 16, dtype=dtype) if layout[0] == "n" else torch.randn(16, 24, dtype=dtype).t()
     b = torch.randn(16, 8, dtype=dtype) if layout[1] == "n" else torch.randn(8, 16, dtype=dtype).t()
-    multiply, fetch = tinygrad_backend.product(a, b, "PYTHON", beam=0)
+    multiply, fetch = tinygrad_backend.build_gemm(a, b, "PYTHON", beam=0)
     c = fetch(multiply())
     assert (c.shape, c.dtype) == ((24, 8), dtype)
     assert relative_error(a, b, c, rows=24) < TOLERANCE[name]
@@ -110,80 +112,87 @@ def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str)
     st.integers(1, 10_000),
 )
 def test_the_three_products_of_a_layer_cost_the_same(model: str, layer: str, tokens: int) -> None:
-    """Forward and both gradients each sum over another of tokens, inputs and outputs."""
-    products = [gemm_shape(model, layer, which, tokens) for which in ("forward", "input_gradient", "weight_gradient")]
-    assert len({p.m * p.n * p.k for p in products}) == 1
-    assert len({tuple(sorted((p.m, p.n, p.k))) for p in products}) == 1
+    """Forward and both gradients sum over inputs, outputs and tokens respectively."""
+    passes = ("forward", "input_gradient", "weight_gradient")
+    products = [gemm_shape(model, layer, pass_name, tokens) for pass_name in passes]
+    assert len({shape.m * shape.n * shape.k for shape in products}) == 1
+    assert len({tuple(sorted((shape.m, shape.n, shape.k))) for shape in products}) == 1
 
 
-def test_a_models_products_are_those_of_its_checkpoint() -> None:
+def test_the_products_of_a_model_are_those_of_its_checkpoint() -> None:
     assert gemm_shape("llama3_8b", "qkv", "forward", 10) == GemmShape(10, 4096 + 2 * 1024, 4096, "nt")
     assert gemm_shape("llama3_70b", "gate_up", "input_gradient", 10) == GemmShape(10, 8192, 2 * 28672, "nn")
     assert gemm_shape("qwen2_5_7b", "qkv", "weight_gradient", 10) == GemmShape(3584 + 2 * 4 * 128, 3584, 10, "tn")
     assert gemm_shape("qwen2_5_7b", "lm_head", "forward", 10) == GemmShape(10, 152064, 3584, "nt")
 
 
-def test_a_model_or_a_shape_has_to_be_given_and_not_both() -> None:
+def test_either_a_model_or_a_shape_must_be_given() -> None:
     with pytest.raises(ValueError, match="m, n and k have to be given"):
         MatmulParameters(m=4, n=4)
-    with pytest.raises(ValueError, match="m and model"):
+    with pytest.raises(ValueError, match=r"m and model: .*set m=null"):
         MatmulParameters(m=4, model="llama3_8b")
-    measured = Matmul().run(MatmulParameters(model="llama3_8b", tokens=8, layer="output", dtype="fp32"), Rank())
-    assert measured.metrics["m"] == 8 and measured.metrics["n"] == measured.metrics["k"] == 4096
+    measurement = Matmul().run(MatmulParameters(model="llama3_8b", tokens=8, layer="output", dtype="fp32"), Rank())
+    assert measurement.metrics["m"] == 8 and measurement.metrics["n"] == measurement.metrics["k"] == 4096
 
 
-def test_a_format_without_units_is_refused_with_its_reason() -> None:
+def test_a_format_without_matrix_units_is_refused_with_the_reason() -> None:
     with pytest.raises(Infeasible, match="dtype=fp8_rowwise is emulated on this device: cpu lacks fp8"):
         Matmul().run(MatmulParameters(m=64, n=64, k=64, dtype="fp8_rowwise"), Rank())
 
 
-def test_the_statistic_is_that_of_the_repeats() -> None:
-    measured = Matmul().run(MatmulParameters(m=8, n=8, k=8, dtype="fp32", statistic="fastest_warm"), Rank())
-    assert measured.statistic == "fastest"
+def test_a_backend_for_gpus_is_refused_on_a_cpu() -> None:
+    with pytest.raises(Infeasible, match="backend=triton is for GPUs only"):
+        Matmul().run(MatmulParameters(m=64, n=64, k=64, dtype="fp32", backend="triton"), Rank())
+
+
+def test_the_measurement_has_the_requested_statistic_of_the_repeats() -> None:
+    measurement = Matmul().run(MatmulParameters(m=8, n=8, k=8, dtype="fp32", statistic="fastest_warm"), Rank())
+    assert measurement.statistic == "fastest"
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", "nvfp4"])
-def test_operands_of_a_few_bits_hold_normal_or_all_values(recipe: str) -> None:
-    """No GPU here multiplies them; that what they decode to is the format's is seen anywhere."""
-    asked = MatmulParameters(m=64, n=48, k=96, dtype=recipe)  # type: ignore[arg-type]
-    pair = operands.make(asked, torch.device("cpu"), torch.Generator().manual_seed(0), "sm100")
-    a = operands.take_rows(pair.a, torch.arange(64))
+def test_operands_of_8_and_4_bits_hold_normal_values_or_all_values(recipe: str) -> None:
+    """A CPU cannot multiply them, but it can decode them."""
+    parameters = MatmulParameters(m=64, n=48, k=96, dtype=recipe)  # type: ignore[arg-type]
+    operands = make_operands(parameters, torch.device("cpu"), torch.Generator().manual_seed(0), "sm100")
+    a = take_rows(operands.a, torch.arange(64))
     assert a.shape == (64, 96)
-    assert operands.take_rows(pair.b.t(), torch.arange(48)).shape == (48, 96)
+    assert take_rows(operands.b.t(), torch.arange(48)).shape == (48, 96)
     if recipe != "mxfp8":
-        assert set(a.flatten().tolist()) == set(operands.E2M1.tolist())
+        assert set(a.flatten().tolist()) == set(E2M1.tolist())
     else:
         assert abs(float(a.std()) - 1) < 0.05
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_format_that_the_gpu_has_is_multiplied_right(recipe: str) -> None:
+def test_every_native_format_gives_a_correct_product(recipe: str) -> None:
     device = torch.device("cuda", 0)
-    asked = MatmulParameters(m=1024, n=2048, k=512, dtype=recipe, sustained_s=0.05)  # type: ignore[arg-type]
+    parameters = MatmulParameters(m=1024, n=2048, k=512, dtype=recipe, sustained_s=0.05)  # type: ignore[arg-type]
     if unsupported_rate_reason(recipe, devices.architecture(device)):
         with pytest.raises(Infeasible, match=recipe):
-            Matmul().run(asked, Rank(device="cuda"))
+            Matmul().run(parameters, Rank(device="cuda"))
         return
-    measured = Matmul().run(asked, Rank(device="cuda"))
-    assert 0 < measured.metrics["relative_error"] < TOLERANCE[measured.matrix_dtype]
+    measurement = Matmul().run(parameters, Rank(device="cuda"))
+    assert 0 < measurement.metrics["relative_error"] < TOLERANCE[measurement.matrix_dtype]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("route", ["torch", "cublas", "cublaslt", "triton", "tinygrad"])
+@pytest.mark.parametrize("backend", ["torch", "cublas", "cublaslt", "triton", "tinygrad"])
 @pytest.mark.parametrize("output_dtype", ["auto", "fp32"])
-def test_every_route_gives_the_product(route: str, output_dtype: str) -> None:
-    asked = {"m": 512, "n": 1024, "k": 256, "route": route, "output_dtype": output_dtype, "accumulation": "fp32"}
-    if route in ("triton", "tinygrad") and output_dtype == "fp32":
-        with pytest.raises(Infeasible, match=f"route={route}"):
-            run_trial("matmul", asked, Rank(device="cuda"))
+def test_every_backend_gives_the_product(backend: str, output_dtype: str) -> None:
+    shape = {"m": 512, "n": 1024, "k": 256}
+    parameters = {**shape, "backend": backend, "output_dtype": output_dtype, "accumulation": "fp32"}
+    if backend in ("triton", "tinygrad") and output_dtype == "fp32":
+        with pytest.raises(Infeasible, match=f"backend={backend}"):
+            run_trial("matmul", parameters, Rank(device="cuda"))
         return
-    measured = run_trial("matmul", asked, Rank(device="cuda"))
-    assert measured.machine_info["output_dtype"] == ("float32" if output_dtype == "fp32" else "bfloat16")
+    measurement = run_trial("matmul", parameters, Rank(device="cuda"))
+    assert measurement.machine_info["output_dtype"] == ("float32" if output_dtype == "fp32" else "bfloat16")
 
 
 @pytest.mark.gpu
-def test_the_kernel_that_tinygrad_finds_for_a_large_product_is_right() -> None:
-    """Its search looks at speed alone, and had taken a wrong one (tinygrad 0.14)."""
-    asked = {"m": 4096, "n": 4096, "k": 4096, "route": "tinygrad"}
-    assert run_trial("matmul", asked, Rank(device="cuda")).metrics["relative_error"] < TOLERANCE["bf16"]
+def test_tinygrads_kernel_for_a_large_product_is_correct() -> None:
+    """Its search ranks kernels by speed alone, and had chosen a wrong one (tinygrad 0.14)."""
+    parameters = {"m": 4096, "n": 4096, "k": 4096, "backend": "tinygrad"}
+    assert run_trial("matmul", parameters, Rank(device="cuda")).metrics["relative_error"] < TOLERANCE["bf16"]

@@ -69,7 +69,7 @@ def tokens() -> Tensor:
 
 def train(layout: Layout, rank: Rank, compiled: bool, recipe: str) -> Trained:
     """The losses of a few steps, and the gradients of the first, whole, of this rank's stages."""
-    device = devices.of(rank)
+    device = devices.device_of(rank)
     with process_group(rank, device):
         groups = groups_of(layout, device.type)
         weights = random_weights(0, CPU)

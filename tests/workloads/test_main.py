@@ -1,0 +1,51 @@
+"""`python -m workloads` runs one trial by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import environment
+
+
+def run_workloads(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "workloads", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+
+
+def test_a_trial_prints_its_measurement() -> None:
+    done = run_workloads("matmul", "m=16", "n=32", "k=8", "dtype=fp32", "warmup_s=0.5", "repeats=3")
+    assert done.returncode == 0, done.stderr
+    measurement = json.loads(done.stdout)
+    assert {name: measurement["executed"][name] for name in ("m", "n", "k", "dtype", "warmup_s")} == {
+        "m": 16,
+        "n": 32,
+        "k": 8,
+        "dtype": "fp32",
+        "warmup_s": 0.5,
+    }
+    assert len(measurement["step_times_s"]) == 3 and measurement["flops_per_step"] == 2 * 16 * 32 * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["no workload is given", "Available: allreduce, command, matmul"]),
+        (["matmull"], ["unknown workload 'matmull'", "Available: allreduce, command, matmul", "Did you mean matmul?"]),
+        (
+            ["probe", "sleeps_s=1"],
+            ["no parameter 'sleeps_s'", "Available: behaviour, ", "Did you mean sleep_s?"],
+        ),
+        (["precision", "tokens=16"], ["precision needs a value for recipe"]),
+        (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
+    ],
+    ids=["nothing", "unknown workload", "unknown key", "missing key", "missing keys together"],
+)
+def test_invalid_input_is_refused_in_two_lines(arguments: list[str], parts: list[str]) -> None:
+    done = run_workloads(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert all(part in done.stderr for part in parts), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 2
