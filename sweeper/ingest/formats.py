@@ -79,9 +79,9 @@ def _read_tprimat(path: Path) -> Iterator[Imported]:
         "sequence_length": length,
         "global_batch": batch,
         "micro_batch": _whole(training, "micro_batch_size"),
-        "tensor": _whole(layout, "tensor_model_parallel_size"),
-        "pipeline": _whole(layout, "pipeline_model_parallel_size"),
-        "data": _whole(layout, "data_parallel_size"),
+        "tp": _whole(layout, "tensor_model_parallel_size"),
+        "pp": _whole(layout, "pipeline_model_parallel_size"),
+        "dp": _whole(layout, "data_parallel_size"),
     }
     claims = {
         "tokens_per_s": _time(performance.get("tokens_per_second")),

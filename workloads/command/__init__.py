@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.command.template import PLACES, filled, filled_all, places
 from workloads.llama.shapes import MODELS
-from workloads.parallel import estimate
-from workloads.parallel.layout import DEGREES, Checkpointing, Layout, Setting, why_illegal
+from workloads.parallel.cost_model import estimate_step_s
+from workloads.parallel.layout import DEGREES, Checkpointing, Layout, Setting, find_violation
 
 TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # what a log may say a step took, and how much of a second
 
@@ -120,12 +120,12 @@ class LaidOut(Command):
             layout, setting = self._laid_out(vars(parameters), machine)
         except (KeyError, ValueError, TypeError) as error:
             return Estimate(f"is no layout: {error}", "it is a layout", description=str(vars(parameters)))
-        rule, why = why_illegal(layout, setting)
-        if not why and setting.shape.layers % layout.pipeline:
-            rule, why = "pipeline divides the layers", f"pipeline {layout.pipeline} of {setting.shape.layers} layers"
-        if why:
-            return Estimate(why, rule, description=str(layout))
-        seconds = estimate.step_s(layout, setting, 2, machine)
+        if violation := find_violation(layout, setting):
+            return Estimate(violation.reason, violation.rule, description=str(layout))
+        if setting.shape.layers % layout.pp:
+            reason = f"pp {layout.pp} of {setting.shape.layers} layers"
+            return Estimate(reason, "pp divides the layers", description=str(layout))
+        seconds = estimate_step_s(layout, setting, 2, machine)
         tokens = layout.global_batch * setting.sequence_length
         return Estimate(metrics={"tokens_per_s": tokens / seconds}, description=str(layout))
 
@@ -137,11 +137,11 @@ class LaidOut(Command):
         layout = Layout(**{"global_batch": int(filled(settings.global_batch, values)), **said})
         if layout.checkpointing not in get_args(Checkpointing):
             raise ValueError(f"checkpointing={layout.checkpointing}, it may be {', '.join(get_args(Checkpointing))}")
-        for name in (*DEGREES, "stages", "micro_batch", "global_batch"):
+        for name in (*DEGREES, "stages_per_rank", "micro_batch", "global_batch"):
             if not isinstance(number := getattr(layout, name), int) or number < 1:
                 raise ValueError(f"{name}={number}, it has to be a whole number from 1 on")
         rest = max(1, machine.world_size // layout.world_size)
-        layout = replace(layout, replicate=rest) if "shard" in said else replace(layout, shard=rest)
+        layout = replace(layout, dp_replicate=rest) if "dp_shard" in said else replace(layout, dp_shard=rest)
         length = int(filled(settings.sequence_length, values))
         shape = MODELS[filled(settings.model, values)]
         return layout, Setting(shape, length, machine.world_size, machine.ranks_per_node, compiled=False)

@@ -1,4 +1,4 @@
-"""`workload=parallel`: a decoder in training over a gang of ranks, and which layout of it is the fastest."""
+"""`workload=parallel`: train a decoder over a gang of ranks, in the layouts of the space."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from typing import Literal
 
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
-from workloads.parallel.layout import Checkpointing, Layout, Schedule, Setting, why_illegal
+from workloads.parallel.cost_model import estimate_memory, estimate_step_s
+from workloads.parallel.layout import Checkpointing, Layout, Schedule, Setting, find_violation
 
 
 def degree() -> int:
-    """A whole number from one on; one by default."""
+    """Declare a parameter that is a whole number from 1, by default 1."""
     return field(default=1, metadata={"min": 1})
 
 
 @dataclass(frozen=True)
 class ParallelParameters:
-    """A layout (`workloads.parallel.layout.Layout`), and what is trained in it.
+    """A layout (`workloads.parallel.layout.Layout`) and the model that is trained in it.
 
-    global_batch: sequences in a step, of all ranks together
-    tensor_across_nodes: whether tensor parallelism may span nodes
-    compile: each block by itself
-    dtype: fp8 is of the products of blocks (torchao's recipes), on bf16 weights
+    Attributes:
+        global_batch: sequences in a step, of all ranks together.
+        tp_across_nodes: tensor parallel may span nodes.
+        compile: each block is compiled separately.
+        dtype: fp8 applies to the matrix products of blocks (torchao's recipes), with bf16 weights.
     """
 
     model: shapes.ModelName = "llama3_8b"
     sequence_length: int = field(default=8192, metadata={"min": 1})
     global_batch: int = field(default=8, metadata={"min": 1})
-    replicate: int = degree()
-    shard: int = degree()
-    tensor: int = degree()
-    context: int = degree()
-    pipeline: int = degree()
-    stages: int = degree()
+    dp_replicate: int = degree()
+    dp_shard: int = degree()
+    tp: int = degree()
+    cp: int = degree()
+    pp: int = degree()
+    stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"
     micro_batch: int = degree()
     checkpointing: Checkpointing = "none"
-    reshard: bool = True
-    tensor_across_nodes: bool = False
+    reshard_after_forward: bool = True
+    tp_across_nodes: bool = False
     compile: bool = True
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise"] = "bf16"
     warmup: int = field(default=2, metadata={"min": 2})
@@ -48,17 +50,23 @@ class ParallelParameters:
 
     @property
     def layout(self) -> Layout:
-        names = Layout.__dataclass_fields__
-        return Layout(**{name: getattr(self, name) for name in names})
+        return Layout(**{name: getattr(self, name) for name in Layout.__dataclass_fields__})
 
     def setting(self, world_size: int, ranks_per_node: int) -> Setting:
-        shape = shapes.MODELS[self.model]
-        across, compiled = self.tensor_across_nodes, self.compile
-        return Setting(shape, self.sequence_length, world_size, ranks_per_node, across, compiled, self.dtype)
+        """Return what the layout is checked against on so many ranks."""
+        return Setting(
+            shapes.MODELS[self.model],
+            self.sequence_length,
+            world_size,
+            ranks_per_node,
+            tp_across_nodes=self.tp_across_nodes,
+            compiled=self.compile,
+            dtype=self.dtype,
+        )
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a number that is kept."""
+        """Bytes of a weight and of a saved activation."""
         return 4 if self.dtype == "fp32" else 2
 
 
@@ -73,27 +81,27 @@ class Parallel(Workload):
     can_scale = True
 
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
-        """Whether the layout is legal and should fit, and how fast it should be."""
-        from workloads.parallel import estimate
-
+        """Check whether the layout is valid and fits into memory, and estimate its speed."""
         layout = parameters.layout
         setting = parameters.setting(machine.world_size, machine.ranks_per_node)
-        rule, why = why_illegal(layout, setting)
-        if why:
-            return Estimate(why, rule, description=str(layout))
-        needs = estimate.memory(layout, setting, parameters.element_bytes)
-        seconds = estimate.step_s(layout, setting, parameters.element_bytes, machine)
+        violation = find_violation(layout, setting)
+        if violation is not None:
+            return Estimate(violation.reason, violation.rule, description=str(layout))
+        memory_gib = estimate_memory(layout, setting, parameters.element_bytes).total
+        step_s = estimate_step_s(layout, setting, parameters.element_bytes, machine)
         tokens = parameters.global_batch * parameters.sequence_length
-        metrics = {"memory_gib": needs.total, "tokens_per_s": tokens / seconds}
-        if machine.memory_gib is not None and needs.total > machine.memory_gib:
-            why = f"needs {needs.total:.1f} GiB of a device, it has {machine.memory_gib:.1f}"
-            return Estimate(why, "it fits into memory", metrics, str(layout))
+        metrics = {"memory_gib": memory_gib, "tokens_per_s": tokens / step_s}
+        if machine.memory_gib is not None and memory_gib > machine.memory_gib:
+            reason = f"needs {memory_gib:.1f} GiB of device memory, the device has {machine.memory_gib:.1f}"
+            return Estimate(reason, "the layout fits into memory", metrics, str(layout))
         return Estimate(metrics=metrics, description=str(layout))
 
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:
-        """The same on so many times the devices: as many more copies, and a batch as many times as large."""
+        """Return the layout on `factor` times the devices, with as many more copies and as much larger a batch."""
         return replace(
-            parameters, replicate=parameters.replicate * factor, global_batch=parameters.global_batch * factor
+            parameters,
+            dp_replicate=parameters.dp_replicate * factor,
+            global_batch=parameters.global_batch * factor,
         )
 
     def run(self, parameters: ParallelParameters, rank: Rank) -> Measurement:

@@ -1,14 +1,14 @@
-"""Laying a model out over ranks, in the one order that works.
+"""Apply a layout to a model. The steps depend on their order:
 
-1. Which layers this rank has (pipeline): only those are ever built, on no device yet.
-2. Context: blocks are given an attention that knows its group.
-3. Tensor: every block's matrices are divided before anything wraps the block, since the plan names them.
-4. Checkpointing wraps blocks, so that what is divided is also what is computed again. Blocks whose backward pass is
-   written out do it themselves.
-5. Compiling sees a whole block, selective checkpointing included; what is computed again whole is compiled inside. Of
-   those written out, what is between the products is compiled.
-6. FSDP comes last: it takes what it finds, divided or not, and gathers it just before a block runs.
-7. Memory is allocated, each rank for what it keeps, and filled from weights that do not depend on the layout.
+1. Pipeline: build only this rank's layers, on the meta device.
+2. Context parallel: give blocks an attention that knows its process group.
+3. Tensor parallel: shard every block's matrices before anything wraps the block, since the plan names them.
+4. Checkpointing: wrap blocks, so that sharded computation is what is recomputed. Blocks with a manual backward pass do
+   their own checkpointing.
+5. Compilation: compile whole blocks, with selective checkpointing inside; full checkpointing stays outside of what is
+   compiled. In blocks with a manual backward pass only what is between the matrix products is compiled.
+6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs.
+7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from workloads.llama.attention import fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
-from workloads.parallel.context import ContextAttention, positions
-from workloads.parallel.layout import Layout, is_written, stage_layers
-from workloads.parallel.stage import Initial, Kept, Stage, WrittenBlock, each_parameter
+from workloads.parallel.context import ContextAttention, local_positions
+from workloads.parallel.layout import Layout, stage_layers, uses_manual_backward
+from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
 from workloads.precision.layers import apply_recipe
 
-# A block's inputs and outputs are divided along the sequence, what is inside of it along heads and width.
+# A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
 BLOCK_PLAN = {
     "attention_norm": SequenceParallel(use_local_output=True),
     "qkv": ColwiseParallel(input_layouts=Shard(1)),
@@ -58,160 +58,191 @@ ENDS_PLAN = {
 
 
 @dataclass(frozen=True)
+class ModelSpec:
+    """The model to train, apart from its layout.
+
+    Attributes:
+        dtype: of the weights, and of the matrix products of blocks without a recipe.
+        recipe: a training recipe of `workloads.precision.layers` for the matrix products of blocks; empty for none.
+        compiled: blocks are compiled.
+    """
+
+    shape: LlamaShape
+    sequence_length: int
+    dtype: torch.dtype
+    recipe: str = ""
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
 class Groups:
-    """Who talks to whom. `mesh` has the dimensions pipeline, replicate, shard (context within it) and tensor."""
+    """The process groups of a layout.
+
+    Attributes:
+        mesh: has the dimensions pp, dp_replicate, dp_shard_cp (context parallel within each shard group) and tp.
+        cp_group: this rank's context parallel group; None without context parallel.
+    """
 
     mesh: DeviceMesh
-    context: dist.ProcessGroup | None
+    cp_group: dist.ProcessGroup | None
 
     @property
-    def tensor(self) -> DeviceMesh | None:
-        return self.mesh["tensor"] if self.mesh["tensor"].size() > 1 else None
+    def tp_mesh(self) -> DeviceMesh | None:
+        """The tensor parallel mesh; None without tensor parallel."""
+        return self.mesh["tp"] if self.mesh["tp"].size() > 1 else None
 
     @property
-    def data(self) -> DeviceMesh | None:
-        """What gradients are averaged over."""
-        if self.mesh["replicate"].size() > 1:
-            return self.mesh["replicate", "shard"]
-        return self.mesh["shard"] if self.mesh["shard"].size() > 1 else None
+    def fsdp_mesh(self) -> DeviceMesh | None:
+        """The mesh over which gradients are averaged; None if that is one rank."""
+        if self.mesh["dp_replicate"].size() > 1:
+            return self.mesh["dp_replicate", "dp_shard_cp"]
+        return self.mesh["dp_shard_cp"] if self.mesh["dp_shard_cp"].size() > 1 else None
 
 
-def groups_of(layout: Layout, device_type: str) -> Groups:
-    """Make them; all ranks have to come here together."""
-    sizes = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
-    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
-    context = None
-    if layout.context > 1:
-        ranks = mesh.mesh.unflatten(2, (layout.shard, layout.context)).movedim(3, -1).reshape(-1, layout.context)
-        context, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
-    return Groups(mesh, context)
+def build_groups(layout: Layout, device_type: str) -> Groups:
+    """Create the process groups. A collective operation: all ranks have to call it."""
+    sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard_cp", "tp"))
+    cp_group = None
+    if layout.cp > 1:
+        ranks = mesh.mesh.unflatten(2, (layout.dp_shard, layout.cp)).movedim(3, -1).reshape(-1, layout.cp)
+        cp_group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
+    return Groups(mesh, cp_group)
 
 
-def stages_of(
-    shape: LlamaShape,
-    layout: Layout,
-    groups: Groups,
-    sequence_length: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    initial: Initial,
-    *,
-    compiled: bool,
-    recipe: str = "",
+def build_stages(
+    spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device, initialize: Initializer
 ) -> list[Stage]:
-    """This rank's stages, ready to train: stage number n is on pipeline rank n modulo the degree. `recipe` is what the
-    products of blocks are in where it is not `dtype`. Raises Infeasible where sizes do not fit it."""
-    rank = groups.mesh["pipeline"].get_local_rank()
-    rope = rope_table(shape, sequence_length, device)
-    if groups.context is not None:
-        rope = rope[:, positions(sequence_length, layout.context, dist.get_rank(groups.context)).to(device)]
-    block: Callable[[], Block] = partial(Block, shape)
-    written = is_written(layout, recipe)
-    if written:
-        kernel = fastest_kernel(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
-        block = partial(WrittenBlock, BlockMath(shape, kernel, compiled=compiled), layout.checkpointing)
-    each = stage_layers(shape.layers, layout.total_stages)
+    """Return this rank's stages, ready to train. Stage n belongs to pipeline rank n modulo the pipeline degree.
+
+    Raises:
+        Infeasible: the sizes do not fit the recipe.
+    """
+    shape, pp_rank = spec.shape, groups.mesh["pp"].get_local_rank()
+    rope = rope_table(shape, spec.sequence_length, device)
+    if groups.cp_group is not None:
+        positions = local_positions(spec.sequence_length, layout.cp, dist.get_rank(groups.cp_group))
+        rope = rope[:, positions.to(device)]
+    build_block = _choose_block(spec, layout, device)
     stages = []
-    for layers in each[rank :: layout.pipeline]:
+    for layers in stage_layers(shape.layers, layout.total_stages)[pp_rank :: layout.pp]:
         with torch.device("meta"):
-            stage = Stage(shape, layers, rope, block).to(dtype)
-        if recipe:
-            tokens = layout.micro_batch * sequence_length // layout.context
-            apply_recipe(stage.blocks, recipe, architecture(device), tokens)
-        stages.append(_laid_out(stage, shape, layout, groups, sequence_length, device, compiled and not written))
+            stage = Stage(shape, layers, rope, build_block).to(spec.dtype)
+        if spec.recipe:
+            tokens = layout.micro_batch * spec.sequence_length // layout.cp
+            apply_recipe(stage.blocks, spec.recipe, architecture(device), tokens)
+        stages.append(_apply_layout(stage, spec, layout, groups, device))
     for stage in stages:
         stage.to_empty(device=device)
-        _fill(stage, shape, layout.tensor, initial)
+        _initialize_parameters(stage, shape, layout.tp, initialize)
     return stages
 
 
-def _laid_out(
-    stage: Stage,
-    shape: LlamaShape,
-    layout: Layout,
-    groups: Groups,
-    sequence_length: int,
-    device: torch.device,
-    compiled: bool,
-) -> Stage:
-    rope, stage.rope = stage.rope, torch.empty(0)  # no part of what moves
-    if groups.context is not None:
-        heads = shape.heads // layout.tensor, shape.kv_heads // layout.tensor
-        dtype = next(stage.parameters()).dtype
-        kernel = fastest_kernel(*heads, shape.head_size, sequence_length // (2 * layout.context), device, dtype)
-        for block in stage.blocks.values():
-            block.attention = ContextAttention(kernel, groups.context)  # type: ignore[assignment]
-    if groups.tensor is not None:
+def _choose_block(spec: ModelSpec, layout: Layout, device: torch.device) -> Callable[[], Block]:
+    """Return a function that builds a block of the model, with a manual backward pass where the layout has one."""
+    shape = spec.shape
+    if not uses_manual_backward(layout, spec.recipe):
+        return partial(Block, shape)
+    kernel = fastest_kernel(shape.heads, shape.kv_heads, shape.head_size, spec.sequence_length, device, spec.dtype)
+    return partial(ManualBackwardBlock, BlockMath(shape, kernel, compiled=spec.compiled), layout.checkpointing)
+
+
+def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
+    """Apply steps 2 to 6 of this module's order to a stage on the meta device."""
+    rope, stage.rope = stage.rope, torch.empty(0)  # it is not part of what is sharded and moved
+    if groups.cp_group is not None:
+        _apply_context_parallel(stage, spec, layout, groups.cp_group, device)
+    if groups.tp_mesh is not None:
         ends = {name: style for name, style in ENDS_PLAN.items() if getattr(stage, name) is not None}
-        parallelize_module(stage, groups.tensor, ends)
+        parallelize_module(stage, groups.tp_mesh, ends)
         for block in stage.blocks.values():
-            parallelize_module(block, groups.tensor, BLOCK_PLAN)
+            parallelize_module(block, groups.tp_mesh, BLOCK_PLAN)
     if layout.checkpointing != "none":
         for name, block in list(stage.blocks.items()):
-            if not isinstance(block, WrittenBlock):
-                stage.blocks[name] = Kept(block, layout.checkpointing)  # type: ignore[arg-type]
-    if compiled:
+            if not isinstance(block, ManualBackwardBlock):
+                stage.blocks[name] = CheckpointedBlock(block, layout.checkpointing)  # type: ignore[arg-type]
+    if spec.compiled and not uses_manual_backward(layout, spec.recipe):
         for block in stage.blocks.values():
-            inner = isinstance(block, Kept) and block.checkpointing == "full"
-            (block.block if inner else block).compile(dynamic=False)  # type: ignore[union-attr]
-    if groups.data is not None:
+            is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
+            (block.block if is_inside else block).compile(dynamic=False)  # type: ignore[union-attr]
+    if groups.fsdp_mesh is not None:
         for block in stage.blocks.values():
-            fully_shard(block, mesh=groups.data, reshard_after_forward=layout.reshard)
-        fully_shard(stage, mesh=groups.data, reshard_after_forward=False)
+            fully_shard(block, mesh=groups.fsdp_mesh, reshard_after_forward=layout.reshard_after_forward)
+        fully_shard(stage, mesh=groups.fsdp_mesh, reshard_after_forward=False)
     stage.rope = rope
     return stage
 
 
-def _fill(stage: Stage, shape: LlamaShape, tensor: int, initial: Initial) -> None:
-    """Give every parameter this rank's part of the whole one."""
+def _apply_context_parallel(
+    stage: Stage, spec: ModelSpec, layout: Layout, cp_group: dist.ProcessGroup, device: torch.device
+) -> None:
+    shape = spec.shape
+    heads, kv_heads = shape.heads // layout.tp, shape.kv_heads // layout.tp
+    part_length = spec.sequence_length // (2 * layout.cp)
+    kernel = fastest_kernel(heads, kv_heads, shape.head_size, part_length, device, spec.dtype)
+    for block in stage.blocks.values():
+        block.attention = ContextAttention(kernel, cp_group)  # type: ignore[assignment]
+
+
+def _initialize_parameters(stage: Stage, shape: LlamaShape, tp: int, initialize: Initializer) -> None:
+    """Fill every parameter with this rank's part of the whole one."""
     with torch.no_grad():
-        for name, parameter in each_parameter(stage).items():
+        for name, parameter in named_llama_parameters(stage).items():
             if isinstance(parameter, DTensor):
-                whole = regrouped(name, initial(name, tuple(parameter.shape)), shape, tensor)
-                whole = whole.to(parameter.device, parameter.dtype)
-                parts = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                full = reorder_fused_rows(name, initialize(name, tuple(parameter.shape)), shape, tp)
+                full = full.to(parameter.device, parameter.dtype)
+                parts = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
                 parameter.to_local().copy_(parts.to_local())
             else:
-                parameter.copy_(initial(name, tuple(parameter.shape)))
+                parameter.copy_(initialize(name, tuple(parameter.shape)))
 
 
-def regrouped(name: str, weight: Tensor, shape: LlamaShape, tensor: int, *, back: bool = False) -> Tensor:
-    """Rows of the matrices that are several in one, so that each of `tensor` equal parts has its share of every one."""
-    sizes = {
-        "qkv": [shape.heads * shape.head_size] + 2 * [shape.kv_heads * shape.head_size],
-        "gate_up": 2 * [shape.intermediate_size],
+def reorder_fused_rows(name: str, weight: Tensor, shape: LlamaShape, tp: int, *, inverse: bool = False) -> Tensor:
+    """Reorder the rows of fused matrices (qkv, gate_up), so that each of `tp` equal parts has its share of every one.
+
+    Other weights are returned as they are. `inverse` restores the original order.
+    """
+    kv_rows = shape.kv_heads * shape.head_size
+    fused_rows = {
+        "qkv": [shape.heads * shape.head_size, kv_rows, kv_rows],
+        "gate_up": [shape.intermediate_size, shape.intermediate_size],
     }
-    rows = next((sizes[part] for part in sizes if f".{part}." in name), None)
-    if rows is None or tensor == 1:
+    rows = next((fused_rows[layer] for layer in fused_rows if f".{layer}." in name), None)
+    if rows is None or tp == 1:
         return weight
-    pieces = [index.chunk(tensor) for index in torch.arange(len(weight)).split(rows)]
-    order = torch.cat([piece[part] for part in range(tensor) for piece in pieces])
-    return weight[torch.argsort(order)] if back else weight[order]
+    pieces = [index.chunk(tp) for index in torch.arange(len(weight)).split(rows)]
+    order = torch.cat([piece[part] for part in range(tp) for piece in pieces])
+    return weight[torch.argsort(order)] if inverse else weight[order]
 
 
-def gathered_gradients(stages: list[Stage], shape: LlamaShape, tensor: int) -> dict[str, Tensor]:
-    """Whole gradients of this rank's stages, by name, as one process has them. All ranks have to come here together."""
-    found = {}
+def gather_gradients(stages: list[Stage], shape: LlamaShape, tp: int) -> dict[str, Tensor]:
+    """Return the whole gradients of this rank's stages by name, as one process has them.
+
+    A collective operation: all ranks have to call it.
+    """
+    gradients = {}
     for stage in stages:
-        for name, parameter in each_parameter(stage).items():
-            gradient = parameter.grad
-            assert gradient is not None
-            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-            found[name] = regrouped(name, whole, shape, tensor, back=True)
-    return found
+        for name, parameter in named_llama_parameters(stage).items():
+            assert parameter.grad is not None
+            full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            gradients[name] = reorder_fused_rows(name, full, shape, tp, inverse=True)
+    return gradients
 
 
-def sync_gradients(stages: list[Stage], *, last: bool, reshard: bool) -> None:
-    """Whether the coming backward pass is the step's last, which averages gradients over copies; where weights stay
-    gathered (`reshard` false) it is also the only one that divides gradients and gives the weights back."""
+def set_gradient_sync(stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool) -> None:
+    """Set what FSDP communicates in the coming backward pass.
+
+    Gradients are averaged over copies in the last micro-batch of a step only. Without `reshard_after_forward` they are
+    also reduce-scattered only there, and weights stay gathered until then.
+    """
     for stage in stages:
         if isinstance(stage, FSDPModule):
-            stage.set_requires_all_reduce(last)
-            if not reshard:
-                stage.set_requires_gradient_sync(last)
-                stage.set_reshard_after_backward(last)
+            stage.set_requires_all_reduce(is_last_microbatch)
+            if not reshard_after_forward:
+                stage.set_requires_gradient_sync(is_last_microbatch)
+                stage.set_reshard_after_backward(is_last_microbatch)
 
 
-def numbers(stage: nn.Module) -> int:
-    """How many parameters of the model this rank keeps."""
+def count_local_parameters(stage: nn.Module) -> int:
+    """Return how many parameters of the stage this rank stores."""
     return sum(math.prod(p.to_local().shape if isinstance(p, DTensor) else p.shape) for p in stage.parameters())

@@ -1,4 +1,4 @@
-"""What a step's communication is: how many collectives, and how long a GPU is at them with nothing to compute."""
+"""The communication of a training step: counts of collectives, and the time in which nothing is computed beside it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ Interval = tuple[float, float]
 
 
 @contextmanager
-def counted(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
-    """Of the step within, which this slows, to `figures`: calls_… of each kind of collective of this rank; on a GPU
-    also the share of the time in which communication runs (communication_share), in which it runs and nothing is
-    computed (exposed_share), and in which nothing is computed (idle_share), which has a pipeline's bubble in it.
+def profile_communication(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
+    """Profile the step in the `with` block, which slows it, and add its communication to `metrics`.
+
+    calls_… counts each kind of collective of this rank. On a GPU communication_share is the share of the time in which
+    communication runs, exposed_share the share in which it runs and nothing is computed, and idle_share the share in
+    which nothing is computed, a pipeline's bubble included.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities) as profiler:
@@ -33,37 +35,40 @@ def counted(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     ]
     if kernels:
-        metrics |= shares(kernels)
+        metrics |= compute_shares(kernels)
 
 
-def shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
-    """Of the time from the first to the last of a device's kernels, named and with their intervals in any unit."""
+def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
+    """Return shares of the time from a device's first kernel to its last.
+
+    kernels: names and intervals, in any unit of time
+    """
     kernels = list(kernels)
-    talking = joined(interval for name, interval in kernels if is_communication(name))
-    computing = joined(interval for name, interval in kernels if not is_communication(name))
-    both = joined(interval for _, interval in kernels)
-    whole = both[-1][1] - both[0][0]
+    communication = merge_intervals(interval for name, interval in kernels if is_communication(name))
+    computation = merge_intervals(interval for name, interval in kernels if not is_communication(name))
+    busy = merge_intervals(interval for _, interval in kernels)
+    total = busy[-1][1] - busy[0][0]
     return {
-        "communication_share": length(talking) / whole,
-        "exposed_share": (length(both) - length(computing)) / whole,
-        "idle_share": 1 - length(computing) / whole,
+        "communication_share": total_length(communication) / total,
+        "exposed_share": (total_length(busy) - total_length(computation)) / total,
+        "idle_share": 1 - total_length(computation) / total,
     }
 
 
 def is_communication(kernel: str) -> bool:
-    return "nccl" in kernel.lower()  # RCCL's have it in their names too
+    return "nccl" in kernel.lower()  # RCCL's kernels have it in their names too
 
 
-def joined(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time in intervals that do not overlap, in order."""
-    found: list[Interval] = []
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union as intervals that do not overlap, in order."""
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
-def length(intervals: Iterable[Interval]) -> float:
+def total_length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in intervals)

@@ -1,10 +1,16 @@
-"""Context parallelism: each rank has a part from the front of the sequence and one from its back, so that all have the
-same work; keys and values are gathered, and each part attends to those before it (Dubey et al. 2024, 3.3.2).
+"""Context parallelism: causal attention over a sequence that is divided over ranks.
 
-PyTorch's own is a prototype that is being replaced; this needs nothing but its attention kernels and two collectives.
+Each rank has a part from the front of the sequence and one from its back, so that all ranks do the same work. Keys and
+values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2).
+
+PyTorch's own context parallelism is a prototype that is being replaced; this needs only its attention kernels and two
+collectives.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,10 +19,10 @@ from torch import Tensor
 from workloads.llama.attention import Kernel, attend, attend_backward
 
 
-def positions(length: int, context: int, rank: int) -> Tensor:
-    """Which tokens of a sequence a rank has, in their order."""
-    parts = torch.arange(length).chunk(2 * context)
-    return torch.cat([parts[rank], parts[2 * context - 1 - rank]])
+def local_positions(length: int, cp: int, rank: int) -> Tensor:
+    """Return the positions of a rank's tokens in a sequence of `length`, in the order in which the rank has them."""
+    parts = torch.arange(length).chunk(2 * cp)
+    return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 
 
 class ContextAttention:
@@ -27,18 +33,18 @@ class ContextAttention:
 
     @torch.compiler.disable
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = _Gathered.apply(q, k, v, self.kernel, self._group)
+        out: Tensor = _AllGatherAttention.apply(q, k, v, self.kernel, self._group)
         return out
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGatherAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.kernel, ctx.group = kernel, group
-        keys_values = _gather(torch.cat([k, v], dim=1), group)
+        keys_values = _all_gather_sequence(torch.cat([k, v], dim=1), group)
         outs, lses = [], []
-        for mine, k_own, v_own, earlier in _parts(q, keys_values, group):
-            out, lse = attend(kernel, mine, k_own, v_own, earlier)
+        for part in _split(q, keys_values, group):
+            out, lse = attend(kernel, part.q, part.k, part.v, part.earlier)
             outs.append(out)
             lses.append(lse)
         ctx.save_for_backward(q, keys_values, *outs, *lses)
@@ -50,54 +56,66 @@ class _Gathered(torch.autograd.Function):
         d_keys_values = torch.zeros_like(keys_values, dtype=torch.float32)
         d_k, d_v = d_keys_values.chunk(2, dim=1)
         d_q = []
-        parts = zip(_parts(q, keys_values, ctx.group), d_out.chunk(2, dim=2), (out0, out1), (lse0, lse1), strict=True)
-        for (mine, k_own, v_own, earlier), d_mine, out, lse in parts:
-            before = 0 if earlier is None else earlier[0].shape[2]
-            own = slice(before, before + k_own.shape[2])
-            (dq, dk, dv), d_earlier = attend_backward(
-                ctx.kernel, d_mine.contiguous(), mine, k_own, v_own, out, lse, earlier
+        parts = zip(_split(q, keys_values, ctx.group), d_out.chunk(2, dim=2), (out0, out1), (lse0, lse1), strict=True)
+        for part, d_out_part, out, lse in parts:
+            (d_q_part, d_k_part, d_v_part), d_earlier = attend_backward(
+                ctx.kernel, d_out_part.contiguous(), part.q, part.k, part.v, out, lse, part.earlier
             )
-            d_q.append(dq)
-            d_k[:, :, own] += dk
-            d_v[:, :, own] += dv
+            d_q.append(d_q_part)
+            d_k[:, :, part.positions] += d_k_part
+            d_v[:, :, part.positions] += d_v_part
             if d_earlier is not None:
-                d_k[:, :, :before] += d_earlier[0]
-                d_v[:, :, :before] += d_earlier[1]
-        dk, dv = _scatter(d_keys_values.to(q.dtype), ctx.group).chunk(2, dim=1)
-        return torch.cat(d_q, dim=2), dk, dv, None, None
+                d_k[:, :, : part.positions.start] += d_earlier[0]
+                d_v[:, :, : part.positions.start] += d_earlier[1]
+        d_k_local, d_v_local = _reduce_scatter_sequence(d_keys_values.to(q.dtype), ctx.group).chunk(2, dim=1)
+        return torch.cat(d_q, dim=2), d_k_local, d_v_local, None, None
 
 
-def _parts(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup):  # type: ignore[no-untyped-def]
-    """Of this rank's two parts: queries, keys and values of the same tokens, and those before them."""
+class _Part(NamedTuple):
+    """One of a rank's two parts of the sequence.
+
+    q, k, v are of the part's own tokens, `earlier` has the keys and values of all tokens before it; None if there are
+    none. `positions` is where the part stands in the sequence.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    earlier: tuple[Tensor, Tensor] | None
+    positions: slice
+
+
+def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator[_Part]:
+    """Yield this rank's two parts: of its queries and of the gathered keys and values."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     k, v = keys_values.chunk(2, dim=1)
-    for mine, part in zip(q.chunk(2, dim=2), (rank, 2 * ranks - 1 - rank), strict=True):
-        size = mine.shape[2]
-        own = slice(part * size, (part + 1) * size)
-        earlier = (k[:, :, : own.start], v[:, :, : own.start]) if part else None
-        yield mine, k[:, :, own], v[:, :, own], earlier
+    for q_part, index in zip(q.chunk(2, dim=2), (rank, 2 * ranks - 1 - rank), strict=True):
+        size = q_part.shape[2]
+        positions = slice(index * size, (index + 1) * size)
+        earlier = (k[:, :, : positions.start], v[:, :, : positions.start]) if index else None
+        yield _Part(q_part, k[:, :, positions], v[:, :, positions], earlier, positions)
 
 
-def _order(ranks: int) -> list[int]:
-    """Where in the sequence's order of parts the gathered ones, two of each rank, stand."""
-    given = [part for rank in range(ranks) for part in (rank, 2 * ranks - 1 - rank)]
-    return [given.index(part) for part in range(2 * ranks)]
+def _sequence_order(ranks: int) -> list[int]:
+    """Return the indices that put gathered parts, two of each rank, into the order of the sequence."""
+    gathered = [part for rank in range(ranks) for part in (rank, 2 * ranks - 1 - rank)]
+    return [gathered.index(part) for part in range(2 * ranks)]
 
 
-def _gather(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All tokens of the sequence, in order, of what each rank has of them [batch, heads, length, head_size]."""
+def _all_gather_sequence(local: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return all tokens of the sequence in order, of each rank's tokens [batch, heads, length, head_size]."""
     ranks = dist.get_world_size(group)
-    found = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(ranks)]
-    dist.all_gather(found, mine.contiguous(), group=group)
-    parts = [half for each in found for half in each.chunk(2, dim=2)]
-    return torch.cat([parts[n] for n in _order(ranks)], dim=2)
+    gathered = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(ranks)]
+    dist.all_gather(gathered, local.contiguous(), group=group)
+    parts = [part for rank_tokens in gathered for part in rank_tokens.chunk(2, dim=2)]
+    return torch.cat([parts[index] for index in _sequence_order(ranks)], dim=2)
 
 
-def _scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over ranks, of it this rank's tokens."""
+def _reduce_scatter_sequence(full: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's tokens of the sum over ranks."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    parts = whole.chunk(2 * ranks, dim=2)
+    parts = full.chunk(2 * ranks, dim=2)
     pairs = [torch.cat([parts[r], parts[2 * ranks - 1 - r]], dim=2) for r in range(ranks)]
-    mine = torch.empty_like(pairs[rank])
-    dist.reduce_scatter(mine, pairs, group=group)
-    return mine
+    local = torch.empty_like(pairs[rank])
+    dist.reduce_scatter(local, pairs, group=group)
+    return local

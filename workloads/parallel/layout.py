@@ -1,7 +1,7 @@
-"""How a model is laid out over ranks: the degrees, and which of them are legal. No torch.
+"""Layouts of a model over ranks: the parallel degrees, and the rules that make a layout valid. No torch.
 
-Ranks are numbered with the innermost degree fastest: tensor, context, shard, replicate, pipeline. So those that talk
-most are neighbours, and stay within a node.
+Ranks are numbered with the innermost degree fastest: tp, cp, dp_shard, dp_replicate, pp. Ranks that communicate most
+are neighbours and stay within a node.
 """
 
 from __future__ import annotations
@@ -9,212 +9,243 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Literal
 
 from workloads.llama.shapes import LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
-LOSS_TOKENS = 2048  # what the loss takes at a time, so that no full logits exist
-DEGREES = ("replicate", "shard", "tensor", "context", "pipeline")
-TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
+LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
+DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """replicate, shard: data parallel, whole copies and FSDP within each; tensor: with sequence parallelism; context:
-    of the sequence; pipeline: ranks in a line, each with `stages` stages of it
+    """How the model and the batch are divided over ranks. The degrees have torchtitan's names.
 
-    micro_batch: sequences that a rank computes at once; global_batch: sequences in a step, of all ranks
-    reshard: whether weights are gathered again for the backward pass, and gradients divided after each micro-batch;
-    else both stay whole through a step
+    Attributes:
+        dp_replicate, dp_shard: data parallel: whole copies of the model, and FSDP within each copy.
+        tp: tensor parallel, with sequence parallel.
+        cp: context parallel: each rank has a part of the sequence.
+        pp: pipeline parallel ranks, each with `stages_per_rank` stages.
+        micro_batch: sequences that a rank computes at once.
+        global_batch: sequences in a step, of all ranks together.
+        reshard_after_forward: weights are gathered again for the backward pass, and gradients are reduce-scattered
+            after each micro-batch. If False, both stay whole through a step.
     """
 
-    replicate: int = 1
-    shard: int = 1
-    tensor: int = 1
-    context: int = 1
-    pipeline: int = 1
-    stages: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    stages_per_rank: int = 1
     schedule: Schedule = "1f1b"
     micro_batch: int = 1
     global_batch: int = 1
     checkpointing: Checkpointing = "none"
-    reshard: bool = True
+    reshard_after_forward: bool = True
 
     @property
     def world_size(self) -> int:
-        return self.replicate * self.shard * self.tensor * self.context * self.pipeline
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
 
     @property
-    def data(self) -> int:
-        """So many groups of ranks see different sequences."""
-        return self.replicate * self.shard
+    def dp(self) -> int:
+        """The data parallel degree: the number of rank groups that train on different sequences."""
+        return self.dp_replicate * self.dp_shard
 
     @property
-    def is_wrapped(self) -> bool:
-        """Whether FSDP keeps the weights: gradients are averaged over several ranks."""
-        return self.data * self.context > 1
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP wraps the model: gradients are averaged over several ranks."""
+        return self.dp * self.cp > 1
 
     @property
     def microbatches(self) -> int:
-        """So many a rank computes in a step, one after the other: gradient accumulation, or what fills a pipeline."""
-        return self.global_batch // (self.micro_batch * self.data)
+        """The micro-batches that a rank computes in a step: gradient accumulation, or what fills a pipeline."""
+        return self.global_batch // (self.micro_batch * self.dp)
 
     @property
     def total_stages(self) -> int:
-        return self.pipeline * self.stages
+        return self.pp * self.stages_per_rank
 
     def __str__(self) -> str:
-        """`shard 4 x tensor 2, micro-batch 2 x 8`"""
+        """Describe the layout, such as `dp_shard 4 x tp 2, micro-batch 2 x 8`."""
         degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
-        line = f" ({self.schedule}, {self.total_stages} stages)" if self.pipeline > 1 else ""
-        kept = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
-        gathered = "" if self.reshard else ", weights stay gathered"
+        pipeline = f" ({self.schedule}, {self.total_stages} stages)" if self.pp > 1 else ""
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
-        return f"{' x '.join(degrees) or 'one rank'}{line}, {batch}{kept}{gathered}"
+        checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
+        gathered = "" if self.reshard_after_forward else ", weights stay gathered"
+        return f"{' x '.join(degrees) or 'one rank'}{pipeline}, {batch}{checkpointing}{gathered}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a layout is held against."""
+    """The model, the sequence length and the ranks that a layout is checked against."""
 
     shape: LlamaShape
     sequence_length: int
     world_size: int
     ranks_per_node: int
-    tensor_across_nodes: bool = False
+    tp_across_nodes: bool = False
     compiled: bool = False
     dtype: str = "bf16"
 
 
-def why_illegal(layout: Layout, setting: Setting) -> tuple[str, str]:
-    """The first rule that is broken, and how, with its numbers; both empty where none is."""
-    broken = ((rule, reason) for rule, breaks in RULES.items() if (reason := breaks(layout, setting)))
-    return next(broken, ("", ""))
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a layout breaks, and the reason with its numbers."""
+
+    rule: str
+    reason: str
 
 
-def _world(l: Layout, s: Setting) -> str:  # noqa: E741
-    degrees = (
-        f"replicate {l.replicate} x shard {l.shard} x tensor {l.tensor} x context {l.context} x pipeline {l.pipeline}"
-    )
-    return f"{degrees} = {l.world_size} ranks, there are {s.world_size}" if l.world_size != s.world_size else ""
+def find_violation(layout: Layout, setting: Setting) -> Violation | None:
+    """Return the first rule that the layout breaks; None for a valid layout."""
+    violations = (Violation(rule, reason) for rule, check in RULES.items() if (reason := check(layout, setting)))
+    return next(violations, None)
 
 
-def _tensor(l: Layout, s: Setting) -> str:  # noqa: E741
-    parts = {
-        "heads": s.shape.heads,
-        "key-value heads": s.shape.kv_heads,
-        "feed-forward width": s.shape.intermediate_size,
-        "vocabulary": s.shape.vocabulary,
-        "sequence length on a rank": s.sequence_length // l.context,
+def _check_world_size(layout: Layout, setting: Setting) -> str:
+    if layout.world_size == setting.world_size:
+        return ""
+    degrees = " x ".join(f"{name} {getattr(layout, name)}" for name in DEGREES)
+    return f"{degrees} = {layout.world_size} ranks, but there are {setting.world_size}"
+
+
+def _check_tp(layout: Layout, setting: Setting) -> str:
+    sizes = {
+        "heads": setting.shape.heads,
+        "key-value heads": setting.shape.kv_heads,
+        "intermediate size": setting.shape.intermediate_size,
+        "vocabulary": setting.shape.vocabulary,
+        "sequence length on a rank": setting.sequence_length // layout.cp,
     }
-    return next((f"tensor {l.tensor} does not divide {n} {name}" for name, n in parts.items() if n % l.tensor), "")
+    reasons = (f"tp {layout.tp} does not divide {size} {name}" for name, size in sizes.items() if size % layout.tp)
+    return next(reasons, "")
 
 
-def _tensor_in_node(l: Layout, s: Setting) -> str:  # noqa: E741
-    if l.tensor <= s.ranks_per_node or s.tensor_across_nodes:
+def _check_tp_in_node(layout: Layout, setting: Setting) -> str:
+    if layout.tp <= setting.ranks_per_node or setting.tp_across_nodes:
         return ""
-    return f"tensor {l.tensor} does not fit in a node of {s.ranks_per_node}, and tensor_across_nodes is false"
+    return f"tp {layout.tp} does not fit in a node of {setting.ranks_per_node}, and tp_across_nodes is false"
 
 
-def _context(l: Layout, s: Setting) -> str:  # noqa: E741
-    halves = 2 * l.context  # each rank has a part from the front and one from the back: equal work
-    if l.context == 1 or s.sequence_length % halves == 0:
+def _check_cp(layout: Layout, setting: Setting) -> str:
+    parts = 2 * layout.cp  # each rank has one part from the front and one from the back, so that all do equal work
+    if layout.cp == 1 or setting.sequence_length % parts == 0:
         return ""
-    return f"context {l.context} needs a sequence of {halves} equal parts, {s.sequence_length} is none"
+    return f"cp {layout.cp} needs a sequence length divisible by {parts}, {setting.sequence_length} is not"
 
 
-def _batch(l: Layout, s: Setting) -> str:  # noqa: E741
-    if l.global_batch % (l.micro_batch * l.data) == 0:
+def _check_batch(layout: Layout, setting: Setting) -> str:
+    if layout.global_batch % (layout.micro_batch * layout.dp) == 0:
         return ""
-    return f"global batch {l.global_batch} is no multiple of micro-batch {l.micro_batch} x data parallel {l.data}"
+    product = f"micro-batch {layout.micro_batch} x data parallel {layout.dp}"
+    return f"global batch {layout.global_batch} is not a multiple of {product}"
 
 
-def _stages(l: Layout, s: Setting) -> str:  # noqa: E741
-    if l.total_stages > s.shape.layers:
-        return f"{l.total_stages} stages, the model has {s.shape.layers} layers"
-    if l.pipeline == 1:
-        return "one rank is no pipeline: stages 1 and schedule 1f1b" if (l.stages, l.schedule) != (1, "1f1b") else ""
-    if (l.schedule == "1f1b") != (l.stages == 1):
-        return f"schedule {l.schedule} has {'one stage' if l.schedule == '1f1b' else 'several stages'} on a rank"
+def _check_stages(layout: Layout, setting: Setting) -> str:
+    if layout.total_stages > setting.shape.layers:
+        return f"{layout.total_stages} stages, but the model has {setting.shape.layers} layers"
+    if layout.pp == 1:
+        is_default = layout.stages_per_rank == 1 and layout.schedule == "1f1b"
+        return "" if is_default else "pp 1 is not a pipeline: it needs stages_per_rank 1 and schedule 1f1b"
+    if (layout.schedule == "1f1b") != (layout.stages_per_rank == 1):
+        needed = "1" if layout.schedule == "1f1b" else "above 1"
+        return f"schedule {layout.schedule} needs stages_per_rank {needed}"
     return ""
 
 
-def _filled(l: Layout, s: Setting) -> str:  # noqa: E741
-    if l.pipeline == 1:
+def _check_microbatches(layout: Layout, setting: Setting) -> str:
+    if layout.pp == 1:
         return ""
-    if l.microbatches < l.pipeline:
-        return f"{l.microbatches} microbatches do not fill a pipeline of {l.pipeline}"
-    rounds = max(1, l.microbatches // l.pipeline)
-    if l.schedule != "1f1b" and l.microbatches % rounds:
-        return f"{l.microbatches} microbatches are not divided by {rounds} rounds, as schedule {l.schedule} needs"
+    if layout.microbatches < layout.pp:
+        return f"{layout.microbatches} micro-batches do not fill a pipeline of {layout.pp} ranks"
+    rounds = max(1, layout.microbatches // layout.pp)
+    if layout.schedule != "1f1b" and layout.microbatches % rounds:
+        return f"schedule {layout.schedule} needs a multiple of {rounds} micro-batches, {layout.microbatches} is not"
     return ""
 
 
-def _resharding(l: Layout, s: Setting) -> str:  # noqa: E741
-    divided = l.shard * l.context > 1
-    return "" if divided or l.reshard else "with shard 1 and context 1 nothing is gathered: reshard true"
-
-
-def _zero_bubble(l: Layout, s: Setting) -> str:  # noqa: E741
-    """What PyTorch's split of a backward pass, first for inputs and then for weights, does not stand."""
-    if l.schedule != "zero_bubble":
+def _check_resharding(layout: Layout, setting: Setting) -> str:
+    is_sharded = layout.dp_shard * layout.cp > 1
+    if is_sharded or layout.reshard_after_forward:
         return ""
-    if TORCH < (2, 13):
-        return f"zero_bubble does not split this loss's backward pass before torch 2.13, this is {TORCH[0]}.{TORCH[1]}"
-    if s.compiled:
-        return "zero_bubble splits the backward pass, a compiled block does not: compile false"
-    if l.checkpointing == "selective":
-        return "zero_bubble goes through a block twice, selective checkpointing only once"
-    if l.is_wrapped and l.reshard:
-        return "zero_bubble with weights that are gathered again has wrong gradients: reshard false, with shard above 1"
+    return "dp_shard 1 and cp 1 shard no weights: reshard_after_forward has to be true"
+
+
+def _check_zero_bubble(layout: Layout, setting: Setting) -> str:
+    """Check what PyTorch needs to split a backward pass, first for inputs and then for weights."""
+    if layout.schedule != "zero_bubble":
+        return ""
+    if TORCH_VERSION < (2, 13):
+        installed = ".".join(map(str, TORCH_VERSION))
+        return f"zero_bubble does not split this loss's backward pass before torch 2.13, this is {installed}"
+    if setting.compiled:
+        return "zero_bubble splits the backward pass, which a compiled block does not support: compile has to be false"
+    if layout.checkpointing == "selective":
+        return "zero_bubble goes through a block twice, which selective checkpointing does not support"
+    if layout.uses_fsdp and layout.reshard_after_forward:
+        return (
+            "zero_bubble computes wrong gradients where weights are gathered again: reshard_after_forward has to be "
+            "false, with dp_shard above 1"
+        )
     return ""
 
 
-def _tied(l: Layout, s: Setting) -> str:  # noqa: E741
-    return "the model's head is its embedding: both have to be in one stage" if s.shape.tied and l.pipeline > 1 else ""
+def _check_tied_head(layout: Layout, setting: Setting) -> str:
+    if setting.shape.tied and layout.pp > 1:
+        return "the model's head is its embedding: both have to be in one stage, so pp has to be 1"
+    return ""
 
 
-def _fp8(l: Layout, s: Setting) -> str:  # noqa: E741
-    """What torchao's layers are laid out for here."""
-    if not s.dtype.startswith("fp8"):
+def _check_fp8(layout: Layout, setting: Setting) -> str:
+    """Check what torchao's layers support here."""
+    if not setting.dtype.startswith("fp8"):
         return ""
-    if l.tensor > 1:
-        return f"the scales of {s.dtype} are of whole weights: tensor 1"
-    return "zero_bubble splits the backward pass, an fp8 layer does not" if l.schedule == "zero_bubble" else ""
+    if layout.tp > 1:
+        return f"{setting.dtype} has scales of whole weights: tp has to be 1"
+    if layout.schedule == "zero_bubble":
+        return "zero_bubble splits the backward pass, which an fp8 layer does not support"
+    return ""
 
 
 RULES: dict[str, Callable[[Layout, Setting], str]] = {
-    "the degrees multiply to the number of ranks": _world,
-    "tensor divides what it divides": _tensor,
-    "tensor stays within a node": _tensor_in_node,
-    "context divides the sequence": _context,
-    "micro-batches make the global batch": _batch,
-    "stages and schedule agree": _stages,
-    "micro-batches fill the pipeline": _filled,
-    "only what is divided is gathered": _resharding,
-    "zero bubble is possible": _zero_bubble,
-    "a tied head is where the embedding is": _tied,
-    "fp8 is possible": _fp8,
+    "the degrees multiply to the number of ranks": _check_world_size,
+    "tp divides heads, sizes and sequence": _check_tp,
+    "tp stays within a node": _check_tp_in_node,
+    "cp divides the sequence": _check_cp,
+    "micro-batches divide the global batch": _check_batch,
+    "stages and schedule agree": _check_stages,
+    "micro-batches fill the pipeline": _check_microbatches,
+    "only sharded weights stay gathered": _check_resharding,
+    "zero_bubble is supported": _check_zero_bubble,
+    "a tied head shares a stage with the embedding": _check_tied_head,
+    "fp8 is supported": _check_fp8,
 }
 
 
-def is_written(layout: Layout, dtype: str) -> bool:
-    """Whether blocks have a backward pass of our own: where weights and sequences are whole. Zero bubble asks for the
-    two halves of a backward pass, each by itself, and fp8 layers are torchao's."""
-    whole = layout.tensor == layout.context == 1
-    return whole and layout.schedule != "zero_bubble" and not dtype.startswith("fp8")
+def uses_manual_backward(layout: Layout, dtype: str) -> bool:
+    """Return whether blocks have this project's own backward pass.
+
+    They do where a rank has whole weights and whole sequences. Zero bubble needs the two halves of a backward pass
+    separately, and fp8 layers are torchao's.
+    """
+    is_whole = layout.tp == layout.cp == 1
+    return is_whole and layout.schedule != "zero_bubble" and not dtype.startswith("fp8")
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """Which layers each stage has: as even as can be, the first and the last stage the ones with fewer, since they have
-    the ends."""
-    base, more = divmod(layers, stages)
-    longer = sorted(range(stages), key=lambda n: (n in (0, stages - 1), n))[:more]
-    found, start = [], 0
-    for n in range(stages):
-        end = start + base + (n in longer)
-        found.append(range(start, end))
-        start = end
-    return found
+    """Return the layers of each stage, as evenly divided as possible.
+
+    The first and the last stage are the first to get fewer layers, since they also have the embedding and the head.
+    """
+    base, remainder = divmod(layers, stages)
+    longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
+    starts = [0]
+    for stage in range(stages):
+        starts.append(starts[-1] + base + (stage in longer_stages))
+    return [range(start, stop) for start, stop in pairwise(starts)]

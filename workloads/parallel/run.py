@@ -1,4 +1,4 @@
-"""A trial of a layout: set it up, train a few steps, and say what was really laid out."""
+"""Run one trial of a layout: set it up, train a few steps, and read back the layout that ran."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from workloads.llama.flops import hardware_flops_per_token, model_flops_per_toke
 from workloads.llama.model import fastest_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel import ParallelParameters
-from workloads.parallel.apply import Groups, groups_of, numbers, stages_of
-from workloads.parallel.communication import counted
+from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
+from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
-from workloads.parallel.layout import why_illegal
-from workloads.parallel.stage import Stage, WrittenBlock, random_weights
+from workloads.parallel.layout import find_violation
+from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import float8_recipe
 from workloads.telemetry import monitor_gpu
@@ -31,13 +31,17 @@ GIB = 2**30
 
 
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
-    """Train in this layout, together with the other ranks. Raises Infeasible for an illegal one."""
-    device, layout = devices.device_of(rank), parameters.layout
-    _, why = why_illegal(layout, parameters.setting(rank.world_size, rank.ranks_per_node))
-    if why:
-        raise Infeasible(why)
-    if why := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
-        raise Infeasible(f"dtype={parameters.dtype} is {why}")
+    """Train in this layout, together with the other ranks.
+
+    Raises:
+        Infeasible: the layout is invalid, or the device does not support the data type.
+    """
+    device = devices.device_of(rank)
+    violation = find_violation(parameters.layout, parameters.setting(rank.world_size, rank.ranks_per_node))
+    if violation is not None:
+        raise Infeasible(violation.reason)
+    if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
+        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     devices.release_memory(device)
     torch.compiler.reset()
     try:
@@ -48,101 +52,114 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
 
 
 def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> Measurement:
-    shape, layout = MODELS[parameters.model], parameters.layout
-    groups = groups_of(layout, device.type)
-    stages = stages_of(
-        *(shape, layout, groups, parameters.sequence_length, device),
+    shape, layout, length = MODELS[parameters.model], parameters.layout, parameters.sequence_length
+    groups = build_groups(layout, device.type)
+    spec = ModelSpec(
+        shape,
+        length,
         torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
-        random_weights(parameters.seed, device),
-        compiled=parameters.compile,
         recipe=parameters.dtype if parameters.dtype.startswith("fp8") else "",
+        compiled=parameters.compile,
     )
+    stages = build_stages(spec, layout, groups, device, build_initializer(parameters.seed, device))
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # training counts, not how the weights came there
+        torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
-    length = parameters.sequence_length
     tokens = load_sequences(
         None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
     )
     losses, times_s, communication = [], [], dict[str, float]()
     with monitor_gpu(device) as watch:
-        for n in range(parameters.warmup + parameters.steps):
+        for step in range(parameters.warmup + parameters.steps):
             dist.barrier()
             started = time.perf_counter()
-            with counted(device, communication) if n == parameters.warmup - 1 else nullcontext():
+            is_profiled = step == parameters.warmup - 1
+            with profile_communication(device, communication) if is_profiled else nullcontext():
                 losses.append(float(trainer.step(tokens)))
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
             times_s.append(time.perf_counter() - started)
-    tokens_per_step = layout.global_batch * length
-    layers = shape.layers
-    again = {
-        "none": {},
-        "selective": {"gate": layers, "up": layers},
-        "full": dict.fromkeys(("qkv", "attention", "output", "gate", "up"), layers),
-    }
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if device.type == "cuda":
-        peak = torch.tensor(torch.cuda.max_memory_allocated(device) / GIB, device=device)
-        dist.all_reduce(peak, dist.ReduceOp.MAX)  # of the rank that needs most
-        metrics["peak_device_gib"] = float(peak)
-    share = 1 / rank.world_size  # of the step's work: ranks are given equal parts
+        metrics["peak_device_gib"] = _peak_gib(device)
+    tokens_per_step = layout.global_batch * length
+    share = 1 / rank.world_size  # every rank does an equal share of the step's work
+    hardware_flops = hardware_flops_per_token(shape, length, _recomputed_products(parameters))  # type: ignore[arg-type]
     return Measurement(
-        executed=_executed(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
+        executed=_executed_parameters(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
         step_times_s=tuple(times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, length) * tokens_per_step * share,
-        hardware_flops_per_step=hardware_flops_per_token(shape, length, again[layout.checkpointing])  # type: ignore[arg-type]
-        * tokens_per_step
-        * share,
-        tokens_per_step=0 if rank.rank else tokens_per_step,  # all ranks' together
-        # Attention and the head stay in bf16: of fp8's peak a mixed step has no share that means anything.
+        hardware_flops_per_step=hardware_flops * tokens_per_step * share,
+        tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports those of all ranks
+        # Attention and the head stay in bf16: a mixed step has no meaningful share of the fp8 peak.
         matrix_dtype=parameters.dtype,
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | watch.machine_info()
-        | {"layout": str(layout), "attention": _attention(stages[0]), "parameters_kept": sum(map(numbers, stages))},
+        | {
+            "layout": str(layout),
+            "attention": _attention_kernel(stages[0]),
+            "parameters_kept": sum(map(count_local_parameters, stages)),
+        },
     )
 
 
-def _executed(
+def _peak_gib(device: torch.device) -> float:
+    """Return the peak of allocated memory, of the rank that needs the most."""
+    peak = torch.tensor(torch.cuda.max_memory_allocated(device) / GIB, device=device)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return float(peak)
+
+
+def _recomputed_products(parameters: ParallelParameters) -> dict[str, int]:
+    """Return in how many layers each product is recomputed."""
+    layers = MODELS[parameters.model].layers
+    products = {"none": (), "selective": ("gate", "up"), "full": ("qkv", "attention", "output", "gate", "up")}
+    return dict.fromkeys(products[parameters.checkpointing], layers)
+
+
+def _executed_parameters(
     parameters: ParallelParameters, groups: Groups, stages: list[Stage], length: int, steps: int
 ) -> dict[str, Scalar]:
-    """The parameters, those that a laid-out model shows read back from it."""
-    mesh, context = groups.mesh, dist.get_world_size(groups.context) if groups.context is not None else 1
-    blocks = (block for stage in stages for block in stage.blocks.values())
-    keeps = {getattr(block, "checkpointing", "none") for block in blocks}
-    found: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    return found | {
-        "replicate": mesh["replicate"].size(),
-        "shard": mesh["shard"].size() // context,
-        "tensor": mesh["tensor"].size(),
-        "context": context,
-        "pipeline": mesh["pipeline"].size(),
-        "stages": len(stages),
-        "checkpointing": ", ".join(sorted(keeps)),
-        "dtype": _dtype(stages[0]),
+    """Return the parameters, as far as possible read back from the model that ran."""
+    mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
+    blocks = [block for stage in stages for block in stage.blocks.values()]
+    checkpointing = {getattr(block, "checkpointing", "none") for block in blocks}
+    requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    return requested | {
+        "dp_replicate": mesh["dp_replicate"].size(),
+        "dp_shard": mesh["dp_shard_cp"].size() // cp,
+        "tp": mesh["tp"].size(),
+        "cp": cp,
+        "pp": mesh["pp"].size(),
+        "stages_per_rank": len(stages),
+        "checkpointing": ", ".join(sorted(checkpointing)),
+        "dtype": _block_dtype(stages[0]),
         "sequence_length": length,
         "steps": steps - parameters.warmup,
     }
 
 
-def _dtype(stage: Stage) -> str:
-    """What the products of blocks are in."""
-    layer: Any = _block(stage).qkv
+def _block_dtype(stage: Stage) -> str:
+    """Return the data type or recipe of the matrix products of blocks."""
+    layer: Any = _first_block(stage).qkv
     return float8_recipe(layer) or {torch.bfloat16: "bf16", torch.float32: "fp32"}[layer.weight.dtype]
 
 
-def _attention(stage: Stage) -> str:
-    """The name of its kernel; PyTorch's function chooses for itself, in the order of `fastest_attention`."""
-    block = _block(stage)
-    if isinstance(block, WrittenBlock):
-        return block.maths.kernel.name
+def _attention_kernel(stage: Stage) -> str:
+    """Return the name of the attention kernel.
+
+    PyTorch's function chooses its kernel itself, in the order of `fastest_attention`.
+    """
+    block = _first_block(stage)
+    if isinstance(block, ManualBackwardBlock):
+        return block.block_math.kernel.name
     if isinstance(block.attention, ContextAttention):
         return block.attention.kernel.name
     return "scaled_dot_product_attention"
 
 
-def _block(stage: Stage) -> Any:
-    """One of the stage's, without what keeps its activations."""
+def _first_block(stage: Stage) -> Any:
+    """Return the stage's first block, without its checkpointing wrapper."""
     block = next(iter(stage.blocks.values()))
     return getattr(block, "block", block)

@@ -1,4 +1,4 @@
-"""A pipeline stage of a Llama, or the whole of it: the model that every layout lays out."""
+"""A pipeline stage of a Llama, or the whole model: what every layout divides over ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from workloads.llama.model import Block
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.layout import Checkpointing
 
-# What selective checkpointing keeps: what attention made, and every product but the widest, which is computed again.
-KEPT = {
+# Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed
+# again.
+SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-WEIGHTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # which argument of a product it is
+# The index of the weight among a matrix product's arguments.
+WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
 
-class Kept(nn.Module):
-    """A block whose activations are computed again in the backward pass, all of them or some."""
+class CheckpointedBlock(nn.Module):
+    """A block whose activations are recomputed in the backward pass, all of them or some."""
 
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
@@ -36,10 +38,13 @@ class Kept(nn.Module):
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         widest = {tuple(sorted(weight.shape)), tuple(sorted(local.shape))}
 
-        # No method: what is compiled takes a plain function for a constant.
+        # Not a method: torch.compile treats a plain function as a constant.
         def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
-            product = function in WEIGHTS and tuple(sorted(args[WEIGHTS[function]].shape)) not in widest
-            return CheckpointPolicy.MUST_SAVE if product or function in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+            is_saved_product = (
+                function in WEIGHT_ARGUMENTS and tuple(sorted(args[WEIGHT_ARGUMENTS[function]].shape)) not in widest
+            )
+            is_saved = is_saved_product or function in SAVED_OPS
+            return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
         self._contexts = partial(create_selective_checkpoint_contexts, policy)
 
@@ -49,97 +54,119 @@ class Kept(nn.Module):
         return checkpoint(self.block, x, rope, use_reentrant=False, context_fn=self._contexts)
 
 
-class WrittenBlock(Block):
-    """A block whose backward pass is written out (`workloads.llama.block`): for whole weights and whole sequences, and
-    faster than what PyTorch makes of a compiled block."""
+class ManualBackwardBlock(Block):
+    """A block with a manual backward pass (`workloads.llama.block`), for whole weights and whole sequences.
 
-    # What waits for the backward pass; the rest is computed again.
-    KEPT: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
+    It is faster than the backward pass that PyTorch generates for a compiled block.
+    """
+
+    # What is saved for the backward pass; the rest is recomputed.
+    SAVED_ACTIVATIONS: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
         "none": ("q", "kv", "attn_out", "lse", "residual", "gate", "up"),
         "selective": ("q", "kv", "attn_out", "lse", "residual"),
         "full": (),
     }
 
-    def __init__(self, maths: BlockMath, checkpointing: Checkpointing) -> None:
-        super().__init__(maths.shape)
-        self.maths, self.checkpointing = maths, checkpointing
+    def __init__(self, block_math: BlockMath, checkpointing: Checkpointing) -> None:
+        super().__init__(block_math.shape)
+        self.block_math, self.checkpointing = block_math, checkpointing
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         names, weights = zip(*self.named_parameters(), strict=True)
-        out: Tensor = _Written.apply(self.maths, self.KEPT[self.checkpointing], names, rope, x, *weights)
+        saved_names = self.SAVED_ACTIVATIONS[self.checkpointing]
+        out: Tensor = _ManualBackward.apply(self.block_math, saved_names, names, rope, x, *weights)
         return out
 
 
-class _Written(torch.autograd.Function):
+class _ManualBackward(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, maths: BlockMath, kept: tuple[str, ...], names: tuple[str, ...], rope: Tensor, x: Tensor, *weights: Tensor
+        ctx,
+        block_math: BlockMath,
+        saved_names: tuple[str, ...],
+        weight_names: tuple[str, ...],
+        rope: Tensor,
+        x: Tensor,
+        *weights: Tensor,
     ) -> Tensor:
-        out, made = maths.forward(dict(zip(names, weights, strict=True)), x.flatten(0, 1), rope, None)
-        ctx.maths, ctx.kept, ctx.names = maths, kept, names
-        ctx.save_for_backward(rope, x, *(made[name] for name in kept), *weights)
+        named_weights = dict(zip(weight_names, weights, strict=True))
+        out, activations = block_math.forward(named_weights, x.flatten(0, 1), rope, None)
+        ctx.block_math, ctx.saved_names, ctx.weight_names = block_math, saved_names, weight_names
+        ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
         return out.view_as(x)
 
     @staticmethod
     def backward(ctx, d_out: Tensor):  # type: ignore[no-untyped-def]
         rope, x, *saved = ctx.saved_tensors
-        made = dict(zip(ctx.kept, saved, strict=False)) | {"x": x.flatten(0, 1)}
-        weights = dict(zip(ctx.names, saved[len(ctx.kept) :], strict=True))
+        activations = dict(zip(ctx.saved_names, saved, strict=False)) | {"x": x.flatten(0, 1)}
+        weights = dict(zip(ctx.weight_names, saved[len(ctx.saved_names) :], strict=True))
         gradients: dict[str, Tensor] = {}
-        d_x = ctx.maths.backward(weights, gradients, made, rope, d_out.contiguous().flatten(0, 1))
-        return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.names)
+        d_x = ctx.block_math.backward(weights, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
+        return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 
 class Stage(nn.Module):
-    """Layers of a Llama, with the embedding in front of the first and the last norm behind the last.
+    """Layers of a Llama. The first stage also has the embedding, the last one the last norm and the head.
 
-    forward takes tokens [batch, length] or what the stage before gives [batch, length, width], and gives that or, of
-    the last stage, the normed result, which with `head` and the targets makes the loss.
+    forward takes tokens [batch, length] in the first stage, and the output of the stage before [batch, length,
+    hidden_size] in the others. The last stage returns the normed hidden states, from which `lm_head_weight` and the
+    targets give the loss.
     """
 
-    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, block: Callable[[], Block]) -> None:
+    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, build_block: Callable[[], Block]) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size) if layers.start == 0 else None
-        self.blocks = nn.ModuleDict({str(n): block() for n in layers})
-        last = layers.stop == shape.layers
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps) if last else None
-        self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False) if last and not shape.tied else None
+        self.blocks = nn.ModuleDict({str(layer): build_block() for layer in layers})
+        is_last = layers.stop == shape.layers
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps) if is_last else None
+        self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False) if is_last and not shape.tied else None
+
+    @property
+    def is_first(self) -> bool:
+        return self.embedding is not None
+
+    @property
+    def is_last(self) -> bool:
+        return self.norm is not None
 
     @property
     def lm_head_weight(self) -> Tensor:
-        """Of the last stage."""
+        """The head's weight, of the last stage."""
         return (self.lm_head or self.embedding).weight  # type: ignore[union-attr]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
-            if type(x) is not Tensor:  # still on its way to all ranks: nothing that a compiled block takes
+            if type(x) is not Tensor:  # an AsyncCollectiveTensor, which a compiled block does not take
                 x = x.clone()
         for block in self.blocks.values():
             x = block(x, self.rope)
         return self.norm(x) if self.norm is not None else x
 
 
-def each_parameter(stage: Stage) -> dict[str, nn.Parameter]:
-    """By the names that they have in `workloads.llama.model.Llama`, whatever wraps the blocks."""
+def named_llama_parameters(stage: Stage) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names in `workloads.llama.model.Llama`, without the names of wrappers."""
     return {
         name.replace("._orig_mod", "").replace(".block.", "."): parameter
         for name, parameter in stage.named_parameters()
     }
 
 
-Initial = Callable[[str, tuple[int, ...]], Tensor]
+Initializer = Callable[[str, tuple[int, ...]], Tensor]
 
 
-def random_weights(seed: int, device: torch.device) -> Initial:
-    """The same weights of a name whatever the layout: normal with a deviation of 0.02, norms of one, biases of zero."""
+def build_initializer(seed: int, device: torch.device) -> Initializer:
+    """Return a function from a parameter's name and size to its initial value, the same in every layout.
+
+    Matrices are normal with a standard deviation of 0.02, norms are ones, biases are zeros.
+    """
     generator = torch.Generator(device)
 
-    def weights(name: str, size: tuple[int, ...]) -> Tensor:
+    def initialize(name: str, size: tuple[int, ...]) -> Tensor:
         if len(size) == 1:
             return torch.full(size, 0.0 if name.endswith("bias") else 1.0, device=device)
-        own = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
-        return torch.empty(size, device=device).normal_(std=0.02, generator=generator.manual_seed(own ^ seed))
+        name_hash = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
+        return torch.empty(size, device=device).normal_(std=0.02, generator=generator.manual_seed(name_hash ^ seed))
 
-    return weights
+    return initialize

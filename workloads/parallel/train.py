@@ -1,4 +1,4 @@
-"""Steps of a model that is laid out over ranks."""
+"""Train a model that a layout divides over ranks, step by step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.llama.model import next_token_loss
-from workloads.parallel.apply import Groups, sync_gradients
-from workloads.parallel.context import positions
-from workloads.parallel.layout import LOSS_TOKENS, Layout
-from workloads.parallel.loss import sharded_loss
+from workloads.parallel.apply import Groups, set_gradient_sync
+from workloads.parallel.context import local_positions
+from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout
+from workloads.parallel.loss import vocab_parallel_loss
 from workloads.parallel.stage import Stage
 
 SCHEDULES: dict[str, Any] = {
@@ -27,91 +27,101 @@ SCHEDULES: dict[str, Any] = {
 
 
 class Trainer:
-    """Forward and backward passes of this rank's stages, and AdamW over what it keeps of them."""
+    """Runs forward and backward passes of this rank's stages, and AdamW over its parameters."""
 
     def __init__(
         self, stages: list[Stage], layout: Layout, groups: Groups, device: torch.device, learning_rate: float
     ) -> None:
         self.stages, self.layout, self._groups, self._device = stages, layout, groups, device
-        parameters = [p for stage in stages for p in stage.parameters()]
+        parameters = [parameter for stage in stages for parameter in stage.parameters()]
         self._optimizer = torch.optim.AdamW(
             parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
         )
-        self._schedule = self._pipeline() if layout.pipeline > 1 else None
+        self._schedule = self._build_schedule() if layout.pp > 1 else None
 
     def step(self, tokens: Tensor) -> Tensor:
-        """One step on tokens[global_batch, length + 1], each rank taking its own; the mean loss."""
-        loss = self.gradients(tokens)
+        """Train one step on tokens[global_batch, length + 1], each rank on its part. Returns the mean loss."""
+        loss = self.compute_gradients(tokens)
         self.update()
         return loss
 
     def update(self) -> None:
+        """Apply the gradients and clear them."""
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def gradients(self, tokens: Tensor) -> Tensor:
-        """The forward and backward passes of a step: gradients lie with the parameters, the loss is all ranks' mean."""
-        inputs, targets = self._own(tokens)
-        mean = self._through_pipeline(inputs, targets) if self._schedule else self._alone(inputs, targets)
-        # Only the pipeline's last ranks know a loss.
-        both = torch.tensor([0.0, 0.0], device=self._device) if mean is None else torch.stack([mean, mean.new_ones(())])
-        dist.all_reduce(both)
-        return both[0] / both[1]
+    def compute_gradients(self, tokens: Tensor) -> Tensor:
+        """Run a step's forward and backward passes. Returns the mean loss of all ranks."""
+        inputs, targets = self._local_batch(tokens)
+        loss = self._run_pipeline(inputs, targets) if self._schedule else self._run_microbatches(inputs, targets)
+        if loss is None:  # only the last pipeline ranks have one
+            sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
+        else:
+            sum_and_count = torch.stack([loss, loss.new_ones(())])
+        dist.all_reduce(sum_and_count)
+        return sum_and_count[0] / sum_and_count[1]
 
-    def _own(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [sequences, length] of this rank."""
+    def _local_batch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this rank's inputs and targets [sequences, length]."""
         layout, mesh = self.layout, self._groups.mesh
-        place = mesh["shard"].get_local_rank() // layout.context
-        place += mesh["replicate"].get_local_rank() * layout.shard
-        mine = tokens.chunk(layout.data)[place].to(self._device)
-        inputs, targets = mine[:, :-1], mine[:, 1:]
-        if self._groups.context is not None:
-            own = positions(inputs.shape[1], layout.context, dist.get_rank(self._groups.context)).to(self._device)
-            inputs, targets = inputs[:, own], targets[:, own]
+        dp_rank = mesh["dp_shard_cp"].get_local_rank() // layout.cp
+        dp_rank += mesh["dp_replicate"].get_local_rank() * layout.dp_shard
+        local = tokens.chunk(layout.dp)[dp_rank].to(self._device)
+        inputs, targets = local[:, :-1], local[:, 1:]
+        if self._groups.cp_group is not None:
+            positions = local_positions(inputs.shape[1], layout.cp, dist.get_rank(self._groups.cp_group))
+            positions = positions.to(self._device)
+            inputs, targets = inputs[:, positions], targets[:, positions]
         return inputs.contiguous(), targets.contiguous()
 
-    def _alone(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _run_microbatches(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run the micro-batches one after the other, without a pipeline. Returns their mean loss."""
         count, loss = self.layout.microbatches, torch.zeros((), device=self._device)
+        loss_function = self._build_loss(self.stages[0])
         for n, (x, t) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True)):
-            sync_gradients(self.stages, last=n == count - 1, reshard=self.layout.reshard)
-            part = self._loss(self.stages[0])(self.stages[0](x), t) / count
-            part.backward()
-            loss += part.detach()
+            set_gradient_sync(
+                self.stages,
+                is_last_microbatch=n == count - 1,
+                reshard_after_forward=self.layout.reshard_after_forward,
+            )
+            microbatch_loss = loss_function(self.stages[0](x), t) / count
+            microbatch_loss.backward()
+            loss += microbatch_loss.detach()
         return loss
 
-    def _through_pipeline(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+    def _run_pipeline(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Run a step through the pipeline. Returns the mean loss on the last pipeline rank, None on the others."""
         assert self._schedule is not None
-        first = self.stages[0].embedding is not None
-        last = self.stages[-1].norm is not None
+        is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
         losses: list[Tensor] = []
-        wanted: dict[str, Any] = {"target": targets, "losses": losses} if last else {}
-        if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # which nobody wants
-            wanted["return_outputs"] = False
-        self._schedule.step(*([inputs] if first else []), **wanted)
-        return torch.stack(losses).mean().detach() if last else None
+        arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
+        if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # they are not used
+            arguments["return_outputs"] = False
+        self._schedule.step(*([inputs] if is_first else []), **arguments)
+        return torch.stack(losses).mean().detach() if is_last else None
 
-    def _pipeline(self) -> Any:
-        layout, mesh = self.layout, self._groups.mesh["pipeline"]
-        numbers = range(mesh.get_local_rank(), layout.total_stages, layout.pipeline)
+    def _build_schedule(self) -> Any:
+        layout, mesh = self.layout, self._groups.mesh["pp"]
+        stage_indices = range(mesh.get_local_rank(), layout.total_stages, layout.pp)
         stages = [
-            pipelining.PipelineStage(stage, n, layout.total_stages, self._device, group=mesh.get_group())
-            for stage, n in zip(self.stages, numbers, strict=True)
+            pipelining.PipelineStage(stage, index, layout.total_stages, self._device, group=mesh.get_group())
+            for stage, index in zip(self.stages, stage_indices, strict=True)
         ]
-        loss = self._loss(self.stages[-1])
-        several = stages if layout.schedule != "1f1b" else stages[0]
-        return SCHEDULES[layout.schedule](several, layout.microbatches, loss_fn=loss)
+        loss_function = self._build_loss(self.stages[-1])
+        one_or_more = stages[0] if layout.schedule == "1f1b" else stages
+        return SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)
 
-    def _loss(self, stage: Stage) -> Callable[[Tensor, Tensor], Tensor]:
-        """What the last stage's output and the targets make."""
-        mesh = self._groups.tensor
+    def _build_loss(self, stage: Stage) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return a function from the last stage's output and the targets to the loss."""
+        mesh = self._groups.tp_mesh
 
-        def loss(hidden: Tensor, targets: Tensor) -> Tensor:
+        def loss_function(hidden: Tensor, targets: Tensor) -> Tensor:
             weight = stage.lm_head_weight
             if mesh is None:
-                return next_token_loss(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_TOKENS)
+                return next_token_loss(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_CHUNK_TOKENS)
             assert isinstance(weight, DTensor)
-            whole = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False).redistribute(mesh, [Replicate()])
-            hidden = whole.to_local(grad_placements=[Partial()])
-            return sharded_loss(hidden.flatten(0, 1), weight.to_local(), targets.flatten(), mesh.get_group())
+            full = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False).redistribute(mesh, [Replicate()])
+            hidden = full.to_local(grad_placements=[Partial()])
+            return vocab_parallel_loss(hidden.flatten(0, 1), weight.to_local(), targets.flatten(), mesh.get_group())
 
-        return loss
+        return loss_function

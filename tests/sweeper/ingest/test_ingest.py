@@ -61,7 +61,7 @@ def line(**changes: float) -> list[float]:
 
 def test_a_benchmarks_figures_are_made_of_its_steps_after_warm_up(tmp_path: Path) -> None:
     (found,) = recognise(path := written(tmp_path, benchmark())).read(path)
-    assert found.params == {"sequence_length": 2048, "global_batch": 64, "tensor": 2, "pipeline": 1, "data": 4}
+    assert found.params == {"sequence_length": 2048, "global_batch": 64, "tp": 2, "pp": 1, "dp": 4}
     own = metrics(found)
     assert own["tokens_per_s"] == 64 * 2048 / 2 and own["tokens_per_s_per_gpu"] == 8192 and own["warmup_steps"] == 2
     assert not found.contradictions and not disagreements(found, own)

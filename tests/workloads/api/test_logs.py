@@ -58,7 +58,7 @@ def test_the_reported_configuration_is_parsed() -> None:
         "  world_size ...................................... 16\n"
         "  some_other_thing ................................ 7\n"
     )
-    assert reader.told == {"tensor": 2, "sequence_length": 8192, "gpus": 16}
+    assert reader.told == {"tp": 2, "sequence_length": 8192, "gpus": 16}
     reader, _ = read(
         '[titan] 2026-01-01 00:00:00,000 - root - INFO - Running with configs: {\n  "training": {\n'
         '    "seq_len": 2048,\n    "global_batch_size": -1\n  },\n'

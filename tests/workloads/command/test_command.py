@@ -221,8 +221,8 @@ def test_output_without_an_end_of_line_costs_its_length_and_no_more() -> None:
 
 def test_a_program_that_does_otherwise_than_asked_is_found_out() -> None:
     program = "print('  tensor_model_parallel_size ........... 4')\n" + STEPS
-    with pytest.raises(ParameterMismatch, match="tensor=4, requested 2"):
-        run(program, parameters={"tensor": 2}, environment={"T": "{tensor}"})
+    with pytest.raises(ParameterMismatch, match="tp=4, requested 2"):
+        run(program, parameters={"tp": 2}, environment={"T": "{tp}"})
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -235,7 +235,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 def test_only_legal_layouts_of_a_known_trainer_are_tried() -> None:
     loaded: Any = load("command")
-    layout = {"tensor": "{tensor}", "pipeline": "{pipeline}"}
+    layout = {"tp": "{tensor}", "pp": "{pipeline}"}
     said = {"run": ["x"], "layout": layout, "global_batch": "64", "sequence_length": "8192", "model": "llama3_8b"}
     command = loaded.with_settings(loaded.Settings(**said))
     machine = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0)
@@ -244,13 +244,10 @@ def test_only_legal_layouts_of_a_known_trainer_are_tried() -> None:
         return str(command.estimate(command.Parameters(tensor=tensor, pipeline=pipeline), machine).unsupported_reason)
 
     assert foreseen(2, 1) == foreseen(4, 2) == ""
-    assert "= 6 ranks, there are 8" in foreseen(3, 2) and "16 ranks" in foreseen(16, 1)
-    assert "tensor=0, it has to be a whole number" in foreseen(0, 1)
+    assert "= 6 ranks, but there are 8" in foreseen(3, 2) and "16 ranks" in foreseen(16, 1)
+    assert "tp=0, it has to be a whole number" in foreseen(0, 1)
     three = Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
-    assert (
-        "pipeline 3 of 32 layers"
-        in command.estimate(command.Parameters(tensor=1, pipeline=3), three).unsupported_reason
-    )
+    assert "pp 3 of 32 layers" in command.estimate(command.Parameters(tensor=1, pipeline=3), three).unsupported_reason
 
 
 def test_torchtitan_takes_what_its_preset_says(place: Place, tmp_path: Path) -> None:
@@ -258,7 +255,7 @@ def test_torchtitan_takes_what_its_preset_says(place: Place, tmp_path: Path) -> 
     pytest.importorskip("triton")
     pytest.importorskip("torchtitan", exc_type=ImportError)
     preset = yaml.safe_load((REPOSITORY / "conf/workload/torchtitan.yaml").read_text())
-    values = {"sequence_length": 8192, "global_batch": 16, "tensor": 2, "pipeline": 1, "context": 1, "micro_batch": 2}
+    values = {"sequence_length": 8192, "global_batch": 16, "tp": 2, "pp": 1, "cp": 1, "micro_batch": 2}
     values |= {"checkpointing": "full", "compile": True, "assets": "a", "dataset_path": "b", "output": "o"}
     text = rendered("config.toml", preset["command"]["files"]["config.toml"], values)
     (tmp_path / "config.toml").write_text(text)
@@ -294,13 +291,13 @@ def test_a_sweep_over_a_stand_in_that_prints_megatrons_log(place: Place) -> None
         "import sys\nsaid = dict(a[2:].split('=') for a in sys.argv[1:] if '=' in a)\n"
         "print('  tensor_model_parallel_size ................', said['tensor-model-parallel-size'])\n" + STEPS
     )
-    words = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.context=1"]
-    words += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pipeline=1"]
-    words += ["command.model=llama_tiny", "space.tensor=choice(1,2)", f"command.directory={place.path}"]
+    words = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.cp=1"]
+    words += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pp=1"]
+    words += ["command.model=llama_tiny", "space.tp=choice(1,2)", f"command.directory={place.path}"]
     done = place.run(*words)
     assert done.code == 0, done.out + done.err
     runs = place.runs("trial")
-    assert sorted(run.data.params["tensor"] for run in runs) == ["1", "2"]
+    assert sorted(run.data.params["tp"] for run in runs) == ["1", "2"]
     for run_ in runs:
         assert run_.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
         assert run_.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
@@ -385,8 +382,8 @@ def steps_of_what_runs(store: Path) -> list[Any]:
         (["command.run=[x]", "command.stepps=3"], "did you mean command.steps?"),
         (["workload=probe", "command.run=[x]"], "probe runs no command"),
         (["command.run=[x]", "command.model=llama3-8b"], "command: model=llama3-8b: it may be"),
-        (["command.run=[x]", "command.layout={tensr: 2}"], "layout.tensr: it may be"),
-        (["command.run=[x]", "command.layout={tensor: 2}"], "layout: needs global_batch as well"),
+        (["command.run=[x]", "command.layout={tpp: 2}"], "layout.tpp: it may be"),
+        (["command.run=[x]", "command.layout={tp: 2}"], "layout: needs global_batch as well"),
         (["workload=probe", "search.pruner=median"], "probe tells nothing before it ends"),
     ],
     ids=str,
