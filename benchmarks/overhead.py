@@ -88,7 +88,12 @@ def run_tune(trials: int, at_once: int) -> dict[str, float]:
 
 
 def run_ours(trials: int, at_once: int, sleep_s: float = 0.0) -> dict[str, float]:
-    words = ["workload=probe", f"budget.trials={trials}", f"cluster.workers={at_once}", f"space.sleep_s={sleep_s}"]
+    words = [
+        "workload=probe",
+        f"budget.trials={trials}",
+        f"cluster.max_concurrent_trials={at_once}",
+        f"space.sleep_s={sleep_s}",
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wall_s, _ = timed([sys.executable, "-m", "sweeper", *words, "hardware=cpu", "progress=never"], folder)

@@ -82,7 +82,7 @@ def _run_sweep(composed: DictConfig, command: list[str]) -> int:
         config = resolved.config
         if config.tracking.uri:
             check_uri(config.tracking.uri)
-        nodes = cluster.look(config.cluster.address, config.cluster.insecure)
+        nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure)
         typed_points = any(word.startswith("search.initial_points=") for word in command)
         plan = build_plan(resolved, nodes, strict_initial_points=typed_points)
         if config.plan:

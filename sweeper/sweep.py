@@ -18,6 +18,7 @@ from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus
 from sweeper.execution import cluster, gang_pool, lock
+from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.planning.plan import Plan
@@ -44,7 +45,7 @@ class Sweep:
         self._arguments = arguments
         self._command = shlex.join(secrets.masked_arguments(arguments))
         self._stop = StopRequests(self._command)
-        self._lock = lock.take(plan.folder)
+        self._lock = lock.acquire(plan.folder)
         self._study = _open_study(plan)
         opening = parent_run.opening_message(
             plan,
@@ -69,7 +70,9 @@ class Sweep:
         )
         self._pool: gang_pool.GangPool | None = None
         self._attempts: Counter[int] = Counter()
-        self._nodes = NodeMonitor(plan, self._study.records)
+        resources = plan.resources
+        self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
+        self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
         self._finals_ended = 0
         self._finals_planned = 0
 
@@ -106,11 +109,11 @@ class Sweep:
                     if not self._plan.target.is_gpu:
                         os.nice(5)  # trials are timed on the cores that this process shares
                     self._progress.start()
-                    with cluster.head_watched(self._leave_without_head):
+                    with cluster.on_head_lost(self._leave_without_head):
                         if self._has_trials():
                             self._run_trials(self._plan.resources.gangs, self._has_trials, self._study.ask)
                         self._run_finals()
-            except cluster.ClusterTrouble as error:
+            except cluster.ClusterError as error:
                 self._cancel_in_flight()
                 if self._pool:
                     self._pool.close()
@@ -129,7 +132,7 @@ class Sweep:
             if self._stop.requested and stop_by_s is None:
                 stop_by_s = self._begin_stopping()
             self._compare_nodes()
-            for _ in range(self._pool.room()):
+            for _ in range(self._pool.capacity()):
                 if not (has_more() and (trial := ask())):
                     break
                 self._pool.submit(trial)
@@ -148,20 +151,17 @@ class Sweep:
         self._pool.close(0 if self._stop.requested else START_PATIENCE_S)
 
     def _make_pool(self, gangs: int) -> gang_pool.GangPool:
-        plan, resources = self._plan, self._plan.resources
-        return gang_pool.GangPool(
-            plan.target,
+        plan = self._plan
+        spec = GangSpec(
             workload=self._config.workload.name,
             constants=plan.space.constants,
             settings=plan.resolved.settings,
-            whole_nodes=resources.whole_nodes,
-            host_gib=resources.host_gib,
-            collects_steps=plan.workload.reports_steps,
-            size=resources.gpus,
-            count=gangs,
-            share=resources.gangs,  # a single finalist computes on as many cores as in the search
+            resources=self._gang_resources,
             timeout_s=self._config.trial.timeout_s,
+            reports_steps=plan.workload.reports_steps,
+            cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
         )
+        return gang_pool.GangPool(plan.target, spec, gangs)
 
     def _begin_stopping(self) -> float:
         """Cancel what has not started. Returns when the running trials are cancelled as well."""
@@ -211,10 +211,10 @@ class Sweep:
         assert self._pool is not None
         if self._stop.requested:
             return
-        for line in self._nodes.news(may_join=not self._finals_planned):
-            resources = replace(self._plan.resources, target=self._nodes.target, gangs=self._nodes.gangs())
+        for line in self._nodes.poll_changes(may_join=not self._finals_planned):
+            resources = replace(self._plan.resources, target=self._nodes.target, gangs=self._nodes.count_gangs())
             self._plan = replace(self._plan, resources=resources)
-            self._pool.use(resources.target, 1 if self._finals_planned else resources.gangs)
+            self._pool.set_target(resources.target, 1 if self._finals_planned else resources.gangs)
             self._display.note(f"{line}; {plan_view.describe_gangs(self._plan)}")
 
     def _compare_nodes(self) -> None:
@@ -222,11 +222,11 @@ class Sweep:
         assert self._pool is not None
         if self._finals_planned or not self._has_budget():
             return
-        for record, remeasurement, node in self._nodes.to_compare(
-            self._progress.best, self._progress.ended, self._pool.nodes_with_room()
+        for record, remeasurement, node in self._nodes.plan_comparisons(
+            self._progress.best, self._progress.ended, self._pool.nodes_with_capacity()
         ):
             trial = self._study.ask_again(dict(record.params), remeasurement)
-            self._nodes.compares(trial, node)
+            self._nodes.add_comparison(trial, node)
             self._pool.submit(trial, node)
 
     # ── trials ──
@@ -234,12 +234,12 @@ class Sweep:
     def _collect_steps(self, *, wait: bool = False) -> None:
         """Record the steps of running trials, and prune those that the pruner ends."""
         assert self._pool is not None
-        for trial, step, at_s, step_metrics in self._pool.reported(all_of_it=wait):
+        for trial, step, at_s, step_metrics in self._pool.collect_reports(wait=wait):
             name = tables.run_name(trial.number, trial.params, trial.remeasurement)
             self._tracking.step(trial.number, name, step, at_s, step_metrics)
             value = step_metrics.get(self._config.workload.objective)
             if value is not None and self._study.should_prune(trial.number, step, value):
-                self._pool.end_early(trial)
+                self._pool.prune(trial)
 
     def _take(self, trial: Trial, result: TrialResult) -> None:
         """Record a trial that has ended, or submit a lost one again."""
@@ -250,11 +250,11 @@ class Sweep:
             result = replace(result, status=TrialStatus.CANCELLED)  # the next run retries it
         if result.status is TrialStatus.LOST and attempt <= retries:
             self._display.note(f"trial {trial.number} lost, retrying ({attempt}/{retries}): {result.reason}")
-            self._nodes.tried(trial, result)
+            self._nodes.add_attempt(trial, result)
             self._pool.submit(trial)
             return
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
-        self._nodes.seen(record)
+        self._nodes.add_record(record)
         self._study.tell(record)
         self._finals_ended += record.remeasurement is not None
         is_best = not record.remeasurement and self._progress.add(record)
@@ -306,7 +306,7 @@ class Sweep:
             remaining_s=self._progress.left_s(trials),
             best=self._progress.best,
             objective=self._config.workload.objective,
-            describe_workers=pool.said if pool else lambda _: ["starting Ray"],
+            describe_workers=pool.describe_workers if pool else lambda _: ["starting Ray"],
             gangs=len(pool.gangs) if pool else 1,
             tracking_error=self._tracking.trouble,
             is_starting=pool is None or pool.starting,
@@ -340,7 +340,7 @@ class Sweep:
             (self._plan.folder / name).write_text(text)
         if is_over:
             results.keep_ceilings()
-        summary = Summary(results, self._command, self._extend_command(), self._nodes.said_aside())
+        summary = Summary(results, self._command, self._extend_command(), self._nodes.describe_drained())
         status = "KILLED" if interrupted else "FAILED" if error else "FINISHED"
         plots = [] if interrupted else self._draw_plots(results)
         written = self._close_tracking(results, summary, texts, status=status, plots=plots)

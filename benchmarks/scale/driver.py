@@ -1,7 +1,7 @@
-"""The driver over a simulated cluster: its work for a trial as trials and nodes grow, and opening its sweep again.
+"""The driver over a simulated cluster: its work for a trial as trials and nodes grow, and resuming its sweep.
 
-`Sweep` with its loop, its study on disk, its board and its pool of gangs are the real ones. The recording process is
-left out: it is a process of its own, and measured by itself.
+`Sweep` with its loop, its study on disk, its progress and its pool of gangs are the real ones. The recording process is
+excluded: it is a separate process, and `components.py` measures it.
 """
 
 from __future__ import annotations
@@ -14,55 +14,60 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.scale.stage import GPUS_OF_A_NODE, Stage
+from benchmarks.scale.simulated_ray import GPUS_PER_NODE, SimulatedRay
 
-WINDOW = 1000  # trials over which a figure is taken
+WINDOW = 1000  # trials over which a value is averaged
 MARKS = (1_000, 3_000, 10_000, 30_000, 100_000)
 
 
-class Parts:
-    """How long each call of each part of the driver took, what it called of other parts left out."""
+class CallTimer:
+    """Times the calls of functions, without the time of other timed functions that they call."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, simulation: SimulatedRay) -> None:
         self.calls: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
-        self._inner_s, self._stage = [0.0], stage
+        self._inner_s = [0.0]
+        self._simulation = simulation
 
-    def time(self, owner: Any, name: str, said: str) -> None:
-        call = getattr(owner, name)
+    def patch(self, owner: Any, function: str, label: str) -> None:
+        """Replace a function of a class or module by one that records its CPU time under this label."""
+        call = getattr(owner, function)
 
-        def timed(*words: Any, **find_hardware: Any) -> Any:
-            begun_s, stage_s = time.process_time(), self._stage.own_s
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started_s, simulation_started_s = time.process_time(), self._simulation.own_s
             self._inner_s.append(0.0)
             try:
-                return call(*words, **find_hardware)
+                return call(*args, **kwargs)
             finally:
-                took_s = time.process_time() - begun_s - (self._stage.own_s - stage_s)
-                self.calls[said].append(took_s - self._inner_s.pop())
-                self._inner_s[-1] += took_s
+                total_s = time.process_time() - started_s - (self._simulation.own_s - simulation_started_s)
+                self.calls[label].append(total_s - self._inner_s.pop())
+                self._inner_s[-1] += total_s
 
-        setattr(owner, name, timed)
+        setattr(owner, function, timed)
 
-    def ms(self, said: str, until: int) -> float:
-        """Of a call, the mean over a window that ends with this one."""
-        taken = self.calls[said][max(0, until - WINDOW) : until]
-        return 1e3 * sum(taken) / max(1, len(taken))
+    def mean_ms(self, label: str, until: int) -> float:
+        """Return the mean time of a call over the window that ends with call `until`."""
+        times_s = self.calls[label][max(0, until - WINDOW) : until]
+        return 1e3 * sum(times_s) / max(1, len(times_s))
 
-    def sum_s(self, *said: str) -> float:
-        return sum(sum(self.calls[name]) for name in said)
-
-
-class Enough(Exception):
-    """The last mark is reached."""
+    def sum_s(self, *labels: str) -> float:
+        return sum(sum(self.calls[label]) for label in labels)
 
 
-class NoBooks:
-    """In the recorder's place."""
+class LastMarkReached(Exception):
+    """Ends the sweep at the last mark."""
 
-    trouble, opened, behind = "", None, 0
+
+class NoTracking:
+    """Replaces the tracking client."""
+
+    trouble = ""
+    opened = None
+    behind = 0
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -71,8 +76,8 @@ class NoBooks:
         return lambda *_: True
 
 
-def planned(folder: Path, nodes: int, gpus: int, *words: str) -> Any:
-    """A plan for the main job on so many nodes, as the command makes it."""
+def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
+    """Build a plan of the matmul workload on so many simulated nodes, as the command does."""
     from hydra import compose, initialize_config_dir
 
     from sweeper.cli import overrides
@@ -81,109 +86,135 @@ def planned(folder: Path, nodes: int, gpus: int, *words: str) -> Any:
     from sweeper.execution import cluster
     from sweeper.planning import plan
 
-    names = ("NVIDIA H200",) * GPUS_OF_A_NODE
-    there = [Node(f"n{n}", 192, "a CPU", GPUS_OF_A_NODE, "H200", names, f"{n:056x}", "sm90") for n in range(nodes)]
-    cluster.look = lambda *_: there
+    names = ("NVIDIA H200",) * GPUS_PER_NODE
+    simulated = [Node(f"n{n}", 192, "a CPU", GPUS_PER_NODE, "H200", names, f"{n:056x}", "sm90") for n in range(nodes)]
     cluster.start = cluster.stop = lambda *_: None
-    cluster.NodeDiscovery.look = lambda *_: ([], {node.id for node in there})  # none joins, none is lost
+    cluster.NodeDiscovery.poll = lambda *_: ([], {node.id for node in simulated})  # none joins, none is lost
+    sweep = ["hardware=h200", f"gpus={gpus}", "space.m=range(64,65536,64)", "space.n=range(64,65536,64)"]
+    sweep += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *arguments]
     with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
-        said = ["hardware=h200", f"gpus={gpus}", "space.m=range(64,65536,64)", "space.n=range(64,65536,64)"]
-        said += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *words]
-        return plan.plan(resolution.read(compose("config", overrides=overrides.quote_spaces(said))))
+        resolved = resolution.resolve(compose("config", overrides=overrides.quote_spaces(sweep)))
+        return plan.build_plan(resolved, simulated)
 
 
-TIMED = {
+TIMED_FUNCTIONS = {
     "Study.ask": "ask",
     "Study.tell": "tell",
-    "GangPool.submit": "hand out",
-    "GangPool.wait": "collect",
+    "GangPool.__init__": "start",
+    "GangPool.submit": "submit",
+    "GangPool.wait": "wait",
+    "metrics.derive": "metrics",
+    "Sweep._state": "state",
 }
-TIMED |= {"GangPool.__init__": "start", "metrics.derive": "figures", "Sweep._state": "state"}
 
 
-def drive(nodes: int, gpus: int, trials: int, measured: bytes, folder: Path) -> dict[str, Any]:
-    """A sweep of so many trials, with the driver's work on its way there."""
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a simulated sweep after a number of trials.
+
+    Attributes:
+        wait_s, other_s: CPU seconds in `GangPool.wait`, and outside of all timed functions.
+        clock_s, waited_s: the simulated clock, and how much of it the driver waited.
+        memory_mib: by which the process has grown.
+        journal_bytes: of a trial.
+    """
+
+    wait_s: float = 0.0
+    other_s: float = 0.0
+    clock_s: float = 0.0
+    waited_s: float = 0.0
+    memory_mib: float = 0.0
+    journal_bytes: float = 0.0
+
+
+def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder: Path) -> dict[str, Any]:
+    """Run a sweep of so many trials. Returns the driver's work at each of MARKS."""
     from sweeper import sweep
-    from sweeper.execution import gang, gang_pool
+    from sweeper.execution import gang, gang_launcher, gang_pool, judge
     from sweeper.search.study import Study
 
-    stage = Stage(measured)
-    parts = Parts(stage)
-    gang.ray = gang.time = gang_pool.ray = gang_pool.time = stage
-    gang_pool.placement_group = gang_pool.remove_placement_group = lambda *_, **__: None
-    gang_pool.PlacementGroupSchedulingStrategy = lambda *_: None
-    sweep.TrackingClient = NoBooks
-    owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": sweep.Sweep, "metrics": sweep.metrics}
-    for name, said in TIMED.items():
-        owner, _, call = name.partition(".")
-        parts.time(owners[owner], call, said)
-    remembered: dict[Any, dict[str, float]] = {}
-    derive = sweep.metrics.derive
-
-    def once(measurements: Any, *words: Any) -> dict[str, float]:
-        key = measurements[0].step_times_s
-        if key not in remembered:
-            remembered[key] = derive(measurements, *words)
-        return dict(remembered[key])
-
-    sweep.metrics = SimpleNamespace(derive=once)
-    before_mib = memory_mib()
-    # It is left at the last mark, with all workers busy: where a sweep ends, trials end one by one.
-    words = ["search=random", f"budget.trials={2 * trials + 4 * nodes * GPUS_OF_A_NODE}", "trial.timeout_s=300"]
-    made = sweep.Sweep(planned(folder, nodes, gpus, *words), ["sweeper"])
-    journal, update = made._plan.folder / "study.journal", made._progress.update
+    simulation = SimulatedRay(pickled_measurement)
+    timer = CallTimer(simulation)
+    gang.ray = gang.time = gang_pool.ray = gang_pool.time = gang_launcher.ray = simulation
+    gang_launcher.placement_group = gang_launcher.remove_placement_group = lambda *_, **__: None
+    gang_launcher.PlacementGroupSchedulingStrategy = lambda *_: None
+    sweep.TrackingClient = NoTracking
+    owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": sweep.Sweep, "metrics": judge.metrics}
+    for name, label in TIMED_FUNCTIONS.items():
+        owner, _, function = name.partition(".")
+        timer.patch(owners[owner], function, label)
+    judge.metrics = SimpleNamespace(derive=_remember_metrics(judge.metrics.derive))
+    initial_mib = memory_mib()
+    # The sweep is ended at the last mark with all workers busy, because at its own end trials end one by one.
+    budget = 2 * trials + 4 * nodes * GPUS_PER_NODE
+    plan = build_plan(folder, nodes, gpus, "search=random", f"budget.trials={budget}", "trial.timeout_s=300")
+    running = sweep.Sweep(plan, ["sweeper"])
+    journal = running._plan.folder / "study.journal"
+    update = running._display.update
     marks = [mark for mark in MARKS if mark <= trials]
-    at: dict[int, SimpleNamespace] = {}
+    snapshot_points = {0, *marks, *(mark - WINDOW for mark in marks)}
+    snapshots: dict[int, Snapshot] = {0: Snapshot()}
     rows: list[dict[str, Any]] = []
 
-    def updated(state: Any, record: Any = None, better: bool = False) -> None:
-        update(state, record, better)
-        ended = made._board.ended
-        if record is None or ended not in windows:
+    def update_and_take_snapshot(state: Any, record: Any = None, is_best: bool = False) -> None:
+        update(state, record, is_best)
+        ended = running._progress.ended
+        if record is None or ended not in snapshot_points:
             return
-        own_s = time.process_time()
-        at[ended] = SimpleNamespace(
-            collected_s=parts.sum_s("collect"),
-            other_s=own_s - begun_s - stage.own_s - parts.sum_s(*parts.calls),
-            clock_s=stage.monotonic(),
-            waited_s=stage.waited_s,
-            memory_mib=memory_mib() - before_mib,
+        snapshot_started_s = time.process_time()
+        snapshots[ended] = Snapshot(
+            wait_s=timer.sum_s("wait"),
+            other_s=snapshot_started_s - started_s - simulation.own_s - timer.sum_s(*timer.calls),
+            clock_s=simulation.monotonic(),
+            waited_s=simulation.waited_s,
+            memory_mib=memory_mib() - initial_mib,
             journal_bytes=journal.stat().st_size / ended,
         )
         if ended in marks:
-            rows.append(row_of(ended, at[ended - WINDOW], at[ended], parts))
+            rows.append(build_row(ended, snapshots[ended - WINDOW], snapshots[ended], timer))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        stage.own_s += time.process_time() - own_s
+        simulation.own_s += time.process_time() - snapshot_started_s
         if ended == marks[-1]:
-            raise Enough
+            raise LastMarkReached
 
-    windows = {0, *marks, *(mark - WINDOW for mark in marks)}
-    made._progress.update = updated
-    made._board.start()
-    begun_s = time.process_time()
-    at[0] = SimpleNamespace(collected_s=0.0, other_s=0.0, clock_s=0.0, waited_s=0.0)
-    with suppress(Enough):
-        made._run_trials(made._plan.gangs, made._has_trials, made._study.ask)
-    made._lock.close()
+    running._display.update = update_and_take_snapshot
+    running._progress.start()
+    started_s = time.process_time()
+    with suppress(LastMarkReached):
+        running._run_trials(running._plan.resources.gangs, running._has_trials, running._study.ask)
+    running._lock.close()
     return {
         "nodes": nodes,
         "gpus": gpus,
-        "gangs": made._plan.gangs,
-        "all_busy_s": stage.all_busy_s,
+        "gangs": running._plan.resources.gangs,
+        "all_busy_s": simulation.all_busy_s,
         "rows": rows,
     }
 
 
-def row_of(mark: int, before: SimpleNamespace, now: SimpleNamespace, parts: Parts) -> dict[str, Any]:
-    """The driver's work for a trial, in ms, over the window before this mark, and how far it has come."""
-    took = {name: parts.ms(name, mark) for name in ("ask", "tell", "hand out", "state")}
-    took["figures"] = parts.ms("figures", len(parts.calls["figures"]))
-    took["collect"] = 1e3 * (now.collected_s - before.collected_s) / WINDOW
-    took["other"] = 1e3 * (now.other_s - before.other_s) / WINDOW
+def _remember_metrics(derive: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    """Return `derive` that computes, and times, the metrics of each distinct measurement once."""
+    remembered: dict[Any, dict[str, float]] = {}
+
+    def derive_once(measurements: Any, *args: Any) -> dict[str, float]:
+        key = measurements[0].step_times_s
+        if key not in remembered:
+            remembered[key] = derive(measurements, *args)
+        return dict(remembered[key])
+
+    return derive_once
+
+
+def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> dict[str, Any]:
+    """Return the driver's work for a trial, in ms, over the window before this mark, and the state at the mark."""
+    work_ms = {label: timer.mean_ms(label, mark) for label in ("ask", "tell", "submit", "state")}
+    work_ms["metrics"] = timer.mean_ms("metrics", len(timer.calls["metrics"]))
+    work_ms["wait"] = 1e3 * (now.wait_s - before.wait_s) / WINDOW
+    work_ms["other"] = 1e3 * (now.other_s - before.other_s) / WINDOW
     passed_s = now.clock_s - before.clock_s
     return {
         "trials": mark,
-        "ms": took,
+        "ms": work_ms,
         "per_s": WINDOW / passed_s,
         "idle": (now.waited_s - before.waited_s) / passed_s,
         "memory_mib": now.memory_mib,
@@ -192,17 +223,19 @@ def row_of(mark: int, before: SimpleNamespace, now: SimpleNamespace, parts: Part
 
 
 def resume(nodes: int, gpus: int, trials: int, folder: Path) -> dict[str, float]:
-    """Opening the sweep that has ended, as the next start does."""
+    """Return the CPU seconds and the memory of opening the sweep that `drive` left, as its next start does."""
     from sweeper import sweep
 
-    sweep.TrackingClient = NoBooks
-    before_mib, plan = memory_mib(), planned(folder, nodes, gpus, "search=random")
-    begun_s = time.process_time()
-    made = sweep.Sweep(plan, ["sweeper"])
-    took_s = time.process_time() - begun_s
-    assert made._board.ended == trials and made._study.unfinished
-    return {"s": took_s, "memory_mib": memory_mib() - before_mib}
+    sweep.TrackingClient = NoTracking
+    initial_mib = memory_mib()
+    plan = build_plan(folder, nodes, gpus, "search=random")
+    started_s = time.process_time()
+    resumed = sweep.Sweep(plan, ["sweeper"])
+    cpu_s = time.process_time() - started_s
+    assert resumed._progress.ended == trials and resumed._study.unfinished
+    return {"s": cpu_s, "memory_mib": memory_mib() - initial_mib}
 
 
 def memory_mib() -> float:
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

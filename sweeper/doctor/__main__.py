@@ -28,6 +28,7 @@ from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.hardware import FOREIGN_USE_GIB, Node, Target, describe_inventory, hardware_of, select_target
 from sweeper.config.schema import Hardware
 from sweeper.execution import cluster, gang_pool
+from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.search.study import Trial
 from sweeper.tracking.client import check_uri
 from sweeper.ui import per_gpu
@@ -62,7 +63,7 @@ def main() -> None:
 def examine(address: str | None, folder: str, uri: str | None, *, insecure: bool, quick: bool) -> int:
     """Print what there is and what is wrong; the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    nodes = cluster.look(address, insecure)
+    nodes = cluster.discover_nodes(address, insecure)
     console.print(f"cluster  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
     healths = [_health(node, folder) for node in nodes]
     findings = [*of_nodes(healths), *of_stores(uri)]
@@ -184,26 +185,18 @@ def _exercise(target: Target, console: Console) -> list[Finding]:
 
 
 def _trial(target: Target, workload: str, parameters: dict[str, Any], size: int) -> TrialResult:
-    pool = gang_pool.GangPool(
-        target,
-        workload=workload,
-        constants=parameters,
-        settings=None,
-        collects_steps=False,
-        size=size,
-        count=1,
-        timeout_s=300,
-    )
+    spec = GangSpec(workload, parameters, settings=None, resources=GangResources(size), timeout_s=300)
+    pool = gang_pool.GangPool(target, spec, count=1)
     try:
         submitted, by = False, time.monotonic() + 360
         while time.monotonic() < by:
-            if not submitted and pool.room() > 0:
+            if not submitted and pool.capacity() > 0:
                 pool.submit(Trial(0, {}))
                 submitted = True
             for _, outcome in pool.wait(0.25):
                 return outcome
         return TrialResult(TrialStatus.TIMED_OUT, 0.0, 0.0, "no worker started within 6 minutes")
-    except cluster.ClusterTrouble as error:
+    except cluster.ClusterError as error:
         return TrialResult(TrialStatus.FAILED, 0.0, 0.0, str(error))
     finally:
         pool.close()

@@ -1,4 +1,4 @@
-"""Ray: what a cluster has, connecting to one or starting one."""
+"""Connect to a Ray cluster or start one, discover its nodes and watch its head."""
 
 from __future__ import annotations
 
@@ -23,105 +23,124 @@ from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
 from workloads.api import host
 
-ANSWERS_WITHIN_S = 60.0
-HEAD_ASKED_EVERY_S, HEAD_PATIENCE_S = 5.0, 30.0
+NODE_REPLY_TIMEOUT_S = 60.0
+HEAD_PROBE_INTERVAL_S = 5.0
+HEAD_TIMEOUT_S = 30.0
 
 
-class ClusterTrouble(Exception):
-    """The cluster cannot run anything, or not any more. Nothing finished is lost; the message says what happened."""
+class ClusterError(Exception):
+    """The cluster cannot run trials, or no longer can. Finished trials are kept; the message gives the cause."""
 
 
-# ── what there is ───────────────────────────────────────────────────────────────────────────────────────────
+# ── discovering nodes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def look(address: str | None, insecure: bool = False) -> list[Node]:
-    """The nodes of the cluster at `address`, which it connects to, or without one of this machine.
+def discover_nodes(address: str | None, insecure: bool = False) -> list[Node]:
+    """Return the nodes of the cluster at `address` and connect to it, or return this machine without an address.
 
-    Nothing is started. Raises UserInputError where no cluster answers, and unless `insecure` where one that other
-    machines can reach asks for no token.
+    Starts nothing.
+
+    Raises:
+        UserInputError: no cluster answers, or, unless `insecure`, it accepts unauthenticated connections.
     """
-    stop()  # what an earlier sweep of this process may have left connected
+    stop()  # an earlier sweep of this process may have left its connection open
     address = address or os.environ.get("RAY_ADDRESS")
     if address in (None, "local"):
         if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
             raise UserInputError(
-                f"RAY_AUTH_MODE={mode}: Ray listens on every interface; token, or cluster.insecure=true"
+                f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
+                " set RAY_AUTH_MODE=token or cluster.insecure=true"
             )
-        return [_this_machine()]
+        return [_describe_local_node()]
     try:
-        if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
-            # Ray itself tries for minutes, aloud.
-            socket.create_connection((found[1], int(found[2])), timeout=5).close()
-            _watch_head(f"{found[1]}:{found[2]}")
+        if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
+            # Ray itself retries for minutes and prints each attempt.
+            socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
+            _watch_head(f"{host_port[1]}:{host_port[2]}")
         if not insecure:
-            _check_token(address)
-        _init(address=address)
+            _check_authentication(address)
+        init_ray(address=address)
     except (OSError, ValueError, RuntimeError) as error:
-        why = "start one with `ray start --head`" if address == "auto" else brief(error)
-        raise UserInputError(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
-    return _that_answer([entry for entry in ray.nodes() if entry["Alive"]])
+        cause = "start one with `ray start --head`" if address == "auto" else summarize_ray_error(error)
+        raise UserInputError(f"cluster.address={address}: no Ray cluster answers ({cause})") from error
+    return _query_nodes([entry for entry in ray.nodes() if entry["Alive"]])
 
 
-def _that_answer(entries: list[dict[str, Any]]) -> list[Node]:
-    """A node may be lost just now: it is left out, and said. Raises UserInputError where none answers."""
-    found, silent = [], list[str]()
-    for entry, answer in [(entry, _ask(entry)) for entry in entries]:
+def _query_nodes(entries: list[dict[str, Any]]) -> list[Node]:
+    """Return the nodes that run tasks. A node may be lost at this moment: it is excluded with a message.
+
+    Raises:
+        UserInputError: no node runs tasks.
+    """
+    nodes: list[Node] = []
+    problems: list[str] = []
+    for entry, description in [(entry, _request_description(entry)) for entry in entries]:
         try:
-            found.append(_node(entry, ray.get(answer, timeout=ANSWERS_WITHIN_S)))
+            nodes.append(_build_node(entry, ray.get(description, timeout=NODE_REPLY_TIMEOUT_S)))
         except (RayError, GetTimeoutError) as error:
-            silent.append(f"cluster: node {entry['NodeManagerAddress']} does not run tasks ({brief(error)})")
-    if silent and not found:
-        raise UserInputError(silent[0])
-    for why in silent:
-        print(f"sweeper: left out, {why}", file=sys.stderr)
-    return found
+            address = entry["NodeManagerAddress"]
+            problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
+    if problems and not nodes:
+        raise UserInputError(problems[0])
+    for problem in problems:
+        print(f"sweeper: {problem}; the sweep does not use it", file=sys.stderr)
+    return nodes
 
 
-def _check_token(address: str) -> None:
-    """Raises UserInputError for a cluster that lets in whoever comes, and for one that does not let us in."""
+def _check_authentication(address: str) -> None:
+    """Check that the cluster requires a token and accepts ours.
+
+    Raises:
+        UserInputError: it accepts connections without a token, or refuses our token.
+    """
     if address.startswith("ray://"):
         raise UserInputError(
-            f"cluster.address={address}: whether it asks for a token cannot be seen through ray://;"
-            " give HOST:PORT of its head, or cluster.insecure=true"
+            f"cluster.address={address}: authentication cannot be checked through ray://;"
+            " set cluster.address to HOST:PORT of the head, or set cluster.insecure=true"
         )
-    if _admits(address, RAY_AUTH_MODE="disabled"):
+    if probe_authentication(address, "disabled"):
         raise UserInputError(
-            f"cluster.address={address}: it lets in whoever reaches it; start it with RAY_AUTH_MODE=token"
-            " (docs/clusters.md), or say cluster.insecure=true"
+            f"cluster.address={address}: accepts unauthenticated connections; start the cluster with"
+            " RAY_AUTH_MODE=token (docs/clusters.md), or set cluster.insecure=true"
         )
-    if not _admits(address, RAY_AUTH_MODE="token"):
+    if not probe_authentication(address, "token"):
         raise UserInputError(
-            f"cluster.address={address}: no Ray cluster answers there, or it asks for another token than ours"
-            " (RAY_AUTH_TOKEN_PATH, or else ~/.ray/auth_token)"
+            f"cluster.address={address}: no Ray cluster answers, or it requires a different token;"
+            " set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
         )
-    _enable_token_auth()  # Ray does that by itself for `auto`, and for no address that is given
+    _enable_token_auth()  # Ray does this itself for `auto`, but not for an explicit address
 
 
-def _admits(address: str, **environment: str) -> bool:
-    """Whether a program with this environment may join. In a process of its own: Ray reads the mode on import."""
-    knock = "import sys; from ray._private import services; from ray._raylet import GcsClient;"
-    knock += "GcsClient(address=services.canonicalize_bootstrap_address(sys.argv[1]))"
-    command = [sys.executable, "-c", knock, address]
+def probe_authentication(address: str, auth_mode: str) -> bool:
+    """Return whether the cluster accepts a client with this RAY_AUTH_MODE.
+
+    Runs in a separate process, because Ray reads the mode on import.
+    """
+    program = "import sys; from ray._private import services; from ray._raylet import GcsClient;"
+    program += "GcsClient(address=services.canonicalize_bootstrap_address(sys.argv[1]))"
+    command = [sys.executable, "-c", program, address]
+    env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
     try:
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, timeout=30)
+        return subprocess.run(command, env=env, capture_output=True, timeout=30).returncode == 0
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0
 
 
-def _this_machine() -> Node:
-    # What Ray itself would find here when it starts, so that what is promised now is there then.
+def _describe_local_node() -> Node:
+    # Ray's own detection, so that the local cluster has the GPUs that the plan counts on.
     from ray._private.accelerators import get_accelerator_manager_for_resource
 
     manager = get_accelerator_manager_for_resource("GPU")
     visible = manager.get_current_process_visible_accelerator_ids()
-    found = manager.get_current_node_num_accelerators()
-    gpus = min(found, len(visible)) if visible is not None else found
-    names, used = host.gpu_names(), tuple(enumerate(host.gpus_used_gib()))
-    if visible is not None and all(entry.isdigit() and int(entry) < len(names) for entry in visible):
-        names, used = tuple(names[int(entry)] for entry in visible), tuple(used[int(entry)] for entry in visible)
+    detected = manager.get_current_node_num_accelerators()
+    gpus = min(detected, len(visible)) if visible is not None else detected
+    names = host.gpu_names()
+    used_gib = tuple(enumerate(host.gpus_used_gib()))
+    if visible is not None and all(gpu.isdigit() and int(gpu) < len(names) for gpu in visible):
+        names = tuple(names[int(gpu)] for gpu in visible)
+        used_gib = tuple(used_gib[int(gpu)] for gpu in visible)
     elif visible is not None:
-        used = ()  # by names of their own: which is which is not known here
+        used_gib = ()  # UUIDs: the mapping to the driver's numbers is unknown here
     return Node(
         address="this machine",
         cpus=len(os.sched_getaffinity(0)),
@@ -129,19 +148,26 @@ def _this_machine() -> Node:
         gpus=gpus,
         accelerator=manager.get_current_node_accelerator_type() if gpus else None,
         gpu_names=tuple(filter(None, names)) if gpus else (),
-        gpus_used_gib=used if gpus else (),
+        gpus_used_gib=used_gib if gpus else (),
         cpu_architecture=host.cpu_architecture(),
     )
 
 
-def _ask(entry: dict[str, Any]) -> Any:
-    """A reference to what a node will say of itself."""
-    there = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-    return ray.remote(_names).options(num_cpus=0, scheduling_strategy=there).remote()
+def _request_description(entry: dict[str, Any]) -> Any:
+    """Start a task on the node that describes its hardware. Returns the reference to its result."""
+    on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
+    return ray.remote(_describe_hardware).options(num_cpus=0, scheduling_strategy=on_node).remote()
 
 
-def _node(entry: dict[str, Any], answer: tuple[str, str, tuple[str, ...]]) -> Node:
-    resources, (cpu_name, cpu_architecture, gpu_names) = entry["Resources"], answer
+def _describe_hardware() -> tuple[str, str, tuple[str, ...]]:
+    """Return the CPU's name, the CPU's architecture and the GPUs' names of the node that runs this."""
+    return host.cpu_name(), host.cpu_architecture(), host.gpu_names()
+
+
+def _build_node(entry: dict[str, Any], description: tuple[str, str, tuple[str, ...]]) -> Node:
+    """Build a node from its entry in `ray.nodes()` and the result of `_describe_hardware`."""
+    cpu_name, cpu_architecture, gpu_names = description
+    resources = entry["Resources"]
     gpus = int(resources.get("GPU", 0))
     return Node(
         address=entry["NodeManagerAddress"],
@@ -157,91 +183,102 @@ def _node(entry: dict[str, Any], answer: tuple[str, str, tuple[str, ...]]) -> No
 
 
 class NodeDiscovery:
-    """Sees which nodes of the connected cluster are up, and waits for none of them."""
+    """Polls the connected cluster for nodes that are up, without waiting for any of them."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, Any] = {}  # references to what nodes will say of themselves, by Ray's ids
+        self._descriptions: dict[str, Any] = {}  # references to pending descriptions, by Ray's node id
 
-    def look(self, known: set[str]) -> tuple[list[Node], set[str]]:
-        """The nodes that are up, are not among the known and have said what they are; and the ids of all that are up.
-        One that does not answer, or not yet, is asked or looked at again the next time."""
+    def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
+        """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
+
+        A node whose description is pending or failed is tried again on the next call.
+        """
         up = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
-        self._asked = {node: answer for node, answer in self._asked.items() if node in up}
-        self._asked |= {node: _ask(entry) for node, entry in up.items() if node not in known | self._asked.keys()}
-        found = []
-        for node, answer in list(self._asked.items()):
-            if ray.wait([answer], timeout=0)[0]:
-                del self._asked[node]
+        self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
+        self._descriptions |= {
+            node_id: _request_description(entry)
+            for node_id, entry in up.items()
+            if node_id not in known | self._descriptions.keys()
+        }
+        nodes = []
+        for node_id, ref in list(self._descriptions.items()):
+            if ray.wait([ref], timeout=0)[0]:
+                del self._descriptions[node_id]
                 with contextlib.suppress(RayError):
-                    found.append(_node(up[node], ray.get(answer)))
-        return found, set(up)
+                    nodes.append(_build_node(up[node_id], ray.get(ref)))
+        return nodes, set(up)
 
 
-def _names() -> tuple[str, str, tuple[str, ...]]:
-    return host.cpu_name(), host.cpu_architecture(), host.gpu_names()
+# ── watching the head ───────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── its head ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _leave(address: str) -> None:
-    os.write(2, f"sweeper: the cluster's head {address} does not answer any more; nothing was started\n".encode())
+def _exit_before_start(address: str) -> None:
+    os.write(2, f"sweeper: the cluster's head {address} no longer answers; nothing was started\n".encode())
     os._exit(1)
 
 
-_when_lost: list[Callable[[str], None]] = [_leave]
-_watch_over = threading.Event()
+_head_lost_callbacks: list[Callable[[str], None]] = [_exit_before_start]
+_head_watch_stopped = threading.Event()
 
 
 def _watch_head(address: str) -> None:
-    """Say so once the head there has not answered for a while, instead of any other. From a thread: Ray waits a minute
-    for a head inside whatever is asked of it, and then ends the process."""
-    global _watch_over
-    _watch_over.set()
-    _watch_over = over = threading.Event()
-    host, _, port = address.rpartition(":")
+    """Call the latest `on_head_lost` callback when this head has not answered for HEAD_TIMEOUT_S.
+
+    Replaces the watch of any other head. Runs in a thread: every Ray call waits a minute for a lost head and then ends
+    the process.
+    """
+    global _head_watch_stopped
+    _head_watch_stopped.set()
+    _head_watch_stopped = stopped = threading.Event()
+    hostname, _, port = address.rpartition(":")
 
     def watch() -> None:
         answered_s = time.monotonic()
-        while not over.wait(HEAD_ASKED_EVERY_S):
+        while not stopped.wait(HEAD_PROBE_INTERVAL_S):
             try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_ASKED_EVERY_S).close()
+                socket.create_connection((hostname.strip("[]"), int(port)), timeout=HEAD_PROBE_INTERVAL_S).close()
                 answered_s = time.monotonic()
             except OSError:
-                if time.monotonic() - answered_s > HEAD_PATIENCE_S:
-                    return _when_lost[-1](address)
+                if time.monotonic() - answered_s > HEAD_TIMEOUT_S:
+                    return _head_lost_callbacks[-1](address)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager
-def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
-    """Call `lost` with the address of the connected cluster's head should it answer no longer."""
-    _when_lost.append(lost)
+def on_head_lost(callback: Callable[[str], None]) -> Iterator[None]:
+    """Call `callback` with the address of the connected cluster's head when it no longer answers."""
+    _head_lost_callbacks.append(callback)
     try:
         yield
     finally:
-        _when_lost.pop()
+        _head_lost_callbacks.pop()
 
 
 # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
 
 
 def start(target: Target) -> None:
-    """Start a local cluster, unless `look` has connected to one. It ends with this process, even a killed one. Raises
-    ClusterTrouble."""
+    """Start a local cluster, unless `discover_nodes` has connected to one.
+
+    The cluster ends with this process, even if this process is killed.
+
+    Raises:
+        ClusterError: Ray does not start.
+    """
     if ray.is_initialized():
         return
     try:
-        # "local" also where an address file of another cluster lies about.
-        _init(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
-    except Exception as error:  # Ray raises its own, plain ones and those of the system
-        raise ClusterTrouble(f"Ray does not start on this machine: {brief(error)}") from error
+        # "local" ignores an address file that another cluster may have left behind.
+        init_ray(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
+    except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
+        raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error
 
 
-def _init(**options: Any) -> None:
+def init_ray(**options: Any) -> None:
+    """Call `ray.init` with this project's defaults and start watching the head."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # A Python process for each core of the machine, before anybody has asked for one, of which a sweep needs few.
+    # By default Ray starts a Python process for each core in advance; a sweep needs only a few.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; without it Ray warns
     umask = os.umask(0o077)  # Ray writes its access token with the umask
@@ -259,18 +296,18 @@ def _init(**options: Any) -> None:
 
 
 def stop() -> None:
-    """Leave the cluster, and end it if it is ours."""
-    _watch_over.set()
+    """Disconnect from the cluster, and end it if this process started it."""
+    _head_watch_stopped.set()
     ray.shutdown()
 
 
-def brief(error: BaseException) -> str:
-    """What happened, out of the many lines in which Ray says it."""
+def summarize_ray_error(error: BaseException) -> str:
+    """Return the cause of an error in one line; Ray's messages have many."""
     text = str(error)
     if "connection error code 2" in text:
         return "its process ended unexpectedly: killed, or crashed"
-    if found := re.search(r"exit detail: (.*?)(?: Some common causes|\n|$)", text):
-        return found[1].rstrip(". ")
+    if exit_detail := re.search(r"exit detail: (.*?)(?: Some common causes|\n|$)", text):
+        return exit_detail[1].rstrip(". ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "because" in line or "terminated" in line]
-    return (telling or lines or [type(error).__name__])[0][:200]
+    causes = [line for line in lines if "because" in line or "terminated" in line]
+    return (causes or lines or [type(error).__name__])[0][:200]

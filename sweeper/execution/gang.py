@@ -1,4 +1,4 @@
-"""A gang: the workers of one trial after another, and how a trial ended that they ran."""
+"""A gang: the workers that run one trial after another, and how they derive a trial's result from their ranks."""
 
 from __future__ import annotations
 
@@ -16,207 +16,253 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from sweeper.common.trials import TrialResult, TrialStatus
-from sweeper.execution.cluster import brief
+from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.worker import RankResult
 from sweeper.search.study import Trial
 from workloads.api.contract import Rank, Scalar
 
-PATIENCE_FOR_THE_REASON_S = 3.0
-KNOWING = (
-    TrialStatus.INFEASIBLE,
-    TrialStatus.PRUNED,
-    TrialStatus.TIMED_OUT,
-)  # what no rank says because another was gone
+ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
+# Statuses that no rank reports merely because another rank is gone.
+ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.TIMED_OUT)
 
 
 @dataclass
-class Running:
-    """A trial that a gang holds. Its clock starts when its turn comes."""
+class RunningTrial:
+    """A trial that a gang runs or holds as its next one. Times are of the monotonic clock.
+
+    Attributes:
+        pending: the ranks that have not reported, by the references to their results.
+        results: of the ranks that have measured.
+        failures: the trial's result as each rank without a measurement reports it.
+        failure_deadline_s: when the trial fails without waiting for the remaining ranks.
+        started_s: when the gang started to run the trial; until then, when the trial was handed to the gang.
+        timeout_s: trial.timeout_s.
+        kill_after_s: how long the trial may run before the driver ends it.
+    """
 
     trial: Trial
-    waiting: dict[Any, int]  # the ranks that have not replied, by the references to what they will say
-    replies: list[RankResult] = field(default_factory=list)
-    bad: list[TrialResult] = field(default_factory=list)  # how it ended for the ranks that did badly
-    bad_until_s: float = math.inf  # from when on the others are not waited for
-    since_s: float = 0.0
+    pending: dict[Any, int]
+    results: list[RankResult] = field(default_factory=list)
+    failures: list[TrialResult] = field(default_factory=list)
+    failure_deadline_s: float = math.inf
+    started_s: float = 0.0
     sequence_number: int = 0
-    timeout_s: float = math.inf  # as it was said
-    limit_s: float = math.inf  # from where on it is ended from outside
+    timeout_s: float = math.inf
+    kill_after_s: float = math.inf
 
     @property
-    def until_s(self) -> float:
-        """When it is to be looked at again, whatever it says until then."""
-        return min(self.bad_until_s, self.since_s + self.limit_s)
+    def deadline_s(self) -> float:
+        """The time at which the trial has to be examined even if no rank reports."""
+        return min(self.failure_deadline_s, self.started_s + self.kill_after_s)
 
 
 @dataclass
 class Gang:
-    """The workers of one trial after another, rank by rank."""
+    """The workers of one trial after another.
+
+    Attributes:
+        workers: the actors, in the order of ranks once the gang is ready.
+        group: the placement group of a gang with several ranks.
+        handshakes: references to the results of `Worker.handshake`, in the order of creation.
+        pending_handshakes: those that have not arrived.
+        locations: the results of the handshakes by rank, once all have arrived.
+        trials: the running trial, then the next one.
+        killed: its workers were killed.
+        draining: its nodes are no longer used: it ends when the trials that it holds end.
+    """
 
     name: str
     workers: list[Any]
     group: PlacementGroup | None
-    greetings: list[Any]  # references to what each worker says of itself
-    handshake: list[Any]  # those of them that have not come
-    where: list[dict[str, Scalar]] = field(default_factory=list)  # what they said, by rank, once all have
-    jobs: deque[Running] = field(default_factory=deque)
-    ended: bool = False
-    leaving: bool = False  # its nodes are no longer used: it ends with what it holds
-
-    @property
-    def open(self) -> bool:
-        """Whether it takes trials."""
-        return self.ready and not self.leaving
-
-    @property
-    def nodes(self) -> list[str]:
-        """Ray's ids, in the order of ranks."""
-        return list(dict.fromkeys(str(place["node_id"]) for place in self.where))
+    handshakes: list[Any]
+    pending_handshakes: list[Any]
+    locations: list[dict[str, Scalar]] = field(default_factory=list)
+    trials: deque[RunningTrial] = field(default_factory=deque)
+    killed: bool = False
+    draining: bool = False
 
     @property
     def ready(self) -> bool:
-        return not self.handshake
+        """Whether all workers have started."""
+        return not self.pending_handshakes
+
+    @property
+    def accepts_trials(self) -> bool:
+        return self.ready and not self.draining
+
+    @property
+    def node_ids(self) -> list[str]:
+        """Ray's node ids, in the order of ranks."""
+        return list(dict.fromkeys(str(location["node_id"]) for location in self.locations))
 
     @property
     def ranks_per_node(self) -> int:
-        """As many as neighbours in number are on one node wherever they begin."""
-        return math.gcd(*Counter(place["address"] for place in self.where).values())
+        """The greatest common divisor of the ranks on each node: so many consecutive ranks always share a node."""
+        return math.gcd(*Counter(location["address"] for location in self.locations).values())
 
     @property
     def rendezvous(self) -> str:
-        """Where rank 0 listens for the others: on no outer interface where all are on one node."""
-        address = "127.0.0.1" if self.ranks_per_node == len(self.workers) else self.where[0]["address"]
-        return f"{address}:{self.where[0]['port']}"
+        """host:port where rank 0 listens: on the loopback interface where all ranks share a node."""
+        address = "127.0.0.1" if self.ranks_per_node == len(self.workers) else self.locations[0]["address"]
+        return f"{address}:{self.locations[0]['port']}"
 
     @property
-    def said_place(self) -> dict[str, Scalar]:
-        """Rank 0's, for the books: what it was met by is nobody's business."""
-        kept = {name: value for name, value in self.where[0].items() if name not in ("address", "port", "node_id")}
-        return kept | {"node_ids": " ".join(self.nodes)}
+    def location(self) -> dict[str, Scalar]:
+        """The location of rank 0 as it is stored with a trial, without the rendezvous, and the ids of all nodes."""
+        hidden = ("address", "port", "node_id")
+        stored = {name: value for name, value in self.locations[0].items() if name not in hidden}
+        return stored | {"node_ids": " ".join(self.node_ids)}
 
-    def headed(self, rank: int, lines: str) -> str:
-        """A rank's last lines; of one of several below where that was."""
+    def label_lines(self, rank: int, lines: str) -> str:
+        """Return a rank's last lines, below a line with the rank and its node if the gang has several ranks."""
         if len(self.workers) == 1 or not lines:
             return lines
-        return f"rank {rank} on {self.where[rank]['node']}:\n{lines}"
+        return f"rank {rank} on {self.locations[rank]['node']}:\n{lines}"
 
-    def ranks(self, device: str, sequence_number: int, timeout_s: float) -> list[Rank]:
-        """What each rank is told of its place."""
-        addresses = [str(place["address"]) for place in self.where]
-        nodes, found = list(dict.fromkeys(addresses)), list[Rank]()
+    def build_ranks(self, device: str, sequence_number: int, timeout_s: float) -> list[Rank]:
+        """Build the `Rank` of each worker for one trial."""
+        addresses = [str(location["address"]) for location in self.locations]
+        nodes = list(dict.fromkeys(addresses))
+        ranks = []
         for number, address in enumerate(addresses):
-            there = [str(place["gpus"]) for place in self.where if place["address"] == address]
-            found.append(
+            devices = [str(location["gpus"]) for location in self.locations if location["address"] == address]
+            ranks.append(
                 Rank(
-                    *(number, len(addresses), device, self.ranks_per_node, self.rendezvous, sequence_number),
+                    rank=number,
+                    world_size=len(addresses),
+                    device=device,
+                    ranks_per_node=self.ranks_per_node,
+                    rendezvous=self.rendezvous,
+                    sequence_number=sequence_number,
                     local_rank=number - addresses.index(address),
                     node_rank=nodes.index(address),
                     nodes=len(nodes),
-                    node_devices=",".join(filter(None, there)),
+                    node_devices=",".join(filter(None, devices)),
                     timeout_s=timeout_s,
                 )
             )
-        return found
+        return ranks
 
-    def number(self) -> None:
-        """Ranks by node and GPU, so that neighbours in number are neighbours in place."""
-        places = zip(ray.get(self.greetings), self.workers, strict=True)
-        ordered = sorted(places, key=lambda each: (str(each[0]["address"]), _gpu(each[0])))
-        self.where, self.workers = [where for where, _ in ordered], [worker for _, worker in ordered]
+    def assign_ranks(self) -> None:
+        """Order the workers by node and GPU, so that consecutive ranks are close to each other."""
+        located = zip(ray.get(self.handshakes), self.workers, strict=True)
+        ordered = sorted(located, key=lambda entry: (str(entry[0]["address"]), _first_gpu(entry[0])))
+        self.locations = [location for location, _ in ordered]
+        self.workers = [worker for _, worker in ordered]
 
-    def awaited(self) -> list[Any]:
-        """What the next news of this gang will come from."""
+    def pending_refs(self) -> list[Any]:
+        """Return the references that the gang waits for: handshakes, then the results of the running trial."""
         if not self.ready:
-            return self.handshake
-        return list(self.jobs[0].waiting) if self.jobs else []
+            return self.pending_handshakes
+        return list(self.trials[0].pending) if self.trials else []
 
-    # ── how a trial ended ──
+    # ── the result of a trial ──
 
-    def outcome(self, arrived: set[Any]) -> TrialResult | None:
-        """How the running trial ended, now that these have come, or None while it runs. One rank's failure ends it for
-        all."""
-        if not self.jobs:
+    def collect_result(self, arrived: set[Any]) -> TrialResult | None:
+        """Return the running trial's result, or None while it runs. A failure of one rank fails the trial.
+
+        Args:
+            arrived: the references whose results are available.
+        """
+        if not self.trials:
             return None
-        job, now = self.jobs[0], time.monotonic()
-        job.bad += self._take_replies(job, [ref for ref in job.waiting if ref in arrived])
-        if job.bad:
-            # What one rank says may be that another is gone: the one that knows why speaks soon.
-            job.bad_until_s = min(job.bad_until_s, now + PATIENCE_FOR_THE_REASON_S)
-            known = any(bad.status is TrialStatus.INFEASIBLE for bad in job.bad)
-            return _of_all(job.bad) if known or not job.waiting or now >= job.bad_until_s else None
-        if not job.waiting:
-            job.replies.sort(key=lambda reply: reply.rank)
+        running = self.trials[0]
+        now = time.monotonic()
+        running.failures += self._collect_ranks(running, [ref for ref in running.pending if ref in arrived])
+        if running.failures:
+            # A rank may fail because another is gone: the rank that knows the cause reports soon after.
+            running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
+            known = any(failure.status is TrialStatus.INFEASIBLE for failure in running.failures)
+            complete = known or not running.pending or now >= running.failure_deadline_s
+            return _merge_failures(running.failures) if complete else None
+        if not running.pending:
+            running.results.sort(key=lambda result: result.rank)
             return TrialResult(
                 TrialStatus.COMPLETE,
-                min(reply.started_at_s for reply in job.replies),
-                max(reply.ended_at_s for reply in job.replies),
-                measurements=tuple(reply.measurement for reply in job.replies if reply.measurement),
-                where=self.said_place,
+                min(result.started_at_s for result in running.results),
+                max(result.ended_at_s for result in running.results),
+                measurements=tuple(result.measurement for result in running.results if result.measurement),
+                where=self.location,
                 reusable=True,
             )
-        if now - job.since_s > job.limit_s:
-            silent = next(iter(job.waiting.values()))
-            return self._bad(job, TrialStatus.TIMED_OUT, f"took longer than trial.timeout_s={job.timeout_s:g}", silent)
+        if now - running.started_s > running.kill_after_s:
+            rank = next(iter(running.pending.values()))
+            reason = f"took longer than trial.timeout_s={running.timeout_s:g}"
+            return self._build_failure(running, TrialStatus.TIMED_OUT, reason, rank)
         return None
 
-    def _take_replies(self, job: Running, refs: Sequence[Any]) -> list[TrialResult]:
-        """Note what these ranks reply; how the trial ended for those that did badly."""
-        found = list[TrialResult]()
+    def _collect_ranks(self, running: RunningTrial, refs: Sequence[Any]) -> list[TrialResult]:
+        """Store the measurements among these results. Returns a failure for each rank without one."""
+        failures = []
         for ref in refs:
-            rank = job.waiting.pop(ref)
+            rank = running.pending.pop(ref)
             try:
-                reply: RankResult = ray.get(ref)
-            except RayTaskError as error:  # the worker's own code: what a trial raises comes as a reply
-                found.append(self._bad(job, TrialStatus.FAILED, brief(error), rank))
+                result: RankResult = ray.get(ref)
+            except RayTaskError as error:  # an error of the worker's own code: a trial's exceptions are in its result
+                reason = summarize_ray_error(error)
+                failures.append(self._build_failure(running, TrialStatus.FAILED, reason, rank))
                 continue
             except RayError as error:
-                found.append(self._bad(job, *_death(error), rank))
+                status, reason = _classify_dead_worker(error)
+                failures.append(self._build_failure(running, status, reason, rank))
                 continue
-            if reply.measurement is None:
-                bad = self._bad(job, _ending(reply), reply.reason, rank, reply.detail)
-                # Of several ranks, the others may wait for the one that refused.
-                found.append(replace(bad, reusable=reply.reusable and len(self.workers) == 1))
+            if result.measurement is None:
+                failure = self._build_failure(running, _failure_status(result), result.reason, rank, result.detail)
+                # With several ranks, the others may still wait for this one in a collective operation.
+                failures.append(replace(failure, reusable=result.reusable and len(self.workers) == 1))
             else:
-                job.replies.append(reply)
-        return found
+                running.results.append(result)
+        return failures
 
-    def _bad(self, job: Running, status: TrialStatus, reason: str, rank: int = 0, detail: str = "") -> TrialResult:
-        """How it ended for a rank, with that rank's last lines."""
+    def _build_failure(
+        self, running: RunningTrial, status: TrialStatus, reason: str, rank: int, detail: str = ""
+    ) -> TrialResult:
+        """Build the trial's result as one rank reports it, with that rank's last lines."""
         now = time.time()
-        started = now - (time.monotonic() - job.since_s)
-        detail = self.headed(rank, detail or _tail(self.where[rank].get("log")))
-        return TrialResult(status, started, now, reason, detail, where=self.said_place)
+        started_at_s = now - (time.monotonic() - running.started_s)
+        detail = self.label_lines(rank, detail or _read_log_tail(self.locations[rank].get("log")))
+        return TrialResult(status, started_at_s, now, reason, detail, where=self.location)
 
 
-def _ending(reply: RankResult) -> TrialStatus:
-    """Of a rank that has measured nothing."""
-    if reply.infeasible:
+def _failure_status(result: RankResult) -> TrialStatus:
+    """Return the status of a rank that has no measurement."""
+    if result.infeasible:
         return TrialStatus.INFEASIBLE
-    return TrialStatus.PRUNED if reply.pruned else TrialStatus.TIMED_OUT if reply.timed_out else TrialStatus.FAILED
+    if result.pruned:
+        return TrialStatus.PRUNED
+    return TrialStatus.TIMED_OUT if result.timed_out else TrialStatus.FAILED
 
 
-def _of_all(found: Sequence[TrialResult]) -> TrialResult:
-    """How a trial ended in which these ranks did badly: as one says that knows, else as the first says, with the last
-    lines of all. What one has seen is often only that another was gone."""
-    first = min(found, key=lambda bad: KNOWING.index(bad.status) if bad.status in KNOWING else len(KNOWING))
-    return replace(first, detail="\n\n".join(dict.fromkeys(bad.detail for bad in found if bad.detail)))
+def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
+    """Return the failure of a rank that knows the cause, else the first, with the last lines of all ranks.
+
+    Most ranks only report that another one is gone.
+    """
+    cause = min(
+        failures,
+        key=lambda failure: ROOT_CAUSES.index(failure.status) if failure.status in ROOT_CAUSES else len(ROOT_CAUSES),
+    )
+    return replace(cause, detail="\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail)))
 
 
-def _death(error: RayError) -> tuple[TrialStatus, str]:
-    """A worker that is gone: lost, unless it was ended for its memory, which would happen again."""
+def _classify_dead_worker(error: RayError) -> tuple[TrialStatus, str]:
+    """Return status and reason for a dead worker: lost, or infeasible if Ray ended it for its memory.
+
+    Another attempt would run out of memory again.
+    """
     text = str(error)
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         return TrialStatus.INFEASIBLE, "out of memory: the node was running low on memory and Ray ended the worker"
-    return TrialStatus.LOST, f"the worker is gone: {brief(error)}"
+    return TrialStatus.LOST, f"the worker is gone: {summarize_ray_error(error)}"
 
 
-def _gpu(place: Mapping[str, Scalar]) -> int:
-    first = str(place["gpus"]).split(",")[0]
+def _first_gpu(location: Mapping[str, Scalar]) -> int:
+    first = str(location["gpus"]).split(",")[0]
     return int(first) if first.isdigit() else 0
 
 
-def _tail(log: Scalar, lines: int = 30) -> str:
-    """The last lines of a worker's log, where it is on this machine."""
+def _read_log_tail(log: Scalar, lines: int = 30) -> str:
+    """Return the last lines of a worker's log, or nothing if the log is on another machine."""
     if not isinstance(log, str) or not Path(log).is_file():
         return ""
     with Path(log).open("rb") as file:

@@ -1,8 +1,8 @@
-"""The gangs that run trials on a Ray cluster.
+"""Schedule the trials of a sweep on gangs of Ray workers.
 
-A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the one that runs
-and the next, so that its devices do not wait for the driver. It is kept as long as it succeeds; after any
-failure its workers are killed and a new gang takes its place.
+A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the running and the next one,
+so that its devices do not wait for the driver. It is kept as long as its trials succeed; after any failure its workers
+are killed and a new gang replaces it.
 """
 
 from __future__ import annotations
@@ -11,316 +11,299 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.common.trials import TrialResult, TrialStatus
 from sweeper.config.hardware import Target
-from sweeper.execution.cluster import ClusterTrouble, brief
-from sweeper.execution.gang import Gang, Running
-from sweeper.execution.worker import Job, StepCollector, Worker
+from sweeper.execution.cluster import ClusterError, summarize_ray_error
+from sweeper.execution.gang import Gang, RunningTrial
+from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
+from sweeper.execution.worker import Job, StepCollector
 from sweeper.search.study import Trial
-from workloads.api.contract import Scalar
 
-DEPTH = 2  # trials that a gang holds: one running, one next
-STARTS_BEFORE_GIVING_UP = 3
-ENDING_ITSELF_S = 15.0  # what a program and all that it started may take to end once its time is over
+TRIALS_PER_GANG = 2  # one running, one next
+MAX_FAILED_STARTS = 3  # in a row, while no gang is up
+SELF_TERMINATION_S = 15.0  # for a program and its child processes to end after the timeout
 
 
 class GangPool:
-    """All the gangs of one sweep. `submit` trials while there is `room`, `wait` for what ends.
+    """All gangs of one sweep. `submit` trials while there is `capacity`, and `wait` for results.
 
-    `size` ranks a gang, `count` gangs, each with the share of a CPU's cores that it has beside `share` - 1 others;
-    `constants` are the parameters that every trial has, `settings` those of the workload; `collects_steps`: of running
-    trials; `whole_nodes`: no two gangs on one node; `host_gib`: of its node's memory, for each rank.
+    Attributes:
+        gangs: `count` gangs with the properties of `spec` on the nodes of `target`.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        workload: str,
-        constants: Mapping[str, Scalar],
-        settings: Mapping[str, Any] | None,
-        collects_steps: bool,
-        whole_nodes: bool = False,
-        host_gib: float = 0.0,
-        size: int,
-        count: int,
-        timeout_s: float,
-        share: int | None = None,
-    ) -> None:
-        self._target, self._workload, self._constants, self._settings = target, workload, constants, settings
-        self._whole_nodes, self._memory = whole_nodes, int(host_gib * 2**30)
-        self._size, self._timeout_s = size, timeout_s
-        self._limit_s = timeout_s + (ENDING_ITSELF_S if collects_steps else 0.0)
-        self._share = share or count
-        self._made = self._failed_starts = self._sequence_number = 0
-        self._why_no_start = ""
-        self._collector = _new_collector() if collects_steps else None
+    def __init__(self, target: Target, spec: GangSpec, count: int) -> None:
+        self._target = target
+        self._spec = spec
+        self._kill_after_s = spec.timeout_s + (SELF_TERMINATION_S if spec.reports_steps else 0.0)
+        self._launcher = GangLauncher(target, spec.resources, spec.cpu_shares or count)
+        self._failed_starts = 0
+        self._start_error = ""
+        self._sequence_number = 0
+        self._collector = _start_collector() if spec.reports_steps else None
         self._by_sequence_number: dict[int, Trial] = {}
-        self._news: Any = None  # a reference to what the ear has heard
-        self._backlog: deque[Trial] = deque()  # trials whose gang failed before their turn came
-        self._in_flight: dict[int, Trial] = {}  # by number: thousands, of which only the count is asked for each trial
-        self._with_room: list[tuple[int, int, Gang]] = []  # a heap by what they held then; see _least_loaded
-        self._noted = 0
-        self.gangs = [self._new_gang() for _ in range(count)]
+        self._pending_reports: Any = None  # a reference to the collector's next reports
+        self._backlog: deque[Trial] = deque()  # trials without a gang, such as those of a gang that failed
+        self._in_flight: dict[int, Trial] = {}  # by number: thousands, which are only counted for each trial
+        self._by_load: list[tuple[int, int, Gang]] = []  # a heap of gangs by their load when pushed; see _least_loaded
+        self._pushes = 0
+        self.gangs = [self._launcher.launch() for _ in range(count)]
 
-    # ── trials ──
+    # ── state ──
 
-    def room(self) -> int:
-        """How many more trials can be submitted now: none to gangs that have not started."""
-        return sum(DEPTH - len(gang.jobs) for gang in self.gangs if gang.open) - len(self._backlog)
+    def capacity(self) -> int:
+        """Return how many more trials can be submitted now. Gangs that have not started take none."""
+        free = sum(TRIALS_PER_GANG - len(gang.trials) for gang in self.gangs if gang.accepts_trials)
+        return free - len(self._backlog)
 
-    def nodes_with_room(self) -> set[str]:
-        """The nodes on which a gang could take a trial, of those that are on one node."""
-        return {gang.nodes[0] for gang in self.gangs if gang.open and len(gang.jobs) < DEPTH and len(gang.nodes) == 1}
+    def nodes_with_capacity(self) -> set[str]:
+        """Return the ids of the nodes on which a gang of one node can take a trial."""
+        return {gang.node_ids[0] for gang in self.gangs if _has_capacity(gang) and len(gang.node_ids) == 1}
 
     @property
     def starting(self) -> bool:
-        """Whether no gang is up."""
+        """Whether no gang is up yet."""
         return bool(self.gangs) and not any(gang.ready for gang in self.gangs)
 
     def in_flight(self) -> list[Trial]:
-        """The trials that were submitted and have not ended."""
+        """Return the trials that were submitted and have not ended."""
         return list(self._in_flight.values())
 
     def count_in_flight(self) -> int:
-        """How many those are."""
         return len(self._in_flight)
 
-    def said(self, most: int) -> list[str]:
-        """What each of the first `most` gangs is at, in a line."""
-        now, lines = time.monotonic(), []
-        for gang in self.gangs[:most]:
+    def describe_workers(self, limit: int) -> list[str]:
+        """Return a line for each of the first `limit` gangs: its place and the trial that it runs."""
+        now = time.monotonic()
+        lines = []
+        for gang in self.gangs[:limit]:
             if not gang.ready:
                 lines.append(f"{gang.name}: starting, or waiting for {self._target.unit} that are in use")
                 continue
-            place = gang.where[0]
-            gpu = f" GPU {place['gpus']}" if place["gpus"] else ""
-            job = f"trial {gang.jobs[0].trial.number} for {now - gang.jobs[0].since_s:.0f} s" if gang.jobs else "idle"
-            lines.append(f"{gang.name} on {place['node']}{gpu}: {job}")
+            location = gang.locations[0]
+            gpu = f" GPU {location['gpus']}" if location["gpus"] else ""
+            activity = "idle"
+            if gang.trials:
+                running = gang.trials[0]
+                activity = f"trial {running.trial.number} for {now - running.started_s:.0f} s"
+            lines.append(f"{gang.name} on {location['node']}{gpu}: {activity}")
         return lines
 
-    def submit(self, trial: Trial, node: str | None = None) -> None:
-        """Hand a trial to the gang that will come to it first, of those on one node if that is named and has room."""
+    # ── trials ──
+
+    def submit(self, trial: Trial, node_id: str | None = None) -> None:
+        """Hand a trial to the least loaded gang; to one of this node alone, if there is one with capacity."""
         self._in_flight[trial.number] = trial
-        there = [g for g in self.gangs if g.open and len(g.jobs) < DEPTH and g.nodes == [node]] if node else []
-        if there:
-            self._give(min(there, key=lambda gang: len(gang.jobs)), trial)
+        candidates = []
+        if node_id:
+            candidates = [gang for gang in self.gangs if _has_capacity(gang) and gang.node_ids == [node_id]]
+        if candidates:
+            self._start_trial(min(candidates, key=lambda gang: len(gang.trials)), trial)
         else:
             self._backlog.append(trial)
-            self._hand_out()
+            self._assign_backlog()
 
-    def _hand_out(self) -> None:
+    def _assign_backlog(self) -> None:
         while self._backlog and (gang := self._least_loaded()):
-            self._give(gang, self._backlog.popleft())
+            self._start_trial(gang, self._backlog.popleft())
 
-    def _give(self, gang: Gang, trial: Trial) -> None:
-        parameters = {**self._constants, **trial.params}
+    def _start_trial(self, gang: Gang, trial: Trial) -> None:
+        """Call `run` on every worker of the gang. An actor runs its calls one after the other."""
+        spec = self._spec
+        parameters = {**spec.constants, **trial.params}
         device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
         self._sequence_number += 1
-        number = self._sequence_number
         if self._collector is not None:
             self._by_sequence_number[self._sequence_number] = trial
+        ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s)
         refs = {
-            worker.run.remote(Job(self._workload, parameters, rank, self._settings, self._collector)): rank.rank
-            for worker, rank in zip(gang.workers, gang.ranks(device, number, self._timeout_s), strict=True)
+            worker.run.remote(Job(spec.workload, parameters, rank, spec.settings, self._collector)): rank.rank
+            for worker, rank in zip(gang.workers, ranks, strict=True)
         }
-        now = time.monotonic()
-        gang.jobs.append(
-            Running(
+        gang.trials.append(
+            RunningTrial(
                 trial,
                 refs,
-                since_s=now,
+                started_s=time.monotonic(),
                 sequence_number=self._sequence_number,
-                timeout_s=self._timeout_s,
-                limit_s=self._limit_s,
+                timeout_s=spec.timeout_s,
+                kill_after_s=self._kill_after_s,
             )
         )
-        self._note_room(gang)
+        self._push(gang)
 
-    def _note_room(self, gang: Gang) -> None:
-        """A gang that is up holds another number of trials than before."""
-        if len(gang.jobs) < DEPTH:
-            self._noted += 1
-            heapq.heappush(self._with_room, (len(gang.jobs), self._noted, gang))
+    def _push(self, gang: Gang) -> None:
+        """Add a gang to the heap with its present load, unless it is full."""
+        if len(gang.trials) < TRIALS_PER_GANG:
+            self._pushes += 1
+            heapq.heappush(self._by_load, (len(gang.trials), self._pushes, gang))
 
     def _least_loaded(self) -> Gang | None:
-        """The gang that will come to a trial first, None where none has room. What was noted of one and has changed is
-        passed over: to look through thousands of them would take longer than all else that a trial costs."""
-        while self._with_room:
-            held, _, gang = heapq.heappop(self._with_room)
-            if gang.open and not gang.ended and held == len(gang.jobs):
+        """Return the gang that reaches a new trial first, or None if all are full.
+
+        Entries whose load has changed are skipped: searching thousands of gangs takes longer than all other work of the
+        driver for a trial.
+        """
+        while self._by_load:
+            load, _, gang = heapq.heappop(self._by_load)
+            if gang.accepts_trials and not gang.killed and load == len(gang.trials):
                 return gang
         return None
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
-        """The trials that ended, after waiting up to `timeout_s` for the first of them."""
-        if self._failed_starts >= STARTS_BEFORE_GIVING_UP and self.starting:
-            raise ClusterTrouble(f"no worker starts: {self._why_no_start}")
-        awaited = [ref for gang in self.gangs for ref in gang.awaited()]
-        if not awaited:
+        """Return the trials that ended, after waiting up to `timeout_s` for the first of them.
+
+        Raises:
+            ClusterError: no worker starts.
+        """
+        if self._failed_starts >= MAX_FAILED_STARTS and self.starting:
+            raise ClusterError(f"no worker starts: {self._start_error}")
+        refs = [ref for gang in self.gangs for ref in gang.pending_refs()]
+        if not refs:
             time.sleep(timeout_s)
             return []
         ray.wait(
-            awaited,
+            refs,
             num_returns=1,
             timeout=max(0.0, min(timeout_s, self._next_deadline_s() - time.monotonic())),
         )
-        arrived = set(ray.wait(awaited, num_returns=len(awaited), timeout=0)[0])
+        arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
         ended = []
         for gang in list(self.gangs):
             if not gang.ready:
-                self._welcome(gang, arrived)
-            elif outcome := gang.outcome(arrived):
-                trial = gang.jobs.popleft().trial
+                self._accept_handshakes(gang, arrived)
+            elif result := gang.collect_result(arrived):
+                trial = gang.trials.popleft().trial
                 del self._in_flight[trial.number]
-                ended.append((trial, outcome))
-                if not outcome.reusable:
+                ended.append((trial, result))
+                if not result.reusable:
                     self._replace(gang)
                     continue
-                if gang.jobs:
-                    gang.jobs[0].since_s = time.monotonic()
-                self._note_room(gang)
-            if gang.leaving and not gang.jobs and gang in self.gangs:
+                if gang.trials:
+                    gang.trials[0].started_s = time.monotonic()
+                self._push(gang)
+            if gang.draining and not gang.trials and gang in self.gangs:
                 self._replace(gang)
-        self._hand_out()
+        self._assign_backlog()
         return ended
 
-    def use(self, target: Target, count: int) -> None:
-        """Use these nodes and no others from now on, with as many gangs. One that is elsewhere runs what it holds and
-        goes; one that has not started may be waiting for a node that is gone, and starts anew."""
-        ids = {node.id for node in target.nodes}
-        fewer = not ids >= {node.id for node in self._target.nodes}
-        self._target = target
-        for gang in list(self.gangs):
-            if gang.ready:
-                gang.leaving = not ids >= {*gang.nodes}
-                if gang.open:  # it may have been leaving
-                    self._note_room(gang)
-            elif fewer:
-                self._end(gang)
-                self.gangs.remove(gang)
-        self.gangs += [self._new_gang() for _ in range(count - sum(not gang.leaving for gang in self.gangs))]
+    def _next_deadline_s(self) -> float:
+        return min((gang.trials[0].deadline_s for gang in self.gangs if gang.ready and gang.trials), default=math.inf)
 
-    def reported(self, *, all_of_it: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
-        """Steps of trials that were over since this was last asked: which one, when, and its figures. What is not there
-        yet comes another time, unless `all_of_it` is wanted."""
+    # ── steps of running trials ──
+
+    def collect_reports(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
+        """Return the steps that were reported since the last call: trial, step, time and metrics.
+
+        Args:
+            wait: wait up to 10 s for all reports; otherwise those that have not arrived come with a later call.
+        """
         if self._collector is None:
             return []
-        found = []
+        reports = []
         try:
-            if self._news and (all_of_it or ray.wait([self._news], timeout=0)[0]):
-                found, self._news = ray.get(self._news), None
-            if self._news is None:
-                self._news = self._collector.take.remote()
-            if all_of_it:
-                found, self._news = found + ray.get(self._news, timeout=10), None
-        except RayError:  # it is gone, with what it had heard
-            self._collector, self._news = _new_collector(), None
+            if self._pending_reports and (wait or ray.wait([self._pending_reports], timeout=0)[0]):
+                reports, self._pending_reports = ray.get(self._pending_reports), None
+            if self._pending_reports is None:
+                self._pending_reports = self._collector.take.remote()
+            if wait:
+                reports, self._pending_reports = reports + ray.get(self._pending_reports, timeout=10), None
+        except RayError:  # the actor is gone, with the reports that it held
+            self._collector, self._pending_reports = _start_collector(), None
         return [
             (self._by_sequence_number[sequence_number], step, at_s, metrics)
-            for sequence_number, step, at_s, metrics in found
+            for sequence_number, step, at_s, metrics in reports
         ]
 
-    def end_early(self, trial: Trial) -> None:
+    def prune(self, trial: Trial) -> None:
         """Ask a running trial to end after its next step."""
         for gang in self.gangs:
-            if self._collector is not None and gang.jobs and gang.jobs[0].trial == trial:
-                self._collector.prune.remote(gang.jobs[0].sequence_number)
+            if self._collector is not None and gang.trials and gang.trials[0].trial == trial:
+                self._collector.prune.remote(gang.trials[0].sequence_number)
+
+    # ── gangs ──
+
+    def set_target(self, target: Target, count: int) -> None:
+        """Use only these nodes from now on, with `count` gangs.
+
+        A gang on other nodes ends after the trials that it holds. If nodes were removed, a gang that has not started is
+        replaced, because it may wait for a removed node.
+        """
+        ids = {node.id for node in target.nodes}
+        nodes_removed = not ids >= {node.id for node in self._target.nodes}
+        self._target = self._launcher.target = target
+        for gang in list(self.gangs):
+            if gang.ready:
+                gang.draining = not ids >= {*gang.node_ids}
+                if gang.accepts_trials:  # it may have been draining before
+                    self._push(gang)
+            elif nodes_removed:
+                kill_gang(gang)
+                self.gangs.remove(gang)
+        self.gangs += [self._launcher.launch() for _ in range(count - sum(not gang.draining for gang in self.gangs))]
 
     def cancel(self) -> list[tuple[Trial, TrialResult]]:
-        """Say of each trial in flight that it was cancelled. Its gang is at it still, until `close`."""
+        """Return each trial in flight as cancelled. The gangs still run them, until `close`."""
         now = time.time()
         trials = self.in_flight()
         self._backlog.clear()
         self._in_flight.clear()
         return [(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
-    def close(self, patience_s: float = 0.0) -> None:
-        """End every gang, whatever it is at. One that is starting gets `patience_s` to have started: Ray may hold what
-        a worker that was killed before had reserved, and the next one then waits for it in vain."""
-        starting = [handshake for gang in self.gangs for handshake in gang.handshake]
-        if starting and patience_s:
-            ray.wait(starting, num_returns=len(starting), timeout=patience_s)
+    def close(self, start_timeout_s: float = 0.0) -> None:
+        """Kill every gang, also one that runs a trial. Gangs that are starting have `start_timeout_s` to finish that.
+
+        Ray may keep the resources of a worker that was killed while it started, and the next worker then waits for them
+        in vain.
+        """
+        starting = [handshake for gang in self.gangs for handshake in gang.pending_handshakes]
+        if starting and start_timeout_s:
+            ray.wait(starting, num_returns=len(starting), timeout=start_timeout_s)
         for gang in self.gangs:
-            self._end(gang)
+            kill_gang(gang)
         self.gangs = []
         if self._collector is not None:
             ray.kill(self._collector, no_restart=True)
             self._collector = None
 
-    def _next_deadline_s(self) -> float:
-        return min((gang.jobs[0].until_s for gang in self.gangs if gang.ready and gang.jobs), default=math.inf)
-
-    # ── gangs ──
-
-    def _new_gang(self) -> Gang:
-        self._made += 1
-        options, group = self._options(), None
-        if self._size > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._memory}
-            bundle = {resource: amount for resource, amount in bundle.items() if amount}
-            place = options.pop("label_selector")
-            group = placement_group([bundle] * self._size, strategy="PACK", bundle_label_selector=[place] * self._size)
-        workers = []
-        for rank in range(self._size):
-            place = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
-            workers.append(ray.remote(Worker).options(max_restarts=0, **options, **place).remote())
-        greetings = [worker.handshake.remote() for worker in workers]
-        return Gang(f"worker {self._made}", workers, group, greetings, list(greetings))
-
-    def _options(self) -> dict[str, Any]:
-        """What Ray reserves for one rank, and on which nodes: a label alone does not tell an H100 from an H100 PCIe."""
-        ids = [node.id for node in self._target.nodes if node.id]
-        place = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
-        if self._target.hardware.kind == "gpu":
-            cores = self._target.cores_of_whole_nodes(self._size) if self._whole_nodes else 1
-            memory = {"memory": self._memory} if self._memory else {}
-            return {"num_cpus": cores, "num_gpus": 1, "label_selector": place, **memory}
-        cores = self._target.cores_per_rank(self._share * self._size)
-        return {"num_cpus": cores, "num_gpus": 0, "label_selector": place}
-
-    def _welcome(self, gang: Gang, arrived: set[Any]) -> None:
-        """Take a gang into service once all its ranks are up; one that does not start is replaced."""
-        for handshake in [handshake for handshake in gang.handshake if handshake in arrived]:
+    def _accept_handshakes(self, gang: Gang, arrived: set[Any]) -> None:
+        """Make a gang ready once all its ranks are up; replace it if one of them does not start."""
+        for handshake in [handshake for handshake in gang.pending_handshakes if handshake in arrived]:
             try:
                 ray.get(handshake)
             except RayError as error:
                 self._failed_starts += 1
-                self._why_no_start = brief(error)
+                self._start_error = summarize_ray_error(error)
                 self._replace(gang)
                 return
-            gang.handshake.remove(handshake)
+            gang.pending_handshakes.remove(handshake)
         if gang.ready:
             self._failed_starts = 0
-            gang.number()
-            self._note_room(gang)
+            gang.assign_ranks()
+            self._push(gang)
 
     def _replace(self, gang: Gang) -> None:
-        """A new gang in the place of one that failed, unless that was to go; what it had not begun goes back to be
-        handed out first."""
-        self._backlog.extendleft(reversed([job.trial for job in gang.jobs]))
-        gang.jobs.clear()
-        self._end(gang)
-        place = self.gangs.index(gang)
-        self.gangs[place : place + 1] = [] if gang.leaving else [self._new_gang()]
+        """Kill a gang and launch another in its place, unless it was draining.
 
-    def _end(self, gang: Gang) -> None:
-        gang.ended = True
-        for worker in gang.workers:
-            ray.kill(worker, no_restart=True)
-        if gang.group is not None:
-            remove_placement_group(gang.group)
+        The trials that it has not started return to the front of the backlog.
+        """
+        self._backlog.extendleft(reversed([running.trial for running in gang.trials]))
+        gang.trials.clear()
+        kill_gang(gang)
+        index = self.gangs.index(gang)
+        self.gangs[index : index + 1] = [] if gang.draining else [self._launcher.launch()]
 
 
-def _new_collector() -> Any:
-    """On this node, which has to stay anyhow."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(StepCollector).options(num_cpus=0, scheduling_strategy=here).remote()
+def _has_capacity(gang: Gang) -> bool:
+    return gang.accepts_trials and len(gang.trials) < TRIALS_PER_GANG
+
+
+def _start_collector() -> Any:
+    """Start the step collector on this node, on which the sweep depends in any case."""
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(StepCollector).options(num_cpus=0, scheduling_strategy=on_this_node).remote()

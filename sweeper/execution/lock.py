@@ -1,4 +1,4 @@
-"""One driver for each sweep: a lock on its folder."""
+"""The lock of a sweep's folder: one driver for each sweep."""
 
 from __future__ import annotations
 
@@ -11,31 +11,40 @@ from typing import IO
 
 from sweeper.common.errors import UserInputError
 
-PATIENCE_S = 20.0
+LOCK_TIMEOUT_S = 20.0
+QUIET_WAIT_S = 1.0  # before a message says that the lock is waited for
 
 
-def take(folder: Path) -> IO[str]:
-    """The sweep's folder, with its lock held until this process and its recording process have ended."""
+def acquire(folder: Path) -> IO[str]:
+    """Create the sweep's folder and lock it. The lock is held until this process and its recording process end.
+
+    Returns:
+        The open lock file.
+
+    Raises:
+        UserInputError: the folder cannot be written, or another process still runs the sweep after LOCK_TIMEOUT_S.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # parameters and programs' last words are the user's own
+        folder.chmod(0o700)  # parameters and the output of programs are private to the user
         lock = (folder / "lock").open("a+")
     except OSError as error:
         raise UserInputError(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error
-    deadline, told = time.monotonic() + PATIENCE_S, False
+    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+    reported = False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
             lock.seek(0)
-            holder = f"name={folder.name}: this sweep is being run by process {lock.read().strip() or 'unknown'}"
-            if time.monotonic() > deadline:
-                raise UserInputError(holder) from None
-            # A driver that was killed leaves its recording process to end what it is at: most often at once.
-            if not told and time.monotonic() > deadline - PATIENCE_S + 1:
-                print(f"{holder}; waiting {PATIENCE_S:g} s for its end", file=sys.stderr, flush=True)
-                told = True
+            holder = f"name={folder.name}: process {lock.read().strip() or 'unknown'} is running this sweep"
+            if time.monotonic() > deadline_s:
+                raise UserInputError(f"{holder}; stop it, or set another name=") from None
+            # The recording process of a killed driver finishes its current write, mostly within a second.
+            if not reported and time.monotonic() > deadline_s - LOCK_TIMEOUT_S + QUIET_WAIT_S:
+                print(f"{holder}; waiting up to {LOCK_TIMEOUT_S:g} s for it to end", file=sys.stderr, flush=True)
+                reported = True
             time.sleep(0.1)
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")

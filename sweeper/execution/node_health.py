@@ -1,8 +1,8 @@
-"""Nodes held against each other, by trials alone: where more of them fail than elsewhere, where equal work is slower.
+"""Compare nodes by the results of their trials: where more trials fail than elsewhere, where equal work is slower.
 
-Parameters are not to be taken for a node's fault. Failures count by point, and a point that failed on nodes that have
-nothing in common counts nowhere. Speeds are compared between trials of the same parameters only, which the driver has
-measured on every node for that (`Again` among nothing), and in the same round of it.
+The effect of parameters is not attributed to a node. Failures are counted by point, and a point that failed on nodes
+without a node in common is not counted. Speeds are compared only between trials of the same parameters and the same
+round, which the driver measures on every node for this purpose (a `Remeasurement` with an empty group).
 """
 
 from __future__ import annotations
@@ -17,154 +17,212 @@ from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult, 
 from sweeper.config.space import point_key
 from sweeper.search.study import Trial
 
-JUDGED = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
-RECENT = 50  # so many of a node's last trials say how it is now
-LEAST_FAILURES = 3
-ONCE_IN = 2_000  # so rarely would chance alone bring as many failures as make a node suspect
-TIMES_BEHIND = 3  # so many measurements of the same parameters in a row make a node slow
-TRIALS_BETWEEN = 20  # of each node, from one round of comparing to the next
+JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
+RECENT_TRIALS = 50  # of a node: the present state of a node shows in its last trials
+MIN_FAILURES = 3
+SIGNIFICANCE_LEVEL = 1 / 2_000  # of the test for failures: chance alone drains a node this rarely
+SLOW_MEASUREMENTS = 3  # so many slow measurements of the same parameters in a row drain a node
+TRIALS_BETWEEN_ROUNDS = 20  # on each node, from one comparison round to the next
 
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """How a trial, or one try of it, ended on these nodes (Ray's ids). figure: its objective, where it has one."""
+    """The end of one attempt at a trial on these nodes.
+
+    Attributes:
+        nodes: Ray's node ids.
+        point: the key of the trial's parameters.
+        value: the objective, if the trial has one.
+    """
 
     nodes: tuple[str, ...]
     point: str
     status: TrialStatus
     started_at_s: float
     ended_at_s: float
-    figure: float | None = None
+    value: float | None = None
     remeasurement: Remeasurement | None = None
 
     @staticmethod
-    def of_record(record: TrialRecord, objective: str) -> NodeObservation:
-        figure = record.metrics.get(objective) if record.status is TrialStatus.COMPLETE else None
-        times_s = (record.started_at_s, record.ended_at_s)
+    def from_record(record: TrialRecord, objective: str) -> NodeObservation:
         return NodeObservation(
-            _nodes(record), point_key(record.params), record.status, *times_s, figure, record.remeasurement
+            nodes=_node_ids(record),
+            point=point_key(record.params),
+            status=record.status,
+            started_at_s=record.started_at_s,
+            ended_at_s=record.ended_at_s,
+            value=record.metrics.get(objective) if record.status is TrialStatus.COMPLETE else None,
+            remeasurement=record.remeasurement,
         )
 
     @staticmethod
-    def of_try(trial: Trial, outcome: TrialResult) -> NodeObservation:
-        """A try that is no record, since the trial is tried again."""
-        times_s = (outcome.started_at_s, outcome.ended_at_s)
+    def from_attempt(trial: Trial, result: TrialResult) -> NodeObservation:
+        """Build the observation of an attempt that has no record, because the trial is tried again."""
         return NodeObservation(
-            _nodes(outcome), point_key(trial.params), outcome.status, *times_s, remeasurement=trial.remeasurement
+            nodes=_node_ids(result),
+            point=point_key(trial.params),
+            status=result.status,
+            started_at_s=result.started_at_s,
+            ended_at_s=result.ended_at_s,
+            remeasurement=trial.remeasurement,
         )
 
 
-def _nodes(of: TrialRecord | TrialResult) -> tuple[str, ...]:
-    return tuple(str(of.where.get("node_ids") or "").split())
+def _node_ids(source: TrialRecord | TrialResult) -> tuple[str, ...]:
+    return tuple(str(source.where.get("node_ids") or "").split())
 
 
-# ── where trials fail ──
+# ── failures ──
 
 
-def failing(sightings: Iterable[NodeObservation], nodes: Collection[str], suspects: Iterable[str]) -> dict[str, str]:
-    """Those of the suspects on which more of the last trials failed than chance would have it, and how many; the worst
-    first. They are held against the others of `nodes`, where any trial ended well.
+def find_failing_nodes(
+    observations: Iterable[NodeObservation], nodes: Collection[str], suspects: Iterable[str]
+) -> dict[str, str]:
+    """Return the suspects on which significantly more recent trials failed than on the other nodes, with the reason.
 
-    Failures of one node count once where they came from one event, so that trials which were lost together are one.
+    The most significant node comes first. A suspect is compared with the others of `nodes`, so none is returned if no
+    trial ended well elsewhere. Failures of one node that overlap in time count once, because one event may have caused
+    them all.
     """
-    among = {*nodes}
-    judged = [s for s in sightings if s.status in JUDGED and not among.isdisjoint(s.nodes)]
-    to_blame = _points_to_blame(judged)
-    judged = [s for s in judged if s.status not in BAD or s.point not in to_blame]
-    found = []
-    for node in among & {*suspects}:
-        here = [s for s in judged if node in s.nodes][-RECENT:]
-        there = [s for s in judged if node not in s.nodes]
-        failed, failed_there = _failures(here), len({s.point for s in there if s.status in BAD})
-        well, well_there = (sum(s.status not in BAD for s in each) for each in (here, there))
-        chance = _as_many(failed, failed + well, failed + failed_there, failed + well + failed_there + well_there)
-        if failed >= LEAST_FAILURES and chance * ONCE_IN < 1:
-            words = f"{failed} of its last {failed + well} trials failed, {failed_there} of {failed_there + well_there}"
-            found.append((chance, node, f"{words} elsewhere"))
-    return {node: why for _, node, why in sorted(found)}
+    candidates = {*nodes}
+    judged = [
+        observation
+        for observation in observations
+        if observation.status in JUDGED_STATUSES and not candidates.isdisjoint(observation.nodes)
+    ]
+    failing_points = _find_failing_points(judged)
+    judged = [
+        observation
+        for observation in judged
+        if observation.status not in BAD or observation.point not in failing_points
+    ]
+    failing = []
+    for node in candidates & {*suspects}:
+        here = [observation for observation in judged if node in observation.nodes][-RECENT_TRIALS:]
+        elsewhere = [observation for observation in judged if node not in observation.nodes]
+        failed_here = _count_failures(here)
+        failed_elsewhere = len({observation.point for observation in elsewhere if observation.status in BAD})
+        trials_here = failed_here + _count_successes(here)
+        trials_elsewhere = failed_elsewhere + _count_successes(elsewhere)
+        p_value = fisher_exact_p_value(
+            failed_here, trials_here, failed_here + failed_elsewhere, trials_here + trials_elsewhere
+        )
+        if failed_here >= MIN_FAILURES and p_value < SIGNIFICANCE_LEVEL:
+            reason = f"{failed_here} of its last {trials_here} trials failed,"
+            reason += f" {failed_elsewhere} of {trials_elsewhere} elsewhere"
+            failing.append((p_value, node, reason))
+    return {node: reason for _, node, reason in sorted(failing)}
 
 
-def _points_to_blame(sightings: Iterable[NodeObservation]) -> set[str]:
-    """The points that failed on nodes that have nothing in common."""
-    common: dict[str, set[str]] = {}
-    for sighting in sightings:
-        if sighting.status in BAD:
-            common[sighting.point] = common.get(sighting.point, {*sighting.nodes}) & {*sighting.nodes}
-    return {point for point, nodes in common.items() if not nodes}
+def _find_failing_points(observations: Iterable[NodeObservation]) -> set[str]:
+    """Return the points that failed on nodes without a node in common."""
+    common_nodes: dict[str, set[str]] = {}
+    for observation in observations:
+        if observation.status in BAD:
+            nodes = {*observation.nodes}
+            common_nodes[observation.point] = common_nodes.get(observation.point, nodes) & nodes
+    return {point for point, nodes in common_nodes.items() if not nodes}
 
 
-def _failures(sightings: Sequence[NodeObservation]) -> int:
-    """How many different points failed, of those that overlap in time one."""
-    count, points, until_s = 0, set[str](), -math.inf
-    for each in sorted((s for s in sightings if s.status in BAD), key=lambda s: s.ended_at_s):
-        if each.point not in points and each.started_at_s >= until_s:
-            count, until_s = count + 1, each.ended_at_s
-        points.add(each.point)
+def _count_failures(observations: Iterable[NodeObservation]) -> int:
+    """Return how many different points failed; of failures that overlap in time only one counts."""
+    failures = [observation for observation in observations if observation.status in BAD]
+    count = 0
+    points = set[str]()
+    counted_until_s = -math.inf
+    for failure in sorted(failures, key=lambda failure: failure.ended_at_s):
+        if failure.point not in points and failure.started_at_s >= counted_until_s:
+            count += 1
+            counted_until_s = failure.ended_at_s
+        points.add(failure.point)
     return count
 
 
-def _as_many(least: int, here: int, failed: int, of_all: int) -> float:
-    """The chance that at least so many of the failed are among those here, were they drawn from all (Fisher's test)."""
-    ways = range(least, min(here, failed) + 1)
-    return sum(math.comb(here, n) * math.comb(of_all - here, failed - n) for n in ways) / math.comb(of_all, failed)
+def _count_successes(observations: Sequence[NodeObservation]) -> int:
+    return sum(observation.status not in BAD for observation in observations)
 
 
-# ── where equal work is slower ──
+def fisher_exact_p_value(failed_here: int, trials_here: int, failed: int, trials: int) -> float:
+    """Return the probability that at least `failed_here` of all failures fall on this node by chance.
+
+    Fisher's exact test, one-sided: `failed` of `trials` fail, `trials_here` of which run on this node.
+    """
+    counts = range(failed_here, min(trials_here, failed) + 1)
+    ways = sum(math.comb(trials_here, n) * math.comb(trials - trials_here, failed - n) for n in counts)
+    return ways / math.comb(trials, failed)
+
+
+# ── speed ──
 
 
 @dataclass(frozen=True)
-class Round:
-    """One point measured on every node at about the same time. `figures` by node, None where there was no figure."""
+class ComparisonRound:
+    """One trial's parameters, measured on every node at about the same time.
 
-    of: int
+    Attributes:
+        trial: the number of the trial whose parameters are measured.
+        values: the objective of each measurement, by node; None where the measurement failed.
+    """
+
+    trial: int
     number: int
-    figures: dict[str, list[float | None]]
+    values: dict[str, list[float | None]]
 
-    def wanted(self, nodes: Collection[str], below: float, direction: str) -> list[str]:
-        """Where it is still to be measured: once on each node, and again where that was behind the others."""
-        behind = self.ratios(nodes, direction)
-        return [
-            node
-            for node in nodes
-            if not (tries := self.figures.get(node, []))
-            or (len(tries) < TIMES_BEHIND and max(behind.get(node, [math.inf])) < below)
-        ]
+    def select_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> list[str]:
+        """Return the nodes to measure: those without a measurement, and again those that were slow in all of them."""
+        ratios = self.compute_ratios(nodes, direction)
+        selected = []
+        for node in nodes:
+            measured = len(self.values.get(node, []))
+            always_slow = max(ratios.get(node, [math.inf])) < threshold
+            if not measured or (measured < SLOW_MEASUREMENTS and always_slow):
+                selected.append(node)
+        return selected
 
-    def behind(self, nodes: Collection[str], below: float, direction: str) -> dict[str, str]:
-        """Those of `nodes` that were behind the others of them each time, and how far; the worst first."""
-        found = {}
-        for node, ratios in sorted(self.ratios(nodes, direction).items(), key=lambda each: max(each[1])):
-            if len(ratios) >= TIMES_BEHIND and max(ratios) < below:
-                speed = statistics.median(ratios)
-                found[node] = f"trial {self.of} reached {speed:.2f} of what it did on the others, {len(ratios)} times"
-        return found
+    def find_slow_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> dict[str, str]:
+        """Return the nodes that were slow in every measurement, the slowest first, with the reason."""
+        slow = {}
+        for node, ratios in sorted(self.compute_ratios(nodes, direction).items(), key=lambda entry: max(entry[1])):
+            if len(ratios) >= SLOW_MEASUREMENTS and max(ratios) < threshold:
+                slow[node] = (
+                    f"trial {self.trial} reached {statistics.median(ratios):.2f} of the other nodes' median"
+                    f" in {len(ratios)} measurements"
+                )
+        return slow
 
-    def ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
-        """Each figure of a node over the median of the other nodes' medians, 0.9 being worse by a tenth whatever the
-        direction. Nothing where a figure is not above zero: of those there is no ratio."""
-        known = {node: [f for f in self.figures.get(node, []) if f is not None] for node in nodes}
-        known = {node: figures for node, figures in known.items() if figures}
-        if len(known) < 2 or not all(figure > 0 for figures in known.values() for figure in figures):
+    def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
+        """Return each value of a node over the median of the other nodes' medians.
+
+        0.9 is worse by a tenth in either direction of the objective. Empty if a value is not above zero, since such
+        values have no ratio, and for fewer than two nodes.
+        """
+        values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
+        values_of = {node: values for node, values in values_of.items() if values}
+        if len(values_of) < 2 or not all(value > 0 for values in values_of.values() for value in values):
             return {}
-        sign, middles = 1 if direction == "maximize" else -1, {n: statistics.median(f) for n, f in known.items()}
-        in_order = sorted(middles, key=lambda node: middles[node])
-        each = [middles[node] for node in in_order]
-        others = {node: statistics.median(each[:place] + each[place + 1 :]) for place, node in enumerate(in_order)}
-        return {node: [(figure / others[node]) ** sign for figure in figures] for node, figures in known.items()}
+        exponent = 1 if direction == "maximize" else -1
+        median_of = {node: statistics.median(values) for node, values in values_of.items()}
+        ordered = sorted(median_of, key=lambda node: median_of[node])
+        medians = [median_of[node] for node in ordered]
+        others = {
+            node: statistics.median(medians[:position] + medians[position + 1 :])
+            for position, node in enumerate(ordered)
+        }
+        return {node: [(value / others[node]) ** exponent for value in values] for node, values in values_of.items()}
 
 
-def last_round(sightings: Iterable[NodeObservation]) -> Round | None:
-    """The round of comparing that was begun last."""
+def find_last_round(observations: Iterable[NodeObservation]) -> ComparisonRound | None:
+    """Return the comparison round that began last, or None if there was none."""
     rounds = defaultdict[tuple[int, int], list[NodeObservation]](list)
-    for sighting in sightings:
-        remeasurement = sighting.remeasurement
-        if remeasurement is not None and not remeasurement.group and sighting.status is not TrialStatus.CANCELLED:
-            rounds[remeasurement.round, remeasurement.trial].append(sighting)
+    for observation in observations:
+        remeasurement = observation.remeasurement
+        if remeasurement is not None and not remeasurement.group and observation.status is not TrialStatus.CANCELLED:
+            rounds[remeasurement.round, remeasurement.trial].append(observation)
     if not rounds:
         return None
-    number, of = max(rounds)
-    figures = defaultdict[str, list[float | None]](list)
-    for sighting in rounds[number, of]:
-        if len(sighting.nodes) == 1:
-            figures[sighting.nodes[0]].append(sighting.figure)
-    return Round(of, number, dict(figures))
+    number, trial = max(rounds)
+    values = defaultdict[str, list[float | None]](list)
+    for observation in rounds[number, trial]:
+        if len(observation.nodes) == 1:
+            values[observation.nodes[0]].append(observation.value)
+    return ComparisonRound(trial, number, dict(values))

@@ -1,4 +1,4 @@
-"""The GPU nodes of a cluster while a sweep runs on it: which join, which are lost, which are set aside."""
+"""Monitor the GPU nodes of a cluster during a sweep: nodes that join, are lost or are drained."""
 
 from __future__ import annotations
 
@@ -8,162 +8,202 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult
 from sweeper.config.hardware import Node, Target
+from sweeper.config.schema import Config
 from sweeper.execution import cluster
-from sweeper.execution.node_health import TRIALS_BETWEEN, NodeObservation, Round, failing, last_round
-from sweeper.planning.plan import Plan
+from sweeper.execution.gang_launcher import GangResources
+from sweeper.execution.node_health import (
+    TRIALS_BETWEEN_ROUNDS,
+    ComparisonRound,
+    NodeObservation,
+    find_failing_nodes,
+    find_last_round,
+)
 from sweeper.search.study import Trial
 
-LOOKED_AT_EVERY_S = 10.0
-SEEN_LAST = 5000  # so many tries say how nodes are; to look at more would take longer than trials do
+POLL_INTERVAL_S = 10.0
+MAX_OBSERVATIONS = 5000  # attempts that node health is derived from; with more, a check takes longer than trials do
+NO_ROUND = ComparisonRound(0, 0, {})
 
 
 class NodeMonitor:
-    """`target` is what may be used now, of all nodes that were there at any time. `records`: of earlier runs.
+    """Decides which nodes a sweep uses.
 
-    On a cluster of its own, and on CPUs, where one trial runs at a time, nothing ever changes.
+    On a local cluster nothing ever changes, nor on CPUs, where one trial runs at a time.
+
+    Attributes:
+        target: the nodes in use, of all that have been in the cluster during the sweep.
+        drained: why a node is drained, by Ray's node id.
     """
 
-    def __init__(self, planned: Plan, records: Mapping[int, TrialRecord]) -> None:
-        self._plan, self.target = planned, planned.target
-        self._every = planned.target
-        self._watched = planned.target.hardware.kind == "gpu" and all(node.id for node in planned.target.nodes)
-        self._scout, self._unlike, self._gone = cluster.NodeDiscovery(), set[str](), set[str]()
-        self._look_at_s = 0.0
-        self.aside: dict[str, str] = {}  # why, by Ray's id
-        self._sightings = deque[NodeObservation](maxlen=SEEN_LAST)
-        self._measured = Counter[str]()  # how many trials have a figure, by node
-        self._suspects = set[str]()  # where a trial failed since that was last looked at
-        self._compared, self._compared_anew = list[NodeObservation](), False
-        self._comparing: dict[int, str] = {}  # where trials in flight compare, by number
-        self._round, self._wanted = Round(0, 0, {}), list[str]()  # the round of comparing, and where it is wanted,
-        self._round_as_of: tuple[int, list[str]] = (0, [])  # as of so many measurements, of these nodes
+    def __init__(
+        self, target: Target, config: Config, resources: GangResources, records: Mapping[int, TrialRecord]
+    ) -> None:
+        """Start with the planned target and the records of earlier runs of the sweep."""
+        self.target = target
+        self.drained: dict[str, str] = {}
+        self._config = config
+        self._resources = resources
         self._records = records
+        self._known_target = target  # with every node that was ever up
+        self._enabled = target.hardware.kind == "gpu" and all(node.id for node in target.nodes)
+        self._discovery = cluster.NodeDiscovery()
+        self._next_poll_s = 0.0
+        self._unsuitable_ids = set[str]()
+        self._lost_ids = set[str]()
+        self._observations = deque[NodeObservation](maxlen=MAX_OBSERVATIONS)
+        self._measured_trials = Counter[str]()  # trials with an objective, by node
+        self._suspects = set[str]()  # nodes on which a trial failed since the last check
+        self._comparisons: list[NodeObservation] = []
+        self._has_new_comparison = False
+        self._comparing: dict[int, str] = {}  # the node of each comparison in flight, by trial number
+        self._round = NO_ROUND
+        self._nodes_to_measure: list[str] = []
+        # The number of comparisons and the nodes for which _nodes_to_measure was computed.
+        self._round_state: tuple[int, list[str]] = (0, [])
         for record in sorted(records.values(), key=lambda record: record.ended_at_s):
-            self._note(NodeObservation.of_record(record, planned.config.workload.objective))
+            self._add_observation(NodeObservation.from_record(record, config.workload.objective))
 
-    def gangs(self, target: Target | None = None) -> int:
-        """How many trials run at once."""
-        wanted = self._plan.config.cluster.max_concurrent_trials
-        planned = self._plan.resources
-        most = (target or self.target).count_gangs(
-            planned.gpus, None, whole_nodes=planned.whole_nodes, host_gib=planned.host_gib
+    def count_gangs(self, target: Target | None = None) -> int:
+        """Return how many trials run at once on `target`, by default on the nodes in use."""
+        resources = self._resources
+        limit = self._config.cluster.max_concurrent_trials
+        fitting = (target or self.target).count_gangs(
+            resources.ranks, None, whole_nodes=resources.whole_nodes, host_gib=resources.host_gib
         )
-        return min(most, wanted or most)
+        return min(fitting, limit or fitting)
 
-    def said_aside(self) -> list[str]:
-        """The nodes that were set aside, with why, and what became of their trials."""
-        lines = []
-        for node in self._every.nodes:
-            if why := self.aside.get(node.id or ""):
-                lines.append(f"{node.label}: {why}; {self._measured[node.id or '']} measured there stand as they are")
-        return lines
+    def describe_drained(self) -> list[str]:
+        """Return a line for each drained node, with the reason and the number of its trials."""
+        return [
+            f"{node.label}: {self.drained[node.id]}; its {self._measured_trials[node.id]} measured trials are kept"
+            for node in self._known_target.nodes
+            if node.id and self.drained.get(node.id)
+        ]
 
-    # ── what has changed ──
+    # ── changes of the nodes in use ──
 
-    def seen(self, record: TrialRecord) -> None:
-        """A trial has ended."""
+    def add_record(self, record: TrialRecord) -> None:
+        """Take note of a trial that ended."""
         self._comparing.pop(record.number, None)
-        self._note(NodeObservation.of_record(record, self._plan.config.workload.objective))
+        self._add_observation(NodeObservation.from_record(record, self._config.workload.objective))
 
-    def tried(self, trial: Trial, outcome: TrialResult) -> None:
-        """A trial was lost, and is tried again."""
-        self._note(NodeObservation.of_try(trial, outcome))
+    def add_attempt(self, trial: Trial, result: TrialResult) -> None:
+        """Take note of an attempt that was lost and is repeated."""
+        self._add_observation(NodeObservation.from_attempt(trial, result))
 
-    def news(self, *, may_join: bool) -> list[str]:
-        """What has changed since this was last asked, a line each; `target` is then another."""
-        if not self._watched:
+    def poll_changes(self, *, may_join: bool) -> list[str]:
+        """Update `target` and return a line for each change since the last call.
+
+        Args:
+            may_join: use nodes that join the cluster.
+        """
+        if not self._enabled:
             return []
         lines = []
-        if time.monotonic() >= self._look_at_s:
-            self._look_at_s = time.monotonic() + LOOKED_AT_EVERY_S
-            lines = self._looked(may_join)
-        if self._suspects or self._compared_anew:
-            lines += self._set_aside()
+        if time.monotonic() >= self._next_poll_s:
+            self._next_poll_s = time.monotonic() + POLL_INTERVAL_S
+            lines = self._poll_nodes(may_join)
+        if self._suspects or self._has_new_comparison:
+            lines += self._drain_nodes()
         return lines
 
-    def _note(self, sighting: NodeObservation) -> None:
-        if not sighting.nodes:
+    def _add_observation(self, observation: NodeObservation) -> None:
+        if not observation.nodes:
             return
-        self._sightings.append(sighting)
-        if sighting.figure is not None:
-            self._measured.update(sighting.nodes)
-        if sighting.remeasurement and not sighting.remeasurement.group:
-            self._compared.append(sighting)
-            self._compared_anew = True
-        if sighting.status in BAD:
-            self._suspects |= {*sighting.nodes}
+        self._observations.append(observation)
+        if observation.value is not None:
+            self._measured_trials.update(observation.nodes)
+        if observation.remeasurement and not observation.remeasurement.group:
+            self._comparisons.append(observation)
+            self._has_new_comparison = True
+        if observation.status in BAD:
+            self._suspects |= {*observation.nodes}
 
-    def _looked(self, may_join: bool) -> list[str]:
-        known = {node.id for node in self._every.nodes if node.id}
-        found, up = self._scout.look(known | self._unlike)
+    def _poll_nodes(self, may_join: bool) -> list[str]:
+        """Remove lost nodes from the target and add those that joined. Returns a line for each kind of change."""
+        known_ids = {node.id for node in self._known_target.nodes if node.id}
+        new_nodes, up = self._discovery.poll(known_ids | self._unsuitable_ids)
         lines = []
-        if lost := [node for node in self.target.nodes if node.id not in up | self._gone]:
-            self._gone |= {node.id for node in lost if node.id}
-            left = "" if self._use_the_rest() else "; none is left, trials wait for one to join"
-            lines.append(f"lost     {_said(lost)}{left}")
-        target = self._every.with_nodes(
-            found if may_join and self._plan.config.cluster.max_concurrent_trials is None else ()
-        )
-        joined = target.nodes[len(self._every.nodes) :]
-        self._unlike |= {node.id for node in found if node.id} - {node.id for node in joined}
+        if lost := [node for node in self.target.nodes if node.id not in up | self._lost_ids]:
+            self._lost_ids |= {node.id for node in lost if node.id}
+            suffix = "" if self._update_target() else "; no node is left, trials wait until one joins"
+            lines.append(f"lost     {_describe_nodes(lost)}{suffix}")
+        is_limited = self._config.cluster.max_concurrent_trials is not None
+        known_target = self._known_target.with_nodes(new_nodes if may_join and not is_limited else ())
+        joined = known_target.nodes[len(self._known_target.nodes) :]
+        self._unsuitable_ids |= {node.id for node in new_nodes if node.id} - {node.id for node in joined}
         if joined:
-            self._every = target
-            if self._use_the_rest():
-                lines.append(f"joined   {_said(joined)}")
+            self._known_target = known_target
+            if self._update_target():
+                lines.append(f"joined   {_describe_nodes(joined)}")
         return lines
 
-    def _set_aside(self) -> list[str]:
-        nodes, lines = [node.id for node in self.target.nodes if node.id], []
-        found = failing(self._sightings, nodes, self._suspects) if self._suspects else {}
-        below = self._plan.config.cluster.drain_below
-        if self._compared_anew and below is not None and (compared := last_round(self._compared)):
-            found |= compared.behind(nodes, below, self._plan.config.workload.direction)
-        self._suspects, self._compared_anew = set(), False
+    def _drain_nodes(self) -> list[str]:
+        """Drain nodes that fail or are slow, unless no trial fits on the others. Returns a line for each."""
+        workload = self._config.workload
+        threshold = self._config.cluster.drain_below
+        node_ids = [node.id for node in self.target.nodes if node.id]
+        reasons = find_failing_nodes(self._observations, node_ids, self._suspects) if self._suspects else {}
+        if self._has_new_comparison and threshold is not None and (last_round := find_last_round(self._comparisons)):
+            reasons |= last_round.find_slow_nodes(node_ids, threshold, workload.direction)
+        self._suspects = set()
+        self._has_new_comparison = False
+        lines = []
         for node in self.target.nodes:
-            if node.id in found and self.gangs(self.target.without_nodes([node.id])):
-                self.aside[node.id] = found[node.id]
-                self._use_the_rest()
-                lines.append(f"aside    {node.label}: {found[node.id]}")
+            if node.id in reasons and self.count_gangs(self.target.without_nodes([node.id])):
+                self.drained[node.id] = reasons[node.id]
+                self._update_target()
+                lines.append(f"drained  {node.label}: {reasons[node.id]}")
         return lines
 
-    def _use_the_rest(self) -> bool:
-        """Whether there is anything to use; else the target stays as it was, and trials wait for nodes."""
-        rest = self._every.without_nodes(self._gone | self.aside.keys())
-        if self.gangs(rest):
-            self.target = rest
+    def _update_target(self) -> bool:
+        """Remove lost and drained nodes from the target. Returns False, and keeps the target, if no trial would fit."""
+        remaining = self._known_target.without_nodes(self._lost_ids | self.drained.keys())
+        if self.count_gangs(remaining):
+            self.target = remaining
             return True
         return False
 
-    # ── equal work ──
+    # ── comparing nodes at equal work ──
 
-    def to_compare(
-        self, best: TrialRecord | None, ended: int, room: Collection[str]
+    def plan_comparisons(
+        self, best: TrialRecord | None, ended: int, nodes_with_capacity: Collection[str]
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
-        """What is to be measured again on which of the nodes that have room, now that so many trials have ended: from
-        time to time the best one on each, to see which is slow."""
-        below, nodes = self._plan.config.cluster.drain_below, [n.id for n in self.target.nodes if n.id]
-        whole = self._watched and self._plan.resources.gpus <= min(node.gpus for node in self.target.nodes)
-        if below is None or not whole or len(nodes) < 2 or best is None:
-            return []
-        number, state = ended // (TRIALS_BETWEEN * len(nodes)), (len(self._compared), nodes)
-        if state != self._round_as_of or number > self._round.number:
-            self._round_as_of, self._round = state, last_round(self._compared) or Round(0, 0, {})
-            if number > self._round.number:
-                self._round = Round(best.number, number, {})
-            self._wanted = self._round.wanted(nodes, below, self._plan.config.workload.direction)
-        if not self._round.number or self._round.of not in self._records:
-            return []
-        remeasurement, free = (
-            Remeasurement(self._round.of, self._round.number, ()),
-            {*room} - {*self._comparing.values()},
-        )
-        return [(self._records[remeasurement.trial], remeasurement, node) for node in self._wanted if node in free]
+        """Return which trials to measure again on which nodes with capacity, to find slow nodes.
 
-    def compares(self, trial: Trial, node: str) -> None:
-        """This trial was submitted for it."""
+        A new round begins each time that TRIALS_BETWEEN_ROUNDS trials a node have ended. It measures the best trial on
+        each node.
+
+        Args:
+            best: the best trial so far.
+            ended: the number of trials that have ended.
+        """
+        threshold = self._config.cluster.drain_below
+        node_ids = [node.id for node in self.target.nodes if node.id]
+        fits_one_node = self._enabled and self._resources.ranks <= min(node.gpus for node in self.target.nodes)
+        if threshold is None or not fits_one_node or len(node_ids) < 2 or best is None:
+            return []
+        number = ended // (TRIALS_BETWEEN_ROUNDS * len(node_ids))
+        state = (len(self._comparisons), node_ids)
+        if state != self._round_state or number > self._round.number:
+            self._round_state = state
+            self._round = find_last_round(self._comparisons) or NO_ROUND
+            if number > self._round.number:
+                self._round = ComparisonRound(best.number, number, {})
+            direction = self._config.workload.direction
+            self._nodes_to_measure = self._round.select_nodes(node_ids, threshold, direction)
+        if not self._round.number or self._round.trial not in self._records:
+            return []
+        record = self._records[self._round.trial]
+        remeasurement = Remeasurement(self._round.trial, self._round.number, ())
+        available = {*nodes_with_capacity} - {*self._comparing.values()}
+        return [(record, remeasurement, node) for node in self._nodes_to_measure if node in available]
+
+    def add_comparison(self, trial: Trial, node: str) -> None:
+        """Take note that this trial was submitted to compare this node."""
         self._comparing[trial.number] = node
 
 
-def _said(nodes: Sequence[Node]) -> str:
+def _describe_nodes(nodes: Sequence[Node]) -> str:
     names = ", ".join(node.label for node in nodes[:4])
     return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} ({names}{', …' if len(nodes) > 4 else ''})"

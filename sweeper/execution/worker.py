@@ -1,6 +1,7 @@
-"""The process that runs trials: one rank of a gang, kept warm between trials and never reused after a failure.
+"""The Ray actors: a worker runs trials as one rank of a gang, and the step collector gathers the steps they report.
 
-Imports nothing of the driver's, so that it starts fast.
+A worker is reused from trial to trial and never after a failure. This module imports nothing of the driver, so that a
+worker starts fast.
 """
 
 from __future__ import annotations
@@ -20,23 +21,33 @@ from ray.exceptions import RayError
 from workloads.api.contract import Infeasible, Measurement, OutOfMemory, Pruned, Rank, Scalar, TrialTimeout
 from workloads.api.trial import run_trial
 
-LAST_LINES = 120  # of a traceback, at whose end a program's own last lines stand
+TRACEBACK_LINES = 120  # a program's own last lines stand at the end of a traceback
 
 
 @dataclass(frozen=True)
 class Job:
-    """One trial for one rank."""
+    """One trial for one rank.
+
+    Attributes:
+        collector: the `StepCollector` actor; None for a workload that reports no steps.
+    """
 
     workload: str
     parameters: Mapping[str, Scalar]
     rank: Rank
     settings: Mapping[str, Any] | None = None
-    collector: Any = None  # the actor that is told of steps while a trial runs, if anybody listens
+    collector: Any = None
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank says of its trial: a measurement, or why there is none."""
+    """The result of one rank: a measurement, or the reason why there is none.
+
+    Attributes:
+        reusable: the process is unchanged and can run another trial.
+        reason: one line.
+        detail: the last lines of a traceback or of a program's output.
+    """
 
     rank: int
     started_at_s: float
@@ -45,17 +56,17 @@ class RankResult:
     infeasible: bool = False
     pruned: bool = False
     timed_out: bool = False
-    reusable: bool = False  # whether the process is as it was: it refused, and tried nothing
+    reusable: bool = False
     reason: str = ""
     detail: str = ""
 
 
 class Worker:
-    """The actor. Its methods run one after the other, in the order in which they were called."""
+    """The actor of one rank. Its methods run one after the other, in the order in which they were called."""
 
     def handshake(self) -> dict[str, Scalar]:
-        """Where this process is, where it could be met, and where what it prints goes."""
-        log = Path("/proc/self/fd/2")  # Ray has put a file there
+        """Return the location of this process: its node, a free port for a rendezvous, its GPUs and its log."""
+        log = Path("/proc/self/fd/2")  # Ray redirects it to a file
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -70,8 +81,9 @@ class Worker:
         }
 
     def run(self, job: Job) -> RankResult:
-        """Run one trial. Whatever it raises comes back as a reply: the driver decides what it means."""
-        started_at_s, rank = time.time(), job.rank
+        """Run one trial. Exceptions are returned in the result: the driver decides on their consequences."""
+        started_at_s = time.time()
+        rank = job.rank
         if job.collector is not None:
             rank = replace(rank, reporter=RayStepReporter(job.collector, rank.sequence_number))
         try:
@@ -79,24 +91,26 @@ class Worker:
         except Infeasible as error:
             reusable = not isinstance(error, OutOfMemory)
             return RankResult(
-                job.rank.rank, started_at_s, time.time(), infeasible=True, reusable=reusable, reason=str(error)
+                rank.rank, started_at_s, time.time(), infeasible=True, reusable=reusable, reason=str(error)
             )
         except Pruned:
-            return RankResult(
-                rank.rank, started_at_s, time.time(), pruned=True, reusable=True, reason="worse than others"
-            )
+            reason = "worse than other trials at the same step"
+            return RankResult(rank.rank, started_at_s, time.time(), pruned=True, reusable=True, reason=reason)
         except TrialTimeout as error:
             lines = "\n".join(getattr(error, "__notes__", ()))
             return RankResult(rank.rank, started_at_s, time.time(), timed_out=True, reason=str(error), detail=lines)
         except Exception as error:
-            last = traceback.format_exc().strip().splitlines()[-LAST_LINES:]
+            lines = "\n".join(traceback.format_exc().strip().splitlines()[-TRACEBACK_LINES:])
             reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-            return RankResult(job.rank.rank, started_at_s, time.time(), reason=reason, detail="\n".join(last))
-        return RankResult(job.rank.rank, started_at_s, time.time(), measurement)
+            return RankResult(rank.rank, started_at_s, time.time(), reason=reason, detail=lines)
+        return RankResult(rank.rank, started_at_s, time.time(), measurement)
 
 
 class RayStepReporter:
-    """Speaks to the pool's ear of one trial (`workloads.contract.Listener`). Nobody who hears is no reason to end."""
+    """Reports the steps of one trial to the step collector (`workloads.api.contract.StepReporter`).
+
+    A lost collector does not stop training.
+    """
 
     def __init__(self, collector: Any, sequence_number: int) -> None:
         self._collector, self._sequence_number = collector, sequence_number
@@ -110,15 +124,18 @@ class RayStepReporter:
     def is_finished(self) -> bool:
         return self._call(self._collector.is_finished)
 
-    def _call(self, method: Any, *words: Any) -> bool:
+    def _call(self, method: Any, *args: Any) -> bool:
         try:
-            return bool(ray.get(method.remote(self._sequence_number, *words), timeout=30))
-        except RayError:  # its node is gone
+            return bool(ray.get(method.remote(self._sequence_number, *args), timeout=30))
+        except RayError:  # the collector's node is gone
             return False
 
 
 class StepCollector:
-    """The actor that hears of steps while trials run, and answers whether to go on. Trials are known by their turn."""
+    """The actor that receives the steps of running trials and tells the ranks when to end.
+
+    It identifies trials by their sequence numbers.
+    """
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
@@ -127,17 +144,17 @@ class StepCollector:
         self._last: dict[int, int] = {}
 
     def report(self, sequence_number: int, step: int, metrics: dict[str, float]) -> bool:
-        """A step is over; of several ranks that say so the first counts. Whether the trial is to end."""
+        """Store a finished step; of several ranks the first report counts. Returns whether the trial is pruned."""
         if step > self._last.get(sequence_number, 0):
             self._last[sequence_number] = step
             self._reported[sequence_number, step] = (time.time(), metrics)
         return sequence_number in self._pruned
 
     def take(self) -> list[tuple[int, int, float, dict[str, float]]]:
-        """Turn, step, when, and figures of what was heard since this was last asked."""
-        found = [(number, step, at_s, metrics) for (number, step), (at_s, metrics) in self._reported.items()]
+        """Return the steps since the last call: sequence number, step, time and metrics."""
+        reports = [(number, step, at_s, metrics) for (number, step), (at_s, metrics) in self._reported.items()]
         self._reported.clear()
-        return found
+        return reports
 
     def prune(self, sequence_number: int) -> None:
         self._pruned.add(sequence_number)

@@ -117,7 +117,7 @@ def test_a_job_runs_over_all_its_nodes_and_leaves_nothing(job: Job) -> None:
 
 @pytest.mark.soak
 def test_a_job_that_is_stopped_ends_cleanly_and_goes_on_when_it_is_requeued(job: Job) -> None:
-    words = [*PROBE, "search=random", "budget.trials=8", "cluster.workers=2", "space.sleep_s=0.5"]
+    words = [*PROBE, "search=random", "budget.trials=8", "cluster.max_concurrent_trials=2", "space.sleep_s=0.5"]
     words.append(f"space.ledger={job.ledger}")
     process = job.start(*words)
     try:

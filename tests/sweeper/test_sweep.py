@@ -212,14 +212,14 @@ def test_a_cluster_that_is_there_is_used_and_left_standing(
         assert head.stdout is not None
         address = next(line.split("'")[1] for line in head.stdout if "--address=" in line)
         refused = place.run(*PROBE, f"cluster.address={address}", "budget.trials=1")
-        assert refused.code == 2 and "lets in whoever reaches it" in refused.err
+        assert refused.code == 2 and "accepts unauthenticated connections" in refused.err
         assert len(refused.err.splitlines()) == 1 and [path.name for path in place.path.iterdir()] == ["mlflow.db"]
         for _ in range(2):  # the second finds it unharmed by the first
             done = place.run(
                 *PROBE,
                 f"cluster.address={address}",
                 "cluster.insecure=true",
-                "cluster.workers=2",
+                "cluster.max_concurrent_trials=2",
                 "search=random",
                 "budget.trials=4",
                 f"seed={_}",

@@ -1,4 +1,4 @@
-"""A cluster that asks for a token: who gets in, and what is said to whom does not."""
+"""A cluster with a token: clients without the right token are refused, and a clear message says so."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.conftest import PROBE, Place, environment, wait_for
 
 
 @dataclass
-class Cluster:
+class TokenCluster:
     address: str
     token: Path
 
 
 @pytest.fixture
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def token_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenCluster]:
     temp = tmp_path_factory.mktemp("r", numbered=True)
     token = temp / "token"
     token.write_text("of-this-cluster" * 3)
@@ -31,24 +31,24 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
     head = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        file = temp / "ray_current_cluster"
-        yield Cluster(wait_for(lambda: file.exists() and file.read_text()), token)
+        address_file = temp / "ray_current_cluster"
+        yield TokenCluster(wait_for(lambda: address_file.exists() and address_file.read_text()), token)
     finally:
         os.killpg(head.pid, signal.SIGKILL)
 
 
-def test_the_right_token_lets_in_and_another_does_not(place: Place, guarded: Cluster) -> None:
-    words = [*PROBE, f"cluster.address={guarded.address}", "budget.trials=2"]
-    other = place.path / "other"
-    other.write_text("of-another-cluster" * 3)
-    refused = place.run(*words, RAY_AUTH_TOKEN_PATH=str(other), timeout_s=20)
-    assert refused.code == 2 and "asks for another token" in refused.err
+def test_only_the_right_token_is_accepted(place: Place, token_cluster: TokenCluster) -> None:
+    arguments = [*PROBE, f"cluster.address={token_cluster.address}", "budget.trials=2"]
+    other_token = place.path / "other"
+    other_token.write_text("of-another-cluster" * 3)
+    refused = place.run(*arguments, RAY_AUTH_TOKEN_PATH=str(other_token), timeout_s=20)
+    assert refused.code == 2 and "requires a different token" in refused.err
     assert len(refused.err.splitlines()) == 1
-    done = place.run(*words, RAY_AUTH_TOKEN_PATH=str(guarded.token))
+    done = place.run(*arguments, RAY_AUTH_TOKEN_PATH=str(token_cluster.token))
     assert done.code == 0 and place.states() == {"COMPLETE": 2}, done.err
 
 
-def test_no_cluster_is_started_without_a_token_unless_told(place: Place) -> None:
+def test_a_local_cluster_without_a_token_requires_cluster_insecure(place: Place) -> None:
     refused = place.run(*PROBE, "budget.trials=1", RAY_AUTH_MODE="disabled")
     assert refused.code == 2 and "RAY_AUTH_MODE=disabled" in refused.err and "cluster.insecure=true" in refused.err
     done = place.run(*PROBE, "budget.trials=1", "cluster.insecure=true", RAY_AUTH_MODE="disabled")

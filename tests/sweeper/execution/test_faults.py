@@ -1,4 +1,4 @@
-"""All that can happen to a sweep, at random, for minutes: afterwards it has found what a quiet one finds."""
+"""Fault injection: random faults for minutes. The results must equal those of a sweep without faults."""
 
 from __future__ import annotations
 
@@ -16,57 +16,65 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROBE, Place, Server, processes_with, wait_for
-from tests.support.ray_cluster import Apart, Cluster, ended, words_for
+from tests.support.ray_cluster import Cluster, RemoteNode, count_completions, sweep_arguments
 
-# What may end a driver, with 1, or keep it from starting, with 1 or 2.
-TROUBLE = ("No space left on device", "does not answer; what had finished is kept", "nothing answers there")
-TROUBLE += ("does not answer any more; nothing was started", "no Ray cluster answers there")
+# Messages with which a driver may end, with code 1, or fail to start, with 1 or 2.
+EXPECTED_ERRORS = (
+    "No space left on device",
+    "does not answer; what had finished is kept",
+    "nothing answers there",
+    "no longer answers; nothing was started",
+    "no Ray cluster answers",
+)
 
 
 class Chaos:
-    """A sweep on three nodes, one of them behind a cable, with MLflow's server and a small disk, and what befalls them.
+    """A sweep on three nodes, one of them behind a link that can be cut, with an MLflow server and a small disk.
 
-    What was broken for a while is mended by what stands in `_mending`, with the time from when on.
+    Attributes:
+        injected: how often each fault was injected.
+        driver_ended: how often the driver ended and was started again.
     """
 
     def __init__(self, place: Place, cluster: Cluster, server: Server, disk: Path, trials: int, seed: int) -> None:
         self.place, self.cluster, self.server, self.disk, self.trials = place, cluster, server, disk, trials
-        self.apart = Apart(cluster)
-        self.done, self.driver_ended = Counter[str](), 0
-        self._chance = random.Random(seed)
-        self._mending: dict[str, tuple[float, Callable[[], None]]] = {}
+        self.remote_node = RemoteNode(cluster)
+        self.injected = Counter[str]()
+        self.driver_ended = 0
+        self._rng = random.Random(seed)
+        self._repairs: dict[str, tuple[float, Callable[[], None]]] = {}  # by fault: when it is due, and how
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        words = ("space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=10", "name=chaos")
-        words = (*words, f"dir={self.disk}", f"tracking.uri={self.server.uri}")
-        said = words_for(self.place, self.cluster, self.trials, *words)
-        return self.place.start(*said, RAY_AUTH_MODE="disabled", SWEEPER_TEST=self.place.path.name)
+        overrides = ["space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=10", "name=chaos"]
+        overrides += [f"dir={self.disk}", f"tracking.uri={self.server.uri}"]
+        arguments = sweep_arguments(self.place, self.cluster, self.trials, *overrides)
+        return self.place.start(*arguments, RAY_AUTH_MODE="disabled", SWEEPER_TEST=self.place.path.name)
 
-    # ── what happens ──
+    # ── faults ──
 
-    def happenings(self) -> list[Callable[[], None]]:
-        """But for the head, which takes a minute to be missed."""
-        happens = [self.kill_worker, self.stop_worker, self.lose_node, self.join, self.kill_driver]
-        return [*happens, self.cut_off, self.stop_server, self.fill_disk]
+    def faults(self) -> list[Callable[[], None]]:
+        """Return all faults but the loss of the head, which takes a minute to be noticed."""
+        faults = [self.kill_worker, self.stop_worker, self.lose_node, self.join, self.kill_driver]
+        return [*faults, self.cut_off, self.stop_server, self.fill_disk]
 
-    def act(self) -> None:
-        """One of them, by chance."""
-        what = self._chance.choice(self.happenings())
-        if what.__name__ not in self._mending:
-            self.done[what.__name__] += 1
-            what()
+    def inject(self) -> None:
+        """Inject a random fault, unless it is present already."""
+        fault = self._rng.choice(self.faults())
+        if fault.__name__ not in self._repairs:
+            self.injected[fault.__name__] += 1
+            fault()
 
-    def kill_worker(self, how: int = signal.SIGKILL) -> None:
-        if workers := self.cluster.workers():
+    def kill_worker(self, signum: int = signal.SIGKILL) -> None:
+        if pids := self.cluster.worker_pids():
             with suppress(ProcessLookupError):
-                os.kill(self._chance.choice(workers), how)
+                os.kill(self._rng.choice(pids), signum)
 
     def stop_worker(self) -> None:
         self.kill_worker(signal.SIGSTOP)
 
     def lose_node(self) -> None:
-        self.cluster.lose(self.cluster.nodes.pop(self._chance.randrange(len(self.cluster.nodes))))
+        self.cluster.lose(self.cluster.nodes.pop(self._rng.randrange(len(self.cluster.nodes))))
         self.cluster.nodes.append(self.cluster.add())
 
     def join(self) -> None:
@@ -76,15 +84,15 @@ class Chaos:
     def kill_driver(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
-        self.revive()
+        self.restart_driver()
 
     def cut_off(self) -> None:
-        self.apart.cut_off()
-        self._mend_later("cut_off", self._chance.choice([2.0, 20.0]), self.apart.reconnect)
+        self.remote_node.cut_off()
+        self._repair_later("cut_off", self._rng.choice([2.0, 20.0]), self.remote_node.reconnect)
 
     def stop_server(self) -> None:
         self.server.kill()
-        self._mend_later("stop_server", self._chance.uniform(2, 60), self.server.start)
+        self._repair_later("stop_server", self._rng.uniform(2, 60), self.server.start)
 
     def fill_disk(self) -> None:
         filler = self.disk / "filler"
@@ -92,100 +100,102 @@ class Chaos:
             while True:
                 file.write(bytes(4096))
                 file.flush()
-        self._mend_later("fill_disk", self._chance.uniform(2, 10), lambda: filler.unlink())
+        self._repair_later("fill_disk", self._rng.uniform(2, 10), lambda: filler.unlink())
 
     def lose_head(self) -> None:
-        """With all nodes, at last; it is started again where it was."""
-        self.done["lose_head"] += 1
-        self.mend(everything=True)
+        """Lose the head and then all nodes, and start them again at the same address."""
+        self.injected["lose_head"] += 1
+        self.repair(everything=True)
         port = self.cluster.port
         self.cluster.lose_head()
         _, err = self.process.communicate(timeout=90)
-        assert self.is_excused(err), err
+        assert self.is_expected(err), err
         self.cluster.lose_all()
-        self.apart.close()
+        self.remote_node.close()
         self.cluster = Cluster(2, port)
-        self.apart = Apart(self.cluster)
-        self.revive()
+        self.remote_node = RemoteNode(self.cluster)
+        self.restart_driver()
 
-    # ── what is mended ──
+    # ── repairs ──
 
-    def _mend_later(self, what: str, in_s: float, how: Callable[[], None]) -> None:
-        self._mending[what] = (time.monotonic() + in_s, how)
+    def _repair_later(self, fault: str, delay_s: float, repair: Callable[[], None]) -> None:
+        self._repairs[fault] = (time.monotonic() + delay_s, repair)
 
-    def mend(self, *, everything: bool = False) -> None:
-        """What is due; and a node in the place of one that did not survive."""
-        for what, (at_s, how) in list(self._mending.items()):
-            if everything or time.monotonic() > at_s:
-                del self._mending[what]
-                how()
-        if self.apart.process.poll() is not None:
-            self.apart.start()
-        if self.cluster.up() < 3:
+    def repair(self, *, everything: bool = False) -> None:
+        """Make the repairs that are due, and replace nodes that did not survive."""
+        for fault, (due_s, repair) in list(self._repairs.items()):
+            if everything or time.monotonic() > due_s:
+                del self._repairs[fault]
+                repair()
+        if self.remote_node.process.poll() is not None:
+            self.remote_node.start()
+        if self.cluster.count_alive() < 3:
             self.cluster.nodes.append(self.cluster.add())
 
-    def revive(self) -> None:
-        """Start the driver again, when all that it needs is there."""
+    def restart_driver(self) -> None:
+        """Start the driver again, after all repairs."""
         self.driver_ended += 1
-        self.mend(everything=True)
+        self.repair(everything=True)
         self.process = self._start()
 
-    def look(self) -> bool:
-        """Whether the sweep goes on; a driver that ended as it may is started again."""
+    def keep_running(self) -> bool:
+        """Restart a driver that ended with an expected error. Returns False once the sweep is complete."""
         if self.process.poll() is None:
             return True
         if self.process.returncode == 0:
             return False
         _, err = self.process.communicate()
-        assert self.is_excused(err), err
-        self.revive()
+        assert self.is_expected(err), err
+        self.restart_driver()
         return True
 
-    def is_excused(self, err: str) -> bool:
-        return self.process.returncode in (1, 2) and any(words in err for words in TROUBLE)
+    def is_expected(self, err: str) -> bool:
+        return self.process.returncode in (1, 2) and any(message in err for message in EXPECTED_ERRORS)
 
     def run(self, seconds: float) -> None:
-        """Something happens each few seconds, and the head is lost half-way."""
-        began_s, head_lost = time.monotonic(), False
-        while time.monotonic() < began_s + seconds and self.look():
-            self._pass(self._chance.uniform(2, 12))
-            if not head_lost and time.monotonic() > began_s + seconds / 2:
+        """Inject a fault every few seconds, and lose the head after half of the time."""
+        started_s = time.monotonic()
+        head_lost = False
+        while time.monotonic() < started_s + seconds and self.keep_running():
+            self._wait(self._rng.uniform(2, 12))
+            if not head_lost and time.monotonic() > started_s + seconds / 2:
                 head_lost = True
                 self.lose_head()
-            self.act()
-        self.mend(everything=True)
+            self.inject()
+        self.repair(everything=True)
 
-    def run_through(self) -> None:
-        """Each of them once, in an order by chance."""
-        happens = self.happenings()
-        for what in self._chance.sample(happens, len(happens)):
-            self._pass(2)
-            assert self.look(), "the sweep ended before all had happened"
-            self.done[what.__name__] += 1
-            what()
-        self._pass(2)
-        self.mend(everything=True)
+    def run_each_once(self) -> None:
+        """Inject each fault once, in random order."""
+        faults = self.faults()
+        for fault in self._rng.sample(faults, len(faults)):
+            self._wait(2)
+            assert self.keep_running(), "the sweep ended before all faults were injected"
+            self.injected[fault.__name__] += 1
+            fault()
+        self._wait(2)
+        self.repair(everything=True)
 
-    def _pass(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
+        """Wait while making the repairs that are due."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             time.sleep(0.5)
-            self.mend()
+            self.repair()
 
     def finish(self) -> str:
-        """Let the sweep come to its end in peace; what it said."""
+        """Run the sweep to its end without faults. Returns the driver's output."""
         while True:
             out, err = self.process.communicate(timeout=1200)
-            if not self.is_excused(err):
-                assert self.process.returncode in (0, 1), err  # 1: some timed out
+            if not self.is_expected(err):
+                assert self.process.returncode in (0, 1), err  # 1: some trials timed out
                 return out + err
-            self.revive()
+            self.restart_driver()
 
     def close(self) -> None:
-        self.mend(everything=True)
+        self.repair(everything=True)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.apart.close()
+        self.remote_node.close()
         self.cluster.close()
 
 
@@ -208,9 +218,10 @@ def chaos(
     server: Server,
     disk: Path,
 ) -> Iterator[Chaos]:
-    found = Chaos(place, cluster, server, disk, *request.param)
-    yield found
-    found.close()
+    trials, seed = request.param
+    chaos = Chaos(place, cluster, server, disk, trials, seed)
+    yield chaos
+    chaos.close()
 
 
 @pytest.mark.timeout(3000)
@@ -223,52 +234,59 @@ def chaos(
     ],
     indirect=["chaos"],
 )
-def test_whatever_happens_the_results_are_those_of_a_quiet_run(
+def test_a_sweep_with_faults_has_the_results_of_one_without(
     place: Place, tmp_path: Path, chaos: Chaos, seconds: float
 ) -> None:
-    """Workers killed and stopped, nodes lost, joining, cut off, the driver and the head killed, MLflow's server away,
-    the disk full. One outcome for each trial, nothing run again but what was under way when something died."""
+    """Every trial has one result, and only trials that were running or queued at a fault run again.
+
+    The faults: workers killed and stopped, nodes lost, joining and cut off, the driver and the head killed, MLflow's
+    server down, the disk full.
+    """
     if seconds:
         chaos.run(seconds)
     else:
-        chaos.run_through()
-    said = chaos.finish()
-    print(f"{dict(chaos.done)}, driver ended {chaos.driver_ended} times, {Counter(place_of(chaos).states())}")
+        chaos.run_each_once()
+    output = chaos.finish()
+    states = sweep_place(chaos).states()
+    print(f"{dict(chaos.injected)}, driver ended {chaos.driver_ended} times, {Counter(states)}")
 
     runs = place.runs("trial", chaos.server.uri)
     searched = [run for run in runs if "again_of" not in run.data.tags]
     assert len({run.data.tags["sweeper.trial"] for run in runs}) == len(runs)
-    assert len(searched) == chaos.trials and not place_of(chaos).states()["RUNNING"], said
+    assert len(searched) == chaos.trials and not sweep_place(chaos).states()["RUNNING"], output
     outcomes = Counter(run.data.tags["outcome"] for run in searched)
     assert set(outcomes) <= {"complete", "timed_out"} and outcomes["timed_out"] < chaos.trials / 10, outcomes
-    again = sum(int(run.data.tags["attempts"]) - 1 for run in runs) + len(runs) - len(searched)
+    repeated = sum(int(run.data.tags["attempts"]) - 1 for run in runs) + len(runs) - len(searched)
     in_flight = 2 * 5 * chaos.driver_ended  # two trials of each gang
-    assert ended(place).total() <= 2 * (chaos.trials + 2 * again + in_flight)  # one that is cut off runs its next, too
-    assert len(ended(place)) >= 2 * outcomes["complete"]
+    completions = count_completions(place)
+    # Twice for each repeated trial, because a gang that is cut off also runs its next trial.
+    assert completions.total() <= 2 * (chaos.trials + 2 * repeated + in_flight)
+    assert len(completions) >= 2 * outcomes["complete"]
 
-    for pid in chaos.cluster.workers():  # one that was stopped sees only now that it is to end
+    for pid in chaos.cluster.worker_pids():  # a stopped worker ends only after it continues
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: not chaos.cluster.workers())
-    wait_for(lambda: not chaos.cluster.placement_groups())
+    wait_for(lambda: not chaos.cluster.worker_pids())
+    wait_for(lambda: not chaos.cluster.count_placement_groups())
     wait_for(lambda: not processes_with("SWEEPER_TEST", place.path.name))
 
-    quiet = Place(tmp_path / "quiet")
-    quiet.path.mkdir()
-    words = [*PROBE, "search=random", "seed=3", f"budget.trials={chaos.trials}", "cluster.insecure=true"]
-    done = quiet.run(*words, timeout_s=600)
+    reference = Place(tmp_path / "reference")
+    reference.path.mkdir()
+    arguments = [*PROBE, "search=random", "seed=3", f"budget.trials={chaos.trials}", "cluster.insecure=true"]
+    done = reference.run(*arguments, timeout_s=600)
     assert done.code == 0, done.err
-    found, expected = results(place_of(chaos)), results(quiet)
-    assert found.keys() == expected.keys()
-    assert all(found[point] in (expected[point], None) for point in found)
-    assert sum(value is None for value in found.values()) == outcomes["timed_out"]
+    values, expected = searched_values(sweep_place(chaos)), searched_values(reference)
+    assert values.keys() == expected.keys()
+    assert all(values[point] in (expected[point], None) for point in values)
+    assert sum(value is None for value in values.values()) == outcomes["timed_out"]
 
 
-def place_of(chaos: Chaos) -> Place:
+def sweep_place(chaos: Chaos) -> Place:
+    """Return the directory with the sweep, which is on the small disk."""
     return Place(chaos.disk)
 
 
-def results(place: Place) -> dict[Any, float | None]:
-    """What came of each point of the search; None where it has no value."""
+def searched_values(place: Place) -> dict[Any, float | None]:
+    """Return the objective of each searched point; None where it has none."""
     searched = [trial for trial in place.trials() if "remeasurement" not in trial.user_attrs]
     return {(trial.params["x"], trial.params["y"]): trial.value for trial in searched}

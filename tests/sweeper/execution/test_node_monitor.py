@@ -1,9 +1,8 @@
-"""Which nodes a sweep goes on with, by what its trials tell of them."""
+"""Which nodes a sweep uses, depending on the results of its trials."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -11,104 +10,104 @@ from hydra import compose, initialize_config_dir
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.config.hardware import Node, catalogue, select_target
 from sweeper.config.resolution import CONF, resolve
-from sweeper.config.space import Space
-from sweeper.execution.node_health import TRIALS_BETWEEN
+from sweeper.execution.gang_launcher import GangResources
+from sweeper.execution.node_health import TRIALS_BETWEEN_ROUNDS
 from sweeper.execution.node_monitor import NodeMonitor
-from sweeper.planning.plan import Plan, Resources
+from tests.support.factories import trial_record
 
 
-def nodes_of(count: int, *words: str, gpus: int = 1, records: dict[int, TrialRecord] | None = None) -> NodeMonitor:
-    """As many nodes n0, n1, … of eight GPUs, and what earlier runs left; nobody looks which of them are up."""
+def build_monitor(
+    count: int, *overrides: str, gpus: int = 1, records: dict[int, TrialRecord] | None = None
+) -> NodeMonitor:
+    """Build a monitor of nodes n0, n1, … with eight GPUs and records of earlier runs. It does not poll Ray."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        resolved = resolve(compose("config", overrides=["workload=probe", *words]))
-    there = [Node("10.0.0.1", 64, "cpu", 8, "H200", id=f"n{n}") for n in range(count)]
-    target = select_target(catalogue()["h200"], there, gpus)
-    resources = Resources(target, gpus, target.count_gangs(gpus, None), False, 0.0)
-    plan = Plan(
-        *(resolved, resources, Space({}, {}), [], [], {}, "name", Path(), {}, None, []),
-    )
-    found = NodeMonitor(plan, {} if records is None else records)
-    found._look_at_s = math.inf
-    return found
+        config = resolve(compose("config", overrides=["workload=probe", *overrides])).config
+    nodes = [Node("10.0.0.1", 64, "cpu", 8, "H200", id=f"n{n}") for n in range(count)]
+    target = select_target(catalogue()["h200"], nodes, gpus)
+    monitor = NodeMonitor(target, config, GangResources(gpus), {} if records is None else records)
+    monitor._next_poll_s = math.inf
+    return monitor
 
 
-def record(
+def record_on(
     number: int, node: str, status: TrialStatus = TrialStatus.COMPLETE, remeasurement: Remeasurement | None = None
 ) -> TrialRecord:
-    metrics = {"score": 1.0} if status is TrialStatus.COMPLETE else {}
-    where = {"node_ids": node}
-    return TrialRecord(
+    return trial_record(
         number,
-        {"x": number},
-        status,
-        "",
-        "",
-        metrics,
-        [],
-        where,
-        number,
-        number + 0.9,
-        0.0,
+        status=status,
+        metrics={"score": 1.0} if status is TrialStatus.COMPLETE else {},
+        where={"node_ids": node},
+        started_at_s=number,
+        ended_at_s=number + 0.9,
+        elapsed_s=0.0,
         remeasurement=remeasurement,
     )
 
 
-def up(nodes: NodeMonitor) -> list[str | None]:
-    return [node.id for node in nodes.target.nodes]
+def used_nodes(monitor: NodeMonitor) -> list[str | None]:
+    return [node.id for node in monitor.target.nodes]
 
 
-def ends(nodes: NodeMonitor, numbers: range, bad: str) -> list[str]:
-    """Trials in turns on all nodes, those on the bad ones failing; what is said meanwhile."""
-    said = []
+def add_trials(monitor: NodeMonitor, numbers: range, failing: str) -> list[str]:
+    """Add trials on all nodes in turns, of which those on the failing nodes fail. Returns the lines about changes."""
+    lines = []
     for number in numbers:
-        node = up(nodes)[number % len(up(nodes))]
-        nodes.seen(record(number, str(node), TrialStatus.FAILED if str(node) in bad.split() else TrialStatus.COMPLETE))
-        said += nodes.news(may_join=True)
-    return said
+        node = str(used_nodes(monitor)[number % len(used_nodes(monitor))])
+        status = TrialStatus.FAILED if node in failing.split() else TrialStatus.COMPLETE
+        monitor.add_record(record_on(number, node, status))
+        lines += monitor.poll_changes(may_join=True)
+    return lines
 
 
-def test_ill_nodes_are_set_aside_one_by_one_and_the_last_one_never() -> None:
-    nodes = nodes_of(3)
-    (first,) = ends(nodes, range(100), bad="n1")
-    assert first.startswith("aside    10.0.0.1 (n1): 5 of its last 5 trials failed, 0 of ")
-    assert up(nodes) == ["n0", "n2"] and nodes.gangs() == 16
-    assert len(ends(nodes, range(100, 400), bad="n1 n0")) == 1 and up(nodes) == ["n2"]
-    assert ends(nodes, range(400, 600), bad="n0 n1 n2") == [] and up(nodes) == ["n2"]
-    assert [line.partition(":")[0] for line in nodes.said_aside()] == ["10.0.0.1 (n0)", "10.0.0.1 (n1)"]
+def test_failing_nodes_are_drained_one_by_one_but_never_the_last_node() -> None:
+    monitor = build_monitor(3)
+    (line,) = add_trials(monitor, range(100), failing="n1")
+    assert line.startswith("drained  10.0.0.1 (n1): 5 of its last 5 trials failed, 0 of ")
+    assert used_nodes(monitor) == ["n0", "n2"] and monitor.count_gangs() == 16
+    assert len(add_trials(monitor, range(100, 400), failing="n1 n0")) == 1 and used_nodes(monitor) == ["n2"]
+    assert add_trials(monitor, range(400, 600), failing="n0 n1 n2") == [] and used_nodes(monitor) == ["n2"]
+    assert [line.partition(":")[0] for line in monitor.describe_drained()] == ["10.0.0.1 (n0)", "10.0.0.1 (n1)"]
 
 
-def test_no_node_is_set_aside_without_which_no_trial_can_run() -> None:
-    assert ends(nodes_of(2, gpus=16), range(100), bad="n1") == []
-    assert len(ends(nodes_of(3, gpus=16), range(100), bad="n1")) == 1
+def test_a_node_is_not_drained_if_no_trial_fits_on_the_others() -> None:
+    assert add_trials(build_monitor(2, gpus=16), range(100), failing="n1") == []
+    assert len(add_trials(build_monitor(3, gpus=16), range(100), failing="n1")) == 1
 
 
-def test_what_an_earlier_run_saw_is_known_to_the_next() -> None:
-    earlier = [record(n, f"n{n % 3}", TrialStatus.FAILED if n % 3 == 1 else TrialStatus.COMPLETE) for n in range(60)]
-    nodes = nodes_of(3, records=dict(enumerate(earlier)))
-    assert len(nodes.news(may_join=True)) == 1 and up(nodes) == ["n0", "n2"]
+def test_records_of_an_earlier_run_are_taken_into_account() -> None:
+    earlier = [record_on(n, f"n{n % 3}", TrialStatus.FAILED if n % 3 == 1 else TrialStatus.COMPLETE) for n in range(60)]
+    monitor = build_monitor(3, records=dict(enumerate(earlier)))
+    assert len(monitor.poll_changes(may_join=True)) == 1 and used_nodes(monitor) == ["n0", "n2"]
 
 
-def test_the_best_trial_is_measured_on_each_node_from_time_to_time() -> None:
-    best, both = record(7, "n0"), {"n0", "n1"}
-    known = {7: best}
-    nodes = nodes_of(2, records=known)
-    each = 2 * TRIALS_BETWEEN
-    assert nodes.to_compare(best, each - 1, both) == []
-    wanted = nodes.to_compare(best, each, both)
-    assert wanted == [(best, Remeasurement(7, 1, ()), "n0"), (best, Remeasurement(7, 1, ()), "n1")]
-    assert [node for *_, node in nodes.to_compare(best, each, {"n1"})] == ["n1"]
+def test_each_round_measures_the_best_trial_on_every_node() -> None:
+    best = record_on(7, "n0")
+    both = {"n0", "n1"}
+    records = {7: best}
+    monitor = build_monitor(2, records=records)
+    trials_per_round = 2 * TRIALS_BETWEEN_ROUNDS
+    assert monitor.plan_comparisons(best, trials_per_round - 1, both) == []
+    comparisons = monitor.plan_comparisons(best, trials_per_round, both)
+    assert comparisons == [(best, Remeasurement(7, 1, ()), "n0"), (best, Remeasurement(7, 1, ()), "n1")]
+    assert [node for *_, node in monitor.plan_comparisons(best, trials_per_round, {"n1"})] == ["n1"]
     for number, node in ((100, "n0"), (101, "n1")):
-        nodes.seen(record(number, node, remeasurement=Remeasurement(7, 1, ())))
-    assert nodes.to_compare(best, each + 1, both) == []
-    other = known[9] = record(9, "n1")
-    nodes.seen(other)
-    assert [remeasurement.trial for _, remeasurement, _ in nodes.to_compare(other, 2 * each, both)] == [9, 9]
+        monitor.add_record(record_on(number, node, remeasurement=Remeasurement(7, 1, ())))
+    assert monitor.plan_comparisons(best, trials_per_round + 1, both) == []
+    better = records[9] = record_on(9, "n1")
+    monitor.add_record(better)
+    comparisons = monitor.plan_comparisons(better, 2 * trials_per_round, both)
+    assert [remeasurement.trial for _, remeasurement, _ in comparisons] == [9, 9]
 
 
 @pytest.mark.parametrize(
-    ("count", "words", "gpus"), [(1, [], 1), (2, ["cluster.set_aside_below=null"], 1), (3, [], 16)]
+    ("count", "overrides", "gpus"),
+    [
+        pytest.param(1, [], 1, id="one_node"),
+        pytest.param(2, ["cluster.drain_below=null"], 1, id="disabled"),
+        pytest.param(3, [], 16, id="trials_over_two_nodes"),
+    ],
 )
-def test_nodes_are_not_compared_where_they_cannot_be_or_need_not(count: int, words: list[str], gpus: int) -> None:
-    nodes, best = nodes_of(count, *words, gpus=gpus), record(7, "n0")
-    nodes.seen(best)
-    assert nodes.to_compare(best, 1000, {"n0", "n1", "n2"}) == []
+def test_nodes_are_not_compared(count: int, overrides: list[str], gpus: int) -> None:
+    monitor, best = build_monitor(count, *overrides, gpus=gpus), record_on(7, "n0")
+    monitor.add_record(best)
+    assert monitor.plan_comparisons(best, 1000, {"n0", "n1", "n2"}) == []

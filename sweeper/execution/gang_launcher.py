@@ -1,0 +1,109 @@
+"""Start and end the gangs of a sweep: resources, placement groups and actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from sweeper.config.hardware import Target
+from sweeper.execution.gang import Gang
+from sweeper.execution.worker import Worker
+from workloads.api.contract import Scalar
+
+
+@dataclass(frozen=True)
+class GangResources:
+    """The resources of one gang.
+
+    Attributes:
+        ranks: the workers, each with a GPU, or with cores of a CPU.
+        whole_nodes: no other gang shares its nodes.
+        host_gib: memory that Ray reserves on the node for each rank.
+    """
+
+    ranks: int
+    whole_nodes: bool = False
+    host_gib: float = 0.0
+
+    @property
+    def host_bytes(self) -> int:
+        return int(self.host_gib * 2**30)
+
+
+@dataclass(frozen=True)
+class GangSpec:
+    """The properties that all gangs of a pool share.
+
+    Attributes:
+        workload: the workload's name.
+        constants: the parameters that are the same in every trial.
+        settings: the workload's own section of the configuration.
+        timeout_s: trial.timeout_s.
+        reports_steps: the workload reports its steps while it runs, and ends itself at the timeout.
+        cpu_shares: how many gangs share the cores of a CPU; None: as many as the pool has.
+    """
+
+    workload: str
+    constants: Mapping[str, Scalar]
+    settings: Mapping[str, Any] | None
+    resources: GangResources
+    timeout_s: float
+    reports_steps: bool = False
+    cpu_shares: int | None = None
+
+
+class GangLauncher:
+    """Starts gangs on the nodes of `target`, which may change."""
+
+    def __init__(self, target: Target, resources: GangResources, cpu_shares: int) -> None:
+        self.target = target
+        self._resources = resources
+        self._cpu_shares = cpu_shares
+        self._launched = 0
+
+    def launch(self) -> Gang:
+        """Start the workers of a gang, without waiting for them."""
+        self._launched += 1
+        ranks = self._resources.ranks
+        options = self._ray_options()
+        group = None
+        if ranks > 1:
+            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._resources.host_bytes}
+            bundle = {resource: amount for resource, amount in bundle.items() if amount}
+            selector = options.pop("label_selector")
+            group = placement_group([bundle] * ranks, strategy="PACK", bundle_label_selector=[selector] * ranks)
+        workers = []
+        for rank in range(ranks):
+            strategy = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
+            workers.append(ray.remote(Worker).options(max_restarts=0, **options, **strategy).remote())
+        handshakes = [worker.handshake.remote() for worker in workers]
+        return Gang(f"worker {self._launched}", workers, group, handshakes, list(handshakes))
+
+    def _ray_options(self) -> dict[str, Any]:
+        """Return the resources of one rank and the nodes that it may run on.
+
+        The nodes are given by id, because Ray's label of an accelerator does not tell an H100 from an H100 PCIe.
+        """
+        ids = [node.id for node in self.target.nodes if node.id]
+        selector = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
+        if self.target.hardware.kind == "gpu":
+            whole_nodes = self._resources.whole_nodes
+            cores = self.target.cores_of_whole_nodes(self._resources.ranks) if whole_nodes else 1
+            memory = {"memory": self._resources.host_bytes} if self._resources.host_bytes else {}
+            return {"num_cpus": cores, "num_gpus": 1, "label_selector": selector, **memory}
+        cores = self.target.cores_per_rank(self._cpu_shares * self._resources.ranks)
+        return {"num_cpus": cores, "num_gpus": 0, "label_selector": selector}
+
+
+def kill_gang(gang: Gang) -> None:
+    """Kill the workers of a gang, then release its placement group."""
+    gang.killed = True
+    for worker in gang.workers:
+        ray.kill(worker, no_restart=True)
+    if gang.group is not None:
+        remove_placement_group(gang.group)
