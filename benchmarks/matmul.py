@@ -84,7 +84,7 @@ def run_default_sweep(directory: Path, trials: int) -> None:
     sweep = run_sweep(directory, "main", f"budget.trials={trials}")
     print(sweep.output.strip(), f"\n{sweep.wall_s:.0f} s for the process\n```", flush=True)
     finals = sweep.trials[sweep.trials["round"].notna()]
-    winner = int(finals.groupby("again_of").tflops.mean().idxmax())
+    winner = int(finals.groupby("remeasured_trial").tflops.mean().idxmax())
     shape = sweep.search.set_index("trial").loc[winner]
     overrides = [f"space.{name}={int(shape[f'param.{name}'])}" for name in "mnk"]
     overrides += ["space.sustained_s=3", "search=grid", *NO_FINALS]

@@ -1,13 +1,13 @@
-"""What a trial costs beside its own work: this project and Ray Tune, the same 200 trials of nothing, side by side.
+"""The overhead per trial of this project and of Ray Tune, for the same 200 trials that do nothing.
 
     python benchmarks/overhead.py [--trials 200] [--at-once 2] [--repeats 3]
 
-Needs the extra `bench` (Ray Tune). Both search the same two-dimensional space with Optuna's TPE, with the same
-number of trials at once, on a Ray cluster of this machine's cores that each starts itself, and record every
-trial in a fresh MLflow store on SQLite. Each side runs in a process of its own, alternating, `--repeats` times.
+Needs the extra `bench` (Ray Tune). Both search the same two-dimensional space with Optuna's TPE and the same number of
+concurrent trials, on a Ray cluster of this machine's cores that each starts itself, and record every trial in a new
+MLflow store on SQLite. Each of them runs in its own process, alternating, `--repeats` times.
 
-Then 200 trials that sleep for 20 ms, one at a time: how much of the time between the first trial's start and
-the last one's end was the worker at work?
+Then 200 trials that sleep for 20 ms, one at a time: the share of the time between the first trial's start and the last
+one's end in which the worker was busy.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ print("searched_s", time.monotonic() - started)
 """
 
 
-def recorded_runs(folder: Path) -> int:
-    """How many finished runs with a score the MLflow store holds: both sides have to have done the same work."""
+def count_recorded_runs(folder: Path) -> int:
+    """Return the number of runs with a score in the MLflow store, to check that both have done the same work."""
     import sqlite3
 
     store = sqlite3.connect(folder / "mlflow.db")
@@ -66,81 +66,87 @@ def recorded_runs(folder: Path) -> int:
     return int(store.execute(query).fetchone()[0])
 
 
-def timed(command: list[str], folder: Path) -> tuple[float, str]:
-    """Wall seconds of a whole process, and what it printed."""
+def run_timed(command: list[str], folder: Path) -> tuple[float, str]:
+    """Run a command. Return the wall seconds of the whole process and its standard output."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0"}
-    started = time.monotonic()
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-    wall_s = time.monotonic() - started
-    if done.returncode:
-        sys.exit(f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return wall_s, done.stdout
+    started_s = time.monotonic()
+    process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    wall_s = time.monotonic() - started_s
+    if process.returncode:
+        sys.exit(f"{command}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}")
+    return wall_s, process.stdout
 
 
 def run_tune(trials: int, at_once: int) -> dict[str, float]:
+    """Run the trials with Ray Tune. Return the wall seconds of the process and of its search."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tune_nothing.py").write_text(TUNE)
-        wall_s, out = timed([sys.executable, "tune_nothing.py", str(trials), str(at_once), name], folder)
-        assert recorded_runs(folder) == trials
+        wall_s, out = run_timed([sys.executable, "tune_nothing.py", str(trials), str(at_once), name], folder)
+        assert count_recorded_runs(folder) == trials
         searched_s = float(out.split("searched_s")[1].split()[0])
         return {"wall_s": wall_s, "searched_s": searched_s}
 
 
-def run_ours(trials: int, at_once: int, sleep_s: float = 0.0) -> dict[str, float]:
-    words = [
-        "workload=probe",
-        f"budget.trials={trials}",
-        f"cluster.max_concurrent_trials={at_once}",
-        f"space.sleep_s={sleep_s}",
-    ]
+def run_sweeper(trials: int, at_once: int, sleep_s: float = 0.0) -> dict[str, float]:
+    """Run the trials with this project. Return likewise, and the share of the time that workers were busy."""
+    overrides = ["workload=probe", "hardware=cpu", "progress=never", f"budget.trials={trials}"]
+    overrides += [f"cluster.max_concurrent_trials={at_once}", f"space.sleep_s={sleep_s}"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wall_s, _ = timed([sys.executable, "-m", "sweeper", *words, "hardware=cpu", "progress=never"], folder)
-        assert recorded_runs(folder) == trials
+        wall_s, _ = run_timed([sys.executable, "-m", "sweeper", *overrides], folder)
+        assert count_recorded_runs(folder) == trials
         (journal,) = folder.glob("sweeps/*/study.journal")
         records = [
             json.loads(line["user_attr"]["record"])
             for line in map(json.loads, journal.read_text().splitlines())
             if "record" in line.get("user_attr", {})
         ]
-        first, last = min(r["started_at_s"] for r in records), max(r["ended_at_s"] for r in records)
-        busy_s = sum(r["ended_at_s"] - r["started_at_s"] for r in records)
+        first_start_s = min(record["started_at_s"] for record in records)
+        last_end_s = max(record["ended_at_s"] for record in records)
+        busy_s = sum(record["ended_at_s"] - record["started_at_s"] for record in records)
         return {
             "wall_s": wall_s,
-            "searched_s": max(r["elapsed_s"] for r in records),
-            "busy": busy_s / (last - first) / at_once,
+            "searched_s": max(record["elapsed_s"] for record in records),
+            "busy": busy_s / (last_end_s - first_start_s) / at_once,
         }
 
 
 def main() -> None:
+    """Run the command line and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    said = parser.parse_args()
-    ours, tune, busy = [], [], []
-    for _ in range(said.repeats):
-        ours.append(run_ours(said.trials, said.at_once))
-        tune.append(run_tune(said.trials, said.at_once))
-        busy.append(run_ours(said.trials, 1, sleep_s=0.02)["busy"])
+    args = parser.parse_args()
+    sweeper_runs: list[dict[str, float]] = []
+    tune_runs: list[dict[str, float]] = []
+    busy_shares: list[float] = []
+    for _ in range(args.repeats):
+        sweeper_runs.append(run_sweeper(args.trials, args.at_once))
+        tune_runs.append(run_tune(args.trials, args.at_once))
+        busy_shares.append(run_sweeper(args.trials, 1, sleep_s=0.02)["busy"])
 
     def per_trial_ms(runs: list[dict[str, float]], key: str) -> str:
-        values = sorted(1e3 * run[key] / said.trials for run in runs)
+        values = sorted(1e3 * run[key] / args.trials for run in runs)
         return f"{statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})"
 
-    ratio = statistics.median(r["searched_s"] for r in tune) / statistics.median(r["searched_s"] for r in ours)
-    whole = statistics.median(r["wall_s"] for r in tune) / statistics.median(r["wall_s"] for r in ours)
+    def row(label: str, key: str) -> str:
+        ratio = statistics.median(run[key] for run in tune_runs) / statistics.median(run[key] for run in sweeper_runs)
+        return f"| {label} | {per_trial_ms(sweeper_runs, key)} | {per_trial_ms(tune_runs, key)} | {ratio:.1f} |"
+
     versions = ", ".join(f"{name} {version(name)}" for name in ("ray", "optuna", "mlflow"))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}")
-    print(f"{said.trials} trials of nothing, {said.at_once} at once; median (least to most) of {said.repeats} runs\n")
+    print(
+        f"{args.trials} trials that do nothing, {args.at_once} at once; median (least to most) of {args.repeats} runs\n"
+    )
     print("| ms a trial | sweeper | Ray Tune | Tune / sweeper |")
     print("|---|---:|---:|---:|")
-    print(f"| searching | {per_trial_ms(ours, 'searched_s')} | {per_trial_ms(tune, 'searched_s')} | {ratio:.1f} |")
-    print(f"| whole process | {per_trial_ms(ours, 'wall_s')} | {per_trial_ms(tune, 'wall_s')} | {whole:.1f} |")
-    shares = sorted(100 * share for share in busy)
-    print(f"\n20 ms trials, one at a time: the worker is busy {statistics.median(shares):.1f}% of the time")
-    print(f"({shares[0]:.1f} to {shares[-1]:.1f}% over {said.repeats} runs)")
+    print(row("searching", "searched_s"))
+    print(row("whole process", "wall_s"))
+    percents = sorted(100 * share for share in busy_shares)
+    print(f"\n20 ms trials, one at a time: the worker is busy {statistics.median(percents):.1f}% of the time")
+    print(f"({percents[0]:.1f} to {percents[-1]:.1f}% over {args.repeats} runs)")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def _run_sweep(composed: DictConfig, command: list[str]) -> int:
         from sweeper.execution import cluster
         from sweeper.planning.plan import build_plan
         from sweeper.sweep import Sweep
-        from sweeper.tracking.client import check_uri
+        from sweeper.tracking.mlflow_store import check_uri
         from sweeper.ui.plan_view import show_plan
 
         config = resolved.config

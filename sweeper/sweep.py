@@ -16,16 +16,16 @@ from sweeper.cli.signals import StopRequests
 from sweeper.common import secrets
 from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus
+from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.execution import cluster, gang_pool, lock
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.planning.plan import Plan
-from sweeper.search.finals import still_wanted
-from sweeper.search.state import SweepProgress
-from sweeper.search.study import Study, Trial
-from sweeper.tracking import parent_run, provenance
+from sweeper.search.finals import pending_remeasurements
+from sweeper.search.progress import SweepProgress
+from sweeper.search.study import SearchSettings, Study, Trial
+from sweeper.tracking import mlflow_store, parent_run, provenance
 from sweeper.tracking.client import TrackingClient
 from sweeper.ui import plan_view, tables
 from sweeper.ui.progress import ProgressState, make_progress
@@ -56,7 +56,7 @@ class Sweep:
         )
         self._tracking = TrackingClient(opening, plan.folder, plan.directory, self._lock.fileno())
         for record in self._study.records.values():
-            self._tracking.add(record)
+            self._tracking.log_trial(record)
         searched = [record for record in self._study.records.values() if not record.remeasurement]
         section = plan.config.workload
         self._progress = SweepProgress(section.objective, section.direction, plan.config.budget, searched)
@@ -94,7 +94,7 @@ class Sweep:
             return SOME_FAILED
         finally:
             self._stop.restore()
-            self._tracking.abandon()
+            self._tracking.detach()
             self._lock.close()
 
     def _run_on_cluster(self) -> str:
@@ -145,7 +145,7 @@ class Sweep:
                 self._cancel_in_flight()
                 self._pool.close()
             self._update_nodes()
-            self._tracking.watch()
+            self._tracking.restart_if_dead()
             self._show_state()
         self._collect_steps(wait=True)
         self._pool.close(0 if self._stop.requested else START_PATIENCE_S)
@@ -175,7 +175,7 @@ class Sweep:
 
     def _has_budget(self) -> bool:
         in_flight = self._pool.count_in_flight() if self._pool else 0
-        return not (self._stop.requested or self._study.exhausted) and self._progress.wants_more(in_flight)
+        return not (self._stop.requested or self._study.exhausted) and self._progress.has_budget_for_more(in_flight)
 
     # ── finals ──
 
@@ -194,7 +194,7 @@ class Sweep:
 
         def ask() -> Trial:
             record, remeasurement = pending.popleft()
-            return self._study.ask_again(dict(record.params), remeasurement)
+            return self._study.ask_remeasurement(dict(record.params), remeasurement)
 
         self._run_trials(1, lambda: bool(pending) and not self._stop.requested, ask)
 
@@ -202,7 +202,9 @@ class Sweep:
         if self._stop.requested:
             return []
         finals = self._config.finals
-        return still_wanted(self._progress.best_first(), finals.top, finals.rounds, self._study.records.values())
+        return pending_remeasurements(
+            self._progress.ranked_trials(), finals.top, finals.rounds, self._study.records.values()
+        )
 
     # ── nodes ──
 
@@ -223,9 +225,9 @@ class Sweep:
         if self._finals_planned or not self._has_budget():
             return
         for record, remeasurement, node in self._nodes.plan_comparisons(
-            self._progress.best, self._progress.ended, self._pool.nodes_with_capacity()
+            self._progress.best, self._progress.finished_trials, self._pool.nodes_with_capacity()
         ):
-            trial = self._study.ask_again(dict(record.params), remeasurement)
+            trial = self._study.ask_remeasurement(dict(record.params), remeasurement)
             self._nodes.add_comparison(trial, node)
             self._pool.submit(trial, node)
 
@@ -235,8 +237,8 @@ class Sweep:
         """Record the steps of running trials, and prune those that the pruner ends."""
         assert self._pool is not None
         for trial, step, at_s, step_metrics in self._pool.collect_reports(wait=wait):
-            name = tables.run_name(trial.number, trial.params, trial.remeasurement)
-            self._tracking.step(trial.number, name, step, at_s, step_metrics)
+            name = run_name(trial.number, trial.params, trial.remeasurement)
+            self._tracking.log_step(trial.number, name, step, at_s, step_metrics)
             value = step_metrics.get(self._config.workload.objective)
             if value is not None and self._study.should_prune(trial.number, step, value):
                 self._pool.prune(trial)
@@ -258,9 +260,9 @@ class Sweep:
         self._study.tell(record)
         self._finals_ended += record.remeasurement is not None
         is_best = not record.remeasurement and self._progress.add(record)
-        self._tracking.add(record)
+        self._tracking.log_trial(record)
         self._display.update(self._state(), record, is_best)
-        if not record.remeasurement and (reason := self._progress.ended_alike()) and self._has_budget():
+        if not record.remeasurement and (reason := self._progress.common_failure_reason()) and self._has_budget():
             self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
 
     def _cancel_in_flight(self) -> None:
@@ -303,12 +305,12 @@ class Sweep:
             trials=trials,
             running=pool.count_in_flight() if pool else 0,
             elapsed_s=self._progress.elapsed_s,
-            remaining_s=self._progress.left_s(trials),
+            remaining_s=self._progress.estimated_remaining_s(trials),
             best=self._progress.best,
             objective=self._config.workload.objective,
             describe_workers=pool.describe_workers if pool else lambda _: ["starting Ray"],
             gangs=len(pool.gangs) if pool else 1,
-            tracking_error=self._tracking.trouble,
+            tracking_error=self._tracking.last_error,
             is_starting=pool is None or pool.starting,
             is_stopping=self._stop.requested,
             finals=(self._finals_ended, self._finals_planned) if self._finals_planned else None,
@@ -346,9 +348,11 @@ class Sweep:
         written = self._close_tracking(results, summary, texts, status=status, plots=plots)
         recording = Recording(
             uri=self._config.tracking.uri,
-            experiment_id=(self._tracking.opened or {}).get("experiment_id"),
-            pending=self._tracking.behind,
-            error=self._tracking.trouble,
+            runs_page=mlflow_store.runs_page(
+                self._tracking.experiment_id, self._plan.name, results.objective, results.direction
+            ),
+            pending=self._tracking.pending,
+            error=self._tracking.last_error,
             is_complete=written,
         )
         summary.print(recording, is_over=is_over, is_exhausted=self._study.exhausted)
@@ -364,12 +368,12 @@ class Sweep:
         self, results: Results, summary: Summary, texts: dict[str, str], *, status: str, plots: list[str]
     ) -> bool:
         """End the parent run. Returns whether everything is written."""
-        if self._tracking.opened and self._tracking.behind > MANY_PENDING:
+        if self._tracking.is_open and self._tracking.pending > MANY_PENDING:
             self._display.note(
-                f"writing {self._tracking.behind} results to MLflow; press Ctrl-C to leave them to the next start"
+                f"writing {self._tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start"
             )
         tags = {
-            "mlflow.note.content": summary.markdown(),
+            mlflow_store.DESCRIPTION: summary.markdown(),
             "outcome": tables.format_counts(self._progress.counts),
             "winner": summary.verdict(),
             **results.projection_tags(),
@@ -394,9 +398,9 @@ class Sweep:
 
     def _extend_command(self) -> str:
         """Return the command with twice the limits that ended the sweep, which may have had more before."""
-        reached = {f"budget.{name}": limit for name, limit in self._progress.used_up().items()}
+        reached = {f"budget.{name}": limit for name, limit in self._progress.exhausted_limits().items()}
         if "budget.trials" in reached:
-            reached["budget.trials"] = self._progress.ended
+            reached["budget.trials"] = self._progress.finished_trials
         words = [word for word in self._arguments if word.partition("=")[0] not in reached]
         words += [f"{name}={2 * limit:.15g}" for name, limit in reached.items()]
         return shlex.join(secrets.masked_arguments(words))
@@ -404,14 +408,12 @@ class Sweep:
 
 def _open_study(plan: Plan) -> Study:
     section, search = plan.config.workload, plan.config.search
-    return Study(
-        plan.folder / "study.journal",
-        plan.identity,
-        plan.space,
+    settings = SearchSettings(
         sampler=search.sampler,
         seed=plan.config.seed,
         objective=section.objective,
         direction=section.direction,
-        first=plan.initial_points,
         pruner=search.pruner,
     )
+    journal = plan.folder / "study.journal"
+    return Study(journal, plan.identity, plan.space, settings, initial_points=plan.initial_points)

@@ -84,7 +84,7 @@ class Place:
 
     def trials(self) -> list[Any]:
         """The trials of the only study, as Optuna reads them."""
-        from sweeper.search.study import open_journal
+        from sweeper.search.storage import open_journal
 
         (sweep,) = self.sweeps
         with tempfile.TemporaryDirectory() as folder:  # reading repairs: not under a driver that writes

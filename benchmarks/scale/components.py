@@ -10,6 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,20 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
     from optuna.trial import TrialState, create_trial
 
     from sweeper.config.space import Range, Space
-    from sweeper.search.study import Study
+    from sweeper.search.study import SearchSettings, Study
 
     space = Space({name: Range(64, 65472, 64) for name in "mnk"}, {})
     rng = random.Random(0)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder, "study.journal")
-        study = Study(journal, {}, space, sampler="random", seed=0, objective="x", direction="maximize")
+        settings = SearchSettings("random", seed=0, objective="x", direction="maximize")
+        study = Study(journal, {}, space, settings)
         trials = 0
         for mark in [mark for mark in (100, *MARKS) if mark <= max_trials]:
             for _ in range(trials, mark):
                 params = {name: 64 * rng.randrange(1, 1024) for name in "mnk"}
-                study._memory.add_trial(
+                study._sampling.add_trial(
                     create_trial(params=params, distributions=study.distributions, value=rng.random())
                 )
             trials = mark
@@ -45,11 +47,11 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
             for sampler in [sampler for sampler, limit in MAX_TRIALS.items() if mark <= limit]:
                 times_ms = []
                 for _ in range(PROPOSALS):
-                    study._sampler = sampler
+                    study._settings = replace(settings, sampler=sampler)
                     started_s = time.process_time()
                     proposal = study._propose(mark)
                     times_ms.append(1e3 * (time.process_time() - started_s))
-                    study._memory.tell(proposal, state=TrialState.FAIL)
+                    study._sampling.tell(proposal, state=TrialState.FAIL)
                 row[sampler] = statistics.median(times_ms)
             rows.append(row)
     return rows
@@ -61,13 +63,13 @@ def measure_recording(trials: int, pickled_measurement: bytes, folder: Path) -> 
 
     from sweeper.common import metrics
     from sweeper.common.trials import TrialRecord, TrialStatus
-    from sweeper.tracking.process import Store
+    from sweeper.tracking.store import Store
 
     os.chdir(folder)
     measurement = pickle.loads(pickled_measurement)
     derived = metrics.derive((measurement,), {"fp32": 60.0}, {}, 4.8)
     where = {"node": "n1", "pid": 4242, "gpus": "0", "log": "/tmp/ray/session_latest/logs/worker.err"}
-    parent = {"began": "now", "params": {"sweep.gpus": 1}, "tags": {"workload": "matmul"}}
+    parent = {"started_at": "now", "params": {"sweep.gpus": 1}, "tags": {"workload": "matmul"}}
     parent |= {"artifacts": {"config.yaml": "a: 1"}}
     store = Store("sqlite:///mlflow.db", "matmul", "study", "scale", parent)
     rng = random.Random(0)
@@ -88,14 +90,14 @@ def measure_recording(trials: int, pickled_measurement: bytes, folder: Path) -> 
             ended_at_s=1e9 + 60,
             elapsed_s=float(number),
         )
-        store.write(record)
+        store.write_trial(record)
         if number in {mark - WINDOW for mark in MARKS}:
             window_started_s, window_started_cpu_s = time.perf_counter(), time.process_time()
         if number + 1 in MARKS:
             wall_ms = 1e3 * (time.perf_counter() - window_started_s) / WINDOW
             cpu_ms = 1e3 * (time.process_time() - window_started_cpu_s) / WINDOW
             list_started_s = time.process_time()
-            store.look_again()
+            store.refresh()
             row = {"trials": number + 1, "cpu_ms": cpu_ms, "wall_ms": wall_ms}
             row |= {"list_s": time.process_time() - list_started_s}
             row |= {"bytes": Path("mlflow.db").stat().st_size / (number + 1), "memory_mib": memory_mib()}

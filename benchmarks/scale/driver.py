@@ -65,9 +65,10 @@ class LastMarkReached(Exception):
 class NoTracking:
     """Replaces the tracking client."""
 
-    trouble = ""
-    opened = None
-    behind = 0
+    last_error = ""
+    is_open = False
+    pending = 0
+    experiment_id = None
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -158,7 +159,7 @@ def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder
 
     def update_and_take_snapshot(state: Any, record: Any = None, is_best: bool = False) -> None:
         update(state, record, is_best)
-        ended = running._progress.ended
+        ended = running._progress.finished_trials
         if record is None or ended not in snapshot_points:
             return
         snapshot_started_s = time.process_time()
@@ -232,7 +233,7 @@ def resume(nodes: int, gpus: int, trials: int, folder: Path) -> dict[str, float]
     started_s = time.process_time()
     resumed = sweep.Sweep(plan, ["sweeper"])
     cpu_s = time.process_time() - started_s
-    assert resumed._progress.ended == trials and resumed._study.unfinished
+    assert resumed._progress.finished_trials == trials and resumed._study.unfinished
     return {"s": cpu_s, "memory_mib": memory_mib() - initial_mib}
 
 

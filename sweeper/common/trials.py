@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -103,3 +103,26 @@ class TrialRecord:
             remeasurement["group"] = tuple(remeasurement["group"])
             remeasurement = Remeasurement(**remeasurement)
         return TrialRecord(**{**fields, "status": TrialStatus(fields["status"]), "remeasurement": remeasurement})
+
+
+def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:
+    """Return the complete trials that have the objective, the best first. `direction` is maximize or minimize."""
+    ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
+    return sorted(ranked, key=lambda record: record.metrics[objective], reverse=direction == "maximize")
+
+
+def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasurement | None) -> str:
+    """Return the name of a trial's MLflow run, of at most 250 characters.
+
+    `0012 m=4096 n=512`, or `0040 round 1 of 0003 m=4096 n=512` where it measures trial 3 again.
+    """
+    parts = [f"{number:04d}"]
+    if remeasurement:
+        parts.append(f"round {remeasurement.round} of {remeasurement.trial:04d}")
+    parts += [f"{name}={short_value(value)}" for name, value in params.items()]
+    return " ".join(parts)[:250]
+
+
+def short_value(value: object) -> str:
+    """Return a parameter's value as MLflow stores it: six significant digits, at most 500 characters."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]

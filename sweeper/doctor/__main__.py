@@ -30,7 +30,7 @@ from sweeper.config.schema import Hardware
 from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.search.study import Trial
-from sweeper.tracking.client import check_uri
+from sweeper.tracking.mlflow_store import check_uri
 from sweeper.ui import per_gpu
 from workloads.api.node_state import read_node_state
 

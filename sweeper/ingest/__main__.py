@@ -18,7 +18,7 @@ from sweeper.cli.parser import CommandParser
 from sweeper.common.errors import UserInputError
 from sweeper.ingest import formats
 from sweeper.ingest.derive import disagreements, figures
-from sweeper.tracking.client import check_uri
+from sweeper.tracking.mlflow_store import check_uri, default_uri
 
 SPEEDS = {"tokens_per_s", "tokens_per_s_per_gpu"}
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 def take_all(said: argparse.Namespace) -> int:
     """A line for each file."""
-    uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
+    uri = said.store or default_uri(Path(said.dir))
     if not uri.startswith("sqlite:") and not said.check:
         check_uri(uri, "--store ")  # MLflow would try for minutes
     for path in said.paths:

@@ -1,4 +1,4 @@
-"""Imported results as runs: one for the file, one below it for each result. Whole, or not at all."""
+"""Write imported results to MLflow: one parent run for the file and one child run for each result."""
 
 from __future__ import annotations
 
@@ -13,64 +13,62 @@ from mlflow.entities import Metric, Param, RunTag
 
 from sweeper.ingest.derive import WARMUP_RULE, disagreements, figures
 from sweeper.ingest.imported import Imported
+from sweeper.tracking import mlflow_store
 
-logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO it reports every table that it creates
 
 
-def write(uri: str, experiment: str, path: Path, kind: str, results: Sequence[Imported]) -> str:
-    """Write them, unless this content is there already; what was done, in words."""
-    client, digest = MlflowClient(tracking_uri=uri), _digest(path)
-    found = client.get_experiment_by_name(experiment)
-    identifier = str(found.experiment_id if found else client.create_experiment(experiment))
-    for run in client.search_runs(
-        [identifier], f"tags.`sweeper.content` = '{digest}' and tags.`sweeper.kind` = 'import'"
-    ):
+def write(uri: str, experiment: str, path: Path, file_format: str, results: Sequence[Imported]) -> str:
+    """Write all results of a file, unless a file of the same content is complete in the store. Return what was done."""
+    client = MlflowClient(tracking_uri=uri)
+    digest = _digest(path)
+    existing = client.get_experiment_by_name(experiment)
+    experiment_id = str(existing.experiment_id if existing else client.create_experiment(experiment))
+    same_content = {mlflow_store.CONTENT: digest, mlflow_store.KIND: mlflow_store.IMPORT_KIND}
+    for run in list(mlflow_store.search_runs(client, [experiment_id], same_content)):
         if run.info.status == "FINISHED":
-            return "is there already"
-        for child in client.search_runs(
-            [identifier], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'", max_results=50000
-        ):
-            client.delete_run(child.info.run_id)
-        client.delete_run(run.info.run_id)  # what an import that was cut off has left
-    tags = {
-        "sweeper.kind": "import",
-        "sweeper.content": digest,
-        "format": kind,
-        "file": path.name,
-        "warmup": WARMUP_RULE,
-    }
-    parent = client.create_run(identifier, run_name=path.name, tags=tags).info.run_id
+            return "already imported"
+        _delete_with_children(client, experiment_id, run.info.run_id)  # an import that was interrupted
+    tags = {**same_content, "format": file_format, "file": path.name, "warmup": WARMUP_RULE}
+    parent_id = client.create_run(experiment_id, run_name=path.name, tags=tags).info.run_id
     for result in results:
-        _write(client, identifier, parent, result)
-    client.log_artifact(parent, str(path))
-    client.set_terminated(parent, "FINISHED")
+        _write_result(client, experiment_id, parent_id, result)
+    client.log_artifact(parent_id, str(path))
+    client.set_terminated(parent_id, "FINISHED")
     return f"imported into {experiment}"
 
 
-def _write(client: MlflowClient, experiment: str, parent: str, result: Imported) -> None:
-    now, own = int(time.time() * 1e3), figures(result)
-    odd = [*result.contradictions, *disagreements(result, own)]
+def _delete_with_children(client: MlflowClient, experiment_id: str, run_id: str) -> None:
+    # A deleted run leaves the search, and would shift what the next page holds: list all of them first.
+    for child in list(mlflow_store.search_runs(client, [experiment_id], {mlflow_store.PARENT_RUN: run_id})):
+        client.delete_run(child.info.run_id)
+    client.delete_run(run_id)
+
+
+def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, result: Imported) -> None:
+    now_ms = int(time.time() * 1e3)
+    derived = figures(result)
+    metrics = {**derived, **{f"claimed_{name}": value for name, value in result.claims.items()}}
     tags = {
-        "mlflow.parentRunId": parent,
-        "sweeper.kind": "imported",
-        "outcome": "complete" if result.feasible else "infeasible",
+        mlflow_store.PARENT_RUN: parent_id,
+        mlflow_store.KIND: mlflow_store.IMPORTED_KIND,
+        mlflow_store.OUTCOME: "complete" if result.feasible else "infeasible",
         "device": result.device,
         "devices": str(result.devices or ""),
-        "contradictions": "; ".join(odd),
+        "contradictions": "; ".join([*result.contradictions, *disagreements(result, derived)]),
         **{name: str(value) for name, value in result.machine_info.items()},
     }
-    run = client.create_run(experiment, run_name=result.name).info.run_id
-    values = {**own, **{f"claimed_{name}": value for name, value in result.claims.items()}}
+    run_id = client.create_run(experiment_id, run_name=result.name).info.run_id
     client.log_batch(
-        run,
-        metrics=[Metric(name, value, now, 0) for name, value in values.items()],
+        run_id,
+        metrics=[Metric(name, value, now_ms, 0) for name, value in metrics.items()],
         params=[
             Param(name, f"{value:g}" if isinstance(value, float) else str(value))
             for name, value in result.params.items()
         ],
         tags=[RunTag(name, value[:5000]) for name, value in tags.items() if value],
     )
-    client.set_terminated(run, "FINISHED")
+    client.set_terminated(run_id, "FINISHED")
 
 
 def _digest(path: Path) -> str:

@@ -65,7 +65,7 @@ def from_sweep(
     """Return a finished sweep's ceilings, one for each format and statistic: from the finals, else from one trial."""
     ceilings: dict[tuple[str, str, str], MatmulCeiling] = {}
     for record, value, rounds in [
-        *((finalist.trial, finalist.figure, finalist.rounds) for finalist in finalists),
+        *((finalist.trial, finalist.value, finalist.rounds) for finalist in finalists),
         *((record, None, 0) for record in best_first),
     ]:
         ceiling = _from_trial(device, record, value, rounds)

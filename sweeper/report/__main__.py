@@ -31,7 +31,7 @@ from sweeper.cli.parser import CommandParser
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.planning import ceilings
 from sweeper.report import leaderboard
-from sweeper.tracking.client import check_uri
+from sweeper.tracking.mlflow_store import check_uri, default_uri
 from sweeper.ui import tables
 from sweeper.ui.tables import terminal_width
 
@@ -69,7 +69,7 @@ def show_report(said: argparse.Namespace) -> int:
         raise UserInputError(f"--format {said.format}: {suggest(said.format, FORMATS)}")
     from sweeper.report import compare, store, summary  # MLflow takes seconds to import: not for a wrong word
 
-    uri = said.store or f"sqlite:///{Path(said.dir).resolve() / 'mlflow.db'}"
+    uri = said.store or default_uri(Path(said.dir))
     if not uri.startswith("sqlite:"):
         check_uri(uri, "--store ")  # MLflow would try for minutes
     if said.compare or said.baseline:

@@ -1,8 +1,8 @@
-"""What an MLflow store holds of sweeps, as tables: one row a sweep, one row a trial."""
+"""Read sweeps from an MLflow store as tables: one row per sweep, one row per trial."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +15,17 @@ from mlflow.exceptions import MlflowException
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.common.secrets import mask
 from sweeper.report.best import BestResult, best_results
-
-PAGE = 5000
+from sweeper.tracking import mlflow_store
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Sweeps and trials, and apart from them what others have measured. Columns are plain names for what every run has,
-    `param.…`, `metric.…` and `tag.…` for the rest; a trial has its sweep's constants among its parameters, and as
-    `final.…` what its sweep's finals came to."""
+    """Sweeps, trials, and apart from them the imported results of other tools.
+
+    Every table has plain columns for what each run has (`run`, `run_id`, `parent`, `status`, `start`, `end`), and
+    `param.…`, `metric.…` and `tag.…` for the rest. A trial also has its sweep's constants as `param.…` and the result
+    of its sweep's finals as `final.…`.
+    """
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
@@ -31,60 +33,83 @@ class Stored:
 
     @cached_property
     def best_results(self) -> list[BestResult]:
-        """The best of each device at each kind of work."""
+        """The best result of each device at each kind of work."""
         return best_results(self.trials)
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
-    """Everything, or one experiment's, or one sweep's. Raises UserInputError where there is nothing of that kind."""
+    """Read the whole store, one experiment of it, or one sweep.
+
+    Raises:
+        UserInputError: there is no such store, experiment or sweep, or the store has no results yet.
+    """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise UserInputError(f"{uri}: there is no such store; `python -m sweeper` makes one, --store names another")
+        raise UserInputError(
+            f"{uri}: there is no such store. Run `python -m sweeper` to create one, or select another with --store"
+        )
     try:
         client = MlflowClient(tracking_uri=uri)
-        found = {each.name: each.experiment_id for each in client.search_experiments()}
-        if experiment is not None and experiment not in found:
-            raise UserInputError(f"--experiment {experiment}: {suggest(experiment, found)}")
-        ids = [found[experiment]] if experiment else list(found.values())
-        parents = list(_runs(client, ids, "tags.`sweeper.kind` = 'sweep'"))
+        ids = {stored.name: stored.experiment_id for stored in client.search_experiments()}
+        if experiment is not None and experiment not in ids:
+            raise UserInputError(f"--experiment {experiment}: {suggest(experiment, ids)}")
+        selected = [ids[experiment]] if experiment else list(ids.values())
+        parents = _runs(client, selected, mlflow_store.SWEEP_KIND)
         names = {run.info.run_name for run in parents}
         if sweep is not None and sweep not in names:
             raise UserInputError(f"--sweep {sweep}: {suggest(sweep, names) if names else 'the store has no sweep'}")
-        imported = [] if sweep else list(_runs(client, ids, "tags.`sweeper.kind` = 'imported'"))
+        imported = [] if sweep else _runs(client, selected, mlflow_store.IMPORTED_KIND)
         if not (parents or imported):
             raise UserInputError(f"{mask(uri)}: the store has no sweep yet")
         parents = [run for run in parents if sweep in (None, run.info.run_name)]
-        only = f" and tags.`sweep` = '{sweep}'" if sweep else ""
-        children = list(_runs(client, ids, f"tags.`sweeper.kind` = 'trial'{only}"))
+        of_sweep = {mlflow_store.SWEEP_NAME: sweep} if sweep else {}
+        trials = _runs(client, selected, mlflow_store.TRIAL_KIND, of_sweep)
     except MlflowException as error:
         raise UserInputError(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
-    return _stored(parents, children, imported)
+    return _build_tables(parents, trials, imported)
 
 
-def of_study(client: MlflowClient, experiment_id: str, study: str) -> Stored:
-    """One sweep's, by the identity of its study: names are not unique."""
-    mine = f"tags.`sweeper.study` = '{study}' and tags.`sweeper.kind`"
-    parents, children = (list(_runs(client, [experiment_id], f"{mine} = '{kind}'")) for kind in ("sweep", "trial"))
-    return _stored(parents, children)
+def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
+    """Read one sweep by the id of its study: names of sweeps are not unique."""
+    study = {mlflow_store.STUDY: study_id}
+    parents = _runs(client, [experiment_id], mlflow_store.SWEEP_KIND, study)
+    trials = _runs(client, [experiment_id], mlflow_store.TRIAL_KIND, study)
+    return _build_tables(parents, trials)
 
 
-def _stored(parents: Sequence[Any], children: Sequence[Any], imported: Sequence[Any] = ()) -> Stored:
-    sweeps = pd.DataFrame([_row(run) for run in parents], columns=None if parents else ["run", "start"])
+def _runs(
+    client: MlflowClient, experiment_ids: Sequence[str], kind: str, tags: Mapping[str, str] | None = None
+) -> list[Any]:
+    return list(mlflow_store.search_runs(client, experiment_ids, {mlflow_store.KIND: kind, **(tags or {})}))
+
+
+def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Sequence[Any] = ()) -> Stored:
+    sweeps = pd.DataFrame([_columns(run) for run in parents], columns=None if parents else ["run", "start"])
     shared: dict[str, dict[str, Any]] = {}
     for run in parents:
         constants = {f"param.{name}": value for name, value in run.data.params.items()}
-        shared[run.data.tags["sweeper.study"]] = {
+        shared[run.data.tags[mlflow_store.STUDY]] = {
             **constants,
             "workload": run.data.tags.get("workload", ""),
-            **_final(run.data.metrics),
+            **_finals_columns(run.data.metrics),
         }
-    # A round of the finals is one of several by which finalists were compared: the best of them would be a lucky one.
-    searched = [run for run in children if "again_of" not in run.data.tags]
-    rows = [{**shared[study], **_row(run)} for run in searched if (study := run.data.tags["sweeper.study"]) in shared]
-    return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_row(run) for run in imported]))
+    rows = []
+    for run in trials:
+        study_id = run.data.tags[mlflow_store.STUDY]
+        if study_id in shared and not _is_remeasurement(run.data.tags):
+            rows.append({**shared[study_id], **_columns(run)})
+    return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
 
 
-def _final(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """What the finals of a sweep came to: of which figure, the winner's number, its figure and interval, the rounds."""
+def _is_remeasurement(tags: Mapping[str, str]) -> bool:
+    """Return whether a run is a round of the finals, in the spelling of this version or of 0.1.
+
+    Finalists are compared by all of their rounds: the best single round would win by chance.
+    """
+    return mlflow_store.REMEASURED_TRIAL in tags or mlflow_store.REMEASURED_TRIAL_0_1 in tags
+
+
+def _finals_columns(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return the result of a sweep's finals: the metric, the winner's number, its value and interval, the rounds."""
     name = next((n for n in metrics if n.startswith("final_") and f"{n}_ci_low" in metrics), None)
     if name is None or "final_trial" not in metrics:
         return {}
@@ -98,22 +123,13 @@ def _final(metrics: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _runs(client: MlflowClient, experiments: list[str], where: str) -> Iterator[Any]:
-    token = None
-    while True:
-        page = client.search_runs(experiments, where, max_results=PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def _row(run: Any) -> dict[str, Any]:
+def _columns(run: Any) -> dict[str, Any]:
+    """Return one run as a row."""
     info, data = run.info, run.data
     return {
         "run": info.run_name,
         "run_id": info.run_id,
-        "parent": data.tags.get("mlflow.parentRunId", ""),
+        "parent": data.tags.get(mlflow_store.PARENT_RUN, ""),
         "status": info.status,
         "start": pd.Timestamp(info.start_time, unit="ms", tz="UTC"),
         "end": pd.Timestamp(info.end_time, unit="ms", tz="UTC") if info.end_time else pd.NaT,

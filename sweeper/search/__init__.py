@@ -1,1 +1,1 @@
-"""Which trial comes next: Optuna's study, the budget and the finals."""
+"""Choose the next trial: Optuna's study, the budget and the finals."""

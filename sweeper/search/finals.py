@@ -1,10 +1,10 @@
-"""The best trials measured again beside each other, and what can be said of them then.
+"""The finals: the best trials measured again in turns, and how the finalists compare.
 
-The best of many noisy figures is too high: it was chosen for its luck. So the finalists run again, in a fresh worker,
-in turns, several rounds; what drifts from round to round (heat, clocks, neighbours) then falls on all of them. Each
-finalist's figure is the geometric mean of its rounds with Student's 95% interval (all of it of the logarithms, so that
-the ratio of two figures is the mean of their ratios), and two of them are told apart by their paired differences, round
-by round. Where that interval holds zero, they are tied.
+The best of many noisy measurements is too high, because it was chosen for its luck. The finalists therefore run again
+in a fresh worker, in turns and for several rounds, so that drift from round to round (heat, clocks, neighbours) affects
+all of them. The value of a finalist is the geometric mean of its rounds with Student's 95% interval, both computed from
+logarithms, so that the ratio of two values is the mean of their ratios. Two finalists are compared by their paired
+differences, round by round. They are tied where the interval of the difference contains zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its 95% interval."""
+    """A value and its 95% interval."""
 
     value: float
     low: float
@@ -30,109 +30,147 @@ class Interval:
 
 @dataclass(frozen=True)
 class FinalistResult:
-    """One finalist. `behind`: by which fraction its figure is worse than the leader's; zero for the leader itself."""
+    """The result of one finalist.
+
+    Attributes:
+        trial: the finalist as the search measured it.
+        value: the mean of the objective over its rounds.
+        behind: by which fraction its value is worse than the leader's; zero for the leader itself.
+        rounds: the number of rounds that are compared.
+    """
 
     trial: TrialRecord
-    figure: Interval
+    value: Interval
     behind: Interval
     rounds: int
 
     @property
     def tied(self) -> bool:
-        """Whether it cannot be told from the leader."""
+        """Whether it cannot be told apart from the leader."""
         return self.behind.low <= 0
 
-    def plain(self) -> dict[str, Any]:
-        """For programs."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, for JSON."""
         return {
             "trial": self.trial.number,
             "params": dict(self.trial.params),
-            "figure": asdict(self.figure),
+            "value": asdict(self.value),
             "behind": asdict(self.behind),
             "rounds": self.rounds,
         }
 
 
-def still_wanted(
-    best_first: Sequence[TrialRecord], top: int, rounds: int, records: Iterable[TrialRecord]
+def pending_remeasurements(
+    ranked: Sequence[TrialRecord], top: int, rounds: int, records: Iterable[TrialRecord]
 ) -> list[tuple[TrialRecord, Remeasurement]]:
-    """What is to be measured again, in order: every finalist once a round, each round beginning with another one.
+    """Return the trials to measure again, in order: every finalist once a round, each round starting with the next one.
 
-    Nothing where there was nothing to choose from.
+    Empty where there is only one trial to choose from.
+
+    Args:
+        ranked: the complete trials of the search, the best first.
+        top: the number of finalists.
+        rounds: the number of rounds.
+        records: all records, among them those of the finals.
     """
-    finalists = best_first[:top] if len(best_first) > 1 else []
-    among = tuple(sorted(record.number for record in finalists))
-    done = {
+    finalists = ranked[:top] if len(ranked) > 1 else []
+    group = _group(finalists)
+    measured = {
         (record.remeasurement.trial, record.remeasurement.round)
         for record in records
-        if record.remeasurement and record.remeasurement.group == among and record.status is not TrialStatus.CANCELLED
+        if record.remeasurement and record.remeasurement.group == group and record.status is not TrialStatus.CANCELLED
     }
-    turns = [
-        (finalists[(place + turn) % len(finalists)], turn) for turn in range(rounds) for place in range(len(finalists))
-    ]
-    return [
-        (record, Remeasurement(record.number, turn, among))
-        for record, turn in turns
-        if (record.number, turn) not in done
-    ]
+    count = len(finalists)
+    pending = []
+    for round_number in range(rounds):
+        for turn in range(count):
+            finalist = finalists[(turn + round_number) % count]
+            if (finalist.number, round_number) not in measured:
+                pending.append((finalist, Remeasurement(finalist.number, round_number, group)))
+    return pending
 
 
 def finalist_results(
-    best_first: Sequence[TrialRecord], top: int, records: Iterable[TrialRecord], objective: str, direction: str
+    ranked: Sequence[TrialRecord], top: int, records: Iterable[TrialRecord], objective: str, direction: str
 ) -> list[FinalistResult]:
-    """The finalists, the best first, from the rounds that all of them completed. Empty with fewer than two rounds."""
-    finalists = {record.number: record for record in best_first[:top]}
+    """Return the finalists' results, the best first, from the rounds that all of them completed.
+
+    A finalist with fewer than two complete rounds is omitted. Empty with fewer than two common rounds.
+
+    Args:
+        ranked: the complete trials of the search, the best first.
+        top: the number of finalists.
+        records: all records, among them those of the finals.
+        objective: the metric that is compared.
+        direction: maximize or minimize.
+    """
+    finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
         return []
-    among = tuple(sorted(finalists))
-    figures: dict[int, dict[int, float]] = {number: {} for number in finalists}
-    for record in records:
-        remeasurement = record.remeasurement
-        if (
-            remeasurement
-            and remeasurement.group == among
-            and record.status is TrialStatus.COMPLETE
-            and objective in record.metrics
-        ):
-            figures[remeasurement.trial][remeasurement.round] = record.metrics[objective]
-    measured = {number: rounds for number, rounds in figures.items() if len(rounds) > 1}
+    by_round = _objective_by_round(ranked[:top], records, objective)
+    measured = {number: rounds for number, rounds in by_round.items() if len(rounds) > 1}
     common = sorted(set.intersection(*map(set, measured.values()))) if measured else []
     if len(common) < 2:
         return []
-    by_trial = {number: np.array([rounds[turn] for turn in common]) for number, rounds in measured.items()}
+    values = {
+        number: np.array([rounds[round_number] for round_number in common]) for number, rounds in measured.items()
+    }
     sign = 1 if direction == "maximize" else -1
-    order = sorted(by_trial, key=lambda number: -sign * _figure(by_trial[number]).value)
-    leader = by_trial[order[0]]
+    order = sorted(values, key=lambda number: -sign * _mean_of_rounds(values[number]).value)
+    leader = order[0]
     return [
         FinalistResult(
             finalists[number],
-            _figure(by_trial[number]),
-            _behind(leader, by_trial[number], sign) if number != order[0] else Interval(0.0, 0.0, 0.0),
+            _mean_of_rounds(values[number]),
+            _relative_gap(values[leader], values[number], sign) if number != leader else Interval(0.0, 0.0, 0.0),
             len(common),
         )
         for number in order
     ]
 
 
-def _behind(leader: np.ndarray, other: np.ndarray, sign: int) -> Interval:
+def _group(finalists: Sequence[TrialRecord]) -> tuple[int, ...]:
+    return tuple(sorted(record.number for record in finalists))
+
+
+def _objective_by_round(
+    finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], objective: str
+) -> dict[int, dict[int, float]]:
+    """Return the objective of each complete round of each finalist, by the finalist's number and the round."""
+    group = _group(finalists)
+    values: dict[int, dict[int, float]] = {finalist.number: {} for finalist in finalists}
+    for record in records:
+        remeasurement = record.remeasurement
+        if (
+            remeasurement
+            and remeasurement.group == group
+            and record.status is TrialStatus.COMPLETE
+            and objective in record.metrics
+        ):
+            values[remeasurement.trial][remeasurement.round] = record.metrics[objective]
+    return values
+
+
+def _relative_gap(leader: np.ndarray, other: np.ndarray, sign: int) -> Interval:
+    """Return by which fraction `other` is worse than the leader, from the paired logarithms of their rounds."""
     if not ((leader > 0).all() and (other > 0).all()):
-        return Interval(math.nan, -math.inf, math.inf)  # of figures around zero there is no ratio
-    ratio = _mean(sign * np.log(leader / other))
+        return Interval(math.nan, -math.inf, math.inf)  # values around zero have no ratio
+    ratio = _mean_interval(sign * np.log(leader / other))
     return Interval(*(-math.expm1(-x) for x in (ratio.value, ratio.low, ratio.high)))
 
 
-def _figure(rounds: np.ndarray) -> Interval:
-    """The geometric mean with its interval; of figures around zero the arithmetic one."""
+def _mean_of_rounds(rounds: np.ndarray) -> Interval:
+    """Return the geometric mean with its interval, or the arithmetic mean of values that are not all positive."""
     if not (rounds > 0).all():
-        return _mean(rounds)
-    logarithms = _mean(np.log(rounds))
+        return _mean_interval(rounds)
+    logarithms = _mean_interval(np.log(rounds))
     return Interval(*(math.exp(x) for x in (logarithms.value, logarithms.low, logarithms.high)))
 
 
-def _mean(values: np.ndarray) -> Interval:
-    """The mean and Student's 95% interval of it."""
-    from scipy.stats import t  # a second to import, at the end of a sweep only
+def _mean_interval(values: np.ndarray) -> Interval:
+    """Return the arithmetic mean and its Student's 95% interval."""
+    from scipy.stats import t  # takes a second to import, and is needed at the end of a sweep only
 
     mean = float(values.mean())
-    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return Interval(mean, mean - half, mean + half)
+    half_width = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return Interval(mean, mean - half_width, mean + half_width)

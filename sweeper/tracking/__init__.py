@@ -1,1 +1,1 @@
-"""Recording a sweep in MLflow from a process of its own, with its provenance."""
+"""Record a sweep and its provenance in MLflow, from a separate process."""

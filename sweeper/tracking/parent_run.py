@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from sweeper.common.secrets import masked
 from sweeper.planning.plan import Plan
+from sweeper.tracking import mlflow_store
 
 
 def opening_message(
@@ -27,12 +28,12 @@ def opening_message(
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))
     versions = {f"version.{name}": version for name, version in provenance["versions"].items() if version}
     return {
-        "uri": config.tracking.uri or "sqlite:///mlflow.db",
+        "uri": config.tracking.uri or mlflow_store.default_uri(plan.directory),
         "experiment": config.tracking.experiment,
-        "study": study,
+        "study_id": study,
         "sweep": plan.name,
         "parent": {
-            "began": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
+            "started_at": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
             "params": {
                 "sweep.gpus": plan.resources.gpus,
                 "sweep.sampler": config.search.sampler,

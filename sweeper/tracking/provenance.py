@@ -1,4 +1,4 @@
-"""What a stranger needs to believe a figure: versions, machine, GPU state, git state and the words that were said."""
+"""The provenance of a sweep: versions, machine, GPU state, git state and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PACKAGES = ("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "nu
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
-    """Everything, as plain values. Nothing of the environment is taken, and URLs lose their passwords."""
+    """Return the provenance as plain values.
+
+    Environment variables are not recorded, and secrets on the command line and in URLs are masked.
+    """
     return {
         "command": masked_arguments(arguments),
         "versions": {"python": platform.python_version(), **{name: host.version_of(name) for name in PACKAGES}},
@@ -35,11 +38,12 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Commit and whether anything is changed, of the checkout the code runs from; empty where it is none."""
+    """Return the commit of the checkout that the code runs from, and whether it has changes. Empty without one."""
 
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
-        return done.stdout.strip() if done.returncode == 0 else ""
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        return completed.stdout.strip() if completed.returncode == 0 else ""
 
     try:
         if not git("ls-files", Path(__file__).name):  # installed into an environment inside another project's checkout
@@ -51,7 +55,10 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def gpu_states() -> list[dict[str, Any]]:
-    """Of each NVIDIA GPU of this machine: name, driver, power limit, clocks, temperature. Unknown ones are left out."""
+    """Return the name, driver, power limit, clocks and temperature of each NVIDIA GPU of this machine.
+
+    A reading that the driver does not provide is omitted.
+    """
     with host.nvidia_gpus() as gpus:
         return [_gpu_state(gpu) for gpu in gpus]
 
@@ -75,5 +82,5 @@ def _gpu_state(gpu: Any) -> dict[str, Any]:
         try:
             state[name] = read()
         except nvml.NVMLError:
-            continue  # a virtual or a consumer GPU does not tell everything
+            continue  # a virtual or a consumer GPU does not provide all of them
     return state

@@ -165,7 +165,7 @@ class Json(Progress):
                 "trial": ended.number,
                 "outcome": ended.status.value,
                 "reason": ended.reason,
-                **({"again_of": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
                 "params": dict(ended.params),
                 "metrics": dict(ended.metrics),
                 "is_best": is_best,

@@ -13,7 +13,7 @@ from sweeper.common.trials import BAD, TrialRecord, TrialStatus
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult, finalist_results
-from sweeper.search.state import SweepProgress
+from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.ui import per_gpu, plots, tables
 
@@ -43,7 +43,7 @@ class Results:
     @staticmethod
     def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
         """Return the results of a study."""
-        records, best, section = list(study.records.values()), progress.best_first(), plan.config.workload
+        records, best, section = list(study.records.values()), progress.ranked_trials(), plan.config.workload
         return Results(
             plan=plan,
             counts=progress.counts,
@@ -85,7 +85,7 @@ class Results:
         metrics |= self.prediction_quality()
         if self.finalists:
             first, name = self.finalists[0], f"final_{self.objective}"
-            interval = first.figure
+            interval = first.value
             metrics |= {name: interval.value, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
             metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
         return metrics
@@ -142,5 +142,5 @@ class Results:
             "device": self.plan.target.model,
             "outcomes": {status.value: count for status, count in self.counts.items()},
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
-            "finals": [finalist.plain() for finalist in self.finalists],
+            "finals": [finalist.to_dict() for finalist in self.finalists],
         }

@@ -6,7 +6,6 @@ import io
 import shlex
 import shutil
 import sys
-import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,14 +31,14 @@ class Recording:
 
     Attributes:
         uri: the store as configured; None for the default one.
-        experiment_id: None while the store has not answered.
+        runs_page: the path of the sweep's runs in MLflow's pages.
         pending: records that are not written yet.
         error: why not.
         is_complete: everything is written.
     """
 
     uri: str | None
-    experiment_id: str | None
+    runs_page: str
     pending: int
     error: str
     is_complete: bool
@@ -87,8 +86,8 @@ class Summary:
         leader, *others = self.results.finalists
         if not others:
             return f"no verdict: only trial {leader.trial.number} was measured again"
-        value = f"{format_number(leader.figure.value)} {metrics.unit_of(self.results.objective)}".strip()
-        interval = f"95% {format_number(leader.figure.low)} to {format_number(leader.figure.high)}"
+        value = f"{format_number(leader.value.value)} {metrics.unit_of(self.results.objective)}".strip()
+        interval = f"95% {format_number(leader.value.low)} to {format_number(leader.value.high)}"
         method = f"mean of {leader.rounds} rounds in turns with the others"
         tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
@@ -224,11 +223,7 @@ class Summary:
 
     def _review(self, recording: Recording) -> list[str]:
         """Return the command that shows the runs in a browser, if one is needed, and the address of the runs."""
-        ascending = str(self.results.direction == "minimize").lower()
-        only = urllib.parse.quote(f"tags.sweep = '{self.results.plan.name}'")
-        page = f"/#/experiments/{recording.experiment_id}/runs?searchFilter={only}"
-        page += f"&orderByKey=metrics.%60{self.results.objective}%60&orderByAsc={ascending}"
-        uri = recording.uri
+        uri, page = recording.uri, recording.runs_page
         if uri and uri.startswith("http"):
             return [f"review   {mask(uri).rstrip('/')}{page}"]
         directory = self.results.plan.directory

@@ -14,28 +14,12 @@ from rich import box
 from rich.table import Table
 
 from sweeper.common.metrics import DISPLAY
-from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.search.finals import FinalistResult
 from sweeper.ui.format import format_number, format_parameter
 
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
 Rows = tuple[list[str], list[list[str]]]
-
-
-def best_first(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:
-    """The complete trials, the best of them first; those that are not ranked are left out."""
-    ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
-    return sorted(ranked, key=lambda r: r.metrics[objective], reverse=direction == "maximize")
-
-
-def short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
-
-
-def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasurement | None) -> str:
-    """`0012 m=4096 n=512`; of one that measures trial 3 again `0040 round 1 of 0003 m=4096 n=512`."""
-    said_again = [f"round {remeasurement.round} of {remeasurement.trial:04d}"] if remeasurement else []
-    return " ".join([f"{number:04d}", *said_again, *(f"{name}={short(value)}" for name, value in params.items())])[:250]
 
 
 def terminal_width() -> int:
@@ -91,7 +75,7 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
     heading = ["trial", *names, f"{label} {unit}".strip(), "95% from", "to", "behind %", "from", "to"]
     cells = []
     for place, finalist in enumerate(finalists):
-        figure, behind = finalist.figure, finalist.behind
+        figure, behind = finalist.value, finalist.behind
         cells.append(
             [
                 str(finalist.trial.number),
@@ -157,7 +141,7 @@ def trials_csv(records: Iterable[TrialRecord]) -> str:
         rows.append(
             {
                 "trial": record.number,
-                **({"again_of": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
                 "outcome": record.status.value,
                 **{f"param.{name}": value for name, value in record.params.items()},
                 **record.metrics,

@@ -215,7 +215,7 @@ def assert_completed_once(place: Place, trials: int, ranks: int = 2, held: int =
         held: how many trials of a lost gang may complete twice: the running one; where a gang was only cut off from
             the head, the next one too.
     """
-    runs = [run for run in place.runs("trial") if "again_of" not in run.data.tags]
+    runs = [run for run in place.runs("trial") if "remeasured_trial" not in run.data.tags]
     assert Counter(run.info.status for run in runs) == {"FINISHED": trials}
     assert len({run.data.tags["sweeper.trial"] for run in runs}) == trials
     assert len(count_completions(place)) == ranks * trials

@@ -74,7 +74,7 @@ def test_a_search_of_products_leaves_its_rate_behind_and_the_leaderboard_shows_i
     m, n, k = map(int, kept.shape.split("x"))
     assert m % 64 == 0 and n == 256 and k > 0
     end = json.loads(main_job.done.err.strip().splitlines()[-1])
-    assert kept.tflops == pytest.approx(end["finals"][0]["figure"]["value"])
+    assert kept.tflops == pytest.approx(end["finals"][0]["value"]["value"])
     table = report(main_job.place.path, "leaderboard", "--type", "fp32")
     assert kept.device in table.stdout and "mean of 5 rounds" in table.stdout
 

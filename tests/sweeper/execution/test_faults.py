@@ -251,7 +251,7 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
     print(f"{dict(chaos.injected)}, driver ended {chaos.driver_ended} times, {Counter(states)}")
 
     runs = place.runs("trial", chaos.server.uri)
-    searched = [run for run in runs if "again_of" not in run.data.tags]
+    searched = [run for run in runs if "remeasured_trial" not in run.data.tags]
     assert len({run.data.tags["sweeper.trial"] for run in runs}) == len(runs)
     assert len(searched) == chaos.trials and not sweep_place(chaos).states()["RUNNING"], output
     outcomes = Counter(run.data.tags["outcome"] for run in searched)

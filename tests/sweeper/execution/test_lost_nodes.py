@@ -170,7 +170,7 @@ def test_a_faulty_node_is_drained_and_reported(
     assert re.search(rf"drained  \S+ \(\w+\): .*{reason}.*; 4 trials at once", done.err), done.err
     (parent,) = place.runs("sweep")
     assert re.search(reason, parent.data.tags["drained"]) and re.search(f"drained .*{reason}", done.out), done.out
-    searched = [run for run in place.runs("trial") if "again_of" not in run.data.tags]
+    searched = [run for run in place.runs("trial") if "remeasured_trial" not in run.data.tags]
     assert len(searched) == 240
     last = sorted(searched, key=lambda run: run.info.start_time)[-12:]
     (drained_node,) = re.findall(r"drained  \S+ \((\w+)\)", done.out)

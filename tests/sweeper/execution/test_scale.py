@@ -13,7 +13,7 @@ from sweeper.config.schema import Budget, Hardware
 from sweeper.execution import cluster
 from sweeper.execution.gang_launcher import GangResources
 from sweeper.execution.node_monitor import NodeMonitor
-from sweeper.search.state import SweepProgress
+from sweeper.search.progress import SweepProgress
 from tests.support.factories import trial_record
 
 IDS = [f"{n:056x}" for n in range(100)]
@@ -42,8 +42,8 @@ def test_a_trial_costs_as_much_after_ten_thousand_trials_as_after_a_hundred(monk
             progress.add(record)
             monitor.add_record(record)
             monitor.poll_changes(may_join=True)
-            monitor.plan_comparisons(progress.best, progress.ended, set())
-            progress.wants_more(8)
+            monitor.plan_comparisons(progress.best, progress.finished_trials, set())
+            progress.has_budget_for_more(8)
         return (time.process_time() - started_s) / count
 
     # The minimum of several runs, because other work on the machine only ever adds time.

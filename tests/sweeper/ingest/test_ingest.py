@@ -119,7 +119,7 @@ def test_an_import_is_whole_and_only_once(tmp_path: Path) -> None:
         written(tmp_path, "".join([",".join(map(str, line())) + "\n"] * 3), "h.csv"),
     )
     assert take(path, uri, "imported").endswith("3 results; imported into imported")
-    assert take(path, uri, "imported").endswith("is there already")
+    assert take(path, uri, "imported").endswith("already imported")
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("imported")
     assert experiment is not None

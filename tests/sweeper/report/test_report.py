@@ -24,7 +24,7 @@ from sweeper.ingest.__main__ import take
 from sweeper.report import charts, compare, export, importance, page, panels, store, summary
 from sweeper.report.__main__ import main
 from sweeper.report.best import Figure, best_results, compared, differences, kinds
-from sweeper.tracking.process import Store
+from sweeper.tracking.store import Store
 from tests.conftest import Done
 from tests.support.factories import complete_trials as trials
 
@@ -48,7 +48,7 @@ def write(
         "offload",
         f"study of {sweep}",
         sweep,
-        {**parent, "began": "now", "tags": tags, "artifacts": {}},
+        {**parent, "started_at": "now", "tags": tags, "artifacts": {}},
     )
     for number, (budget, speed) in enumerate(speeds.items()):
         metrics = {"steps": 3.0, "peak_device_gib": 20.0 + number}
@@ -70,7 +70,7 @@ def write(
             ended_at_s=1.0e9 + number + 1,
             elapsed_s=float(number),
         )
-        stored.write(found)
+        stored.write_trial(found)
     stored.close("FINISHED", {}, {}, {}, [])
 
 

@@ -15,31 +15,14 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from sweeper.common.errors import UserInputError
-from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.config.space import Choice, Interval, Range, Space, parse
-from sweeper.search.study import Study, Trial, open_journal, point_key
+from sweeper.common.trials import Remeasurement, TrialStatus
+from sweeper.config.space import Interval, Range, Space, parse, point_key
+from sweeper.search import storage
+from sweeper.search.study import Study
 from tests.conftest import environment
+from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
 
-GRID = Space({"a": Range(0, 3, 1), "b": Choice(("x", "y", "z"))})
-WIDE = Space({"m": Range(0, 1000, 1), "n": Range(0, 1000, 1)})
-SAMPLERS = ["tpe", "gp", "cmaes", "qmc", "random", "grid"]
-
-
-def open_study(path: Path, space: Space = WIDE, sampler: str = "random", **more: Any) -> Study:
-    identity = {"space": space.described(), "sampler": sampler}
-    defaults: dict[str, Any] = {"seed": 1, "objective": "score", "direction": "maximize"}
-    return Study(path / "study.journal", identity, space, sampler=sampler, **{**defaults, **more})
-
-
-def ended(trial: Trial, status: TrialStatus = TrialStatus.COMPLETE, score: float = 0.0) -> TrialRecord:
-    metrics = {"score": score} if status is TrialStatus.COMPLETE else {}
-    return TrialRecord(trial.number, trial.params, status, "", "", metrics, [], {}, 0.0, 1.0, 1.0)
-
-
-def asked(study: Study) -> Trial:
-    trial = study.ask()
-    assert trial is not None
-    return trial
+# ── asking ──
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -48,180 +31,216 @@ def test_every_point_of_a_small_space_is_asked_for_once(tmp_path: Path, sampler:
     points = []
     while trial := study.ask():
         points.append(point_key(trial.params))
-        study.tell(ended(trial, score=trial.params["a"]))  # type: ignore[arg-type]
+        study.tell(finished(trial, score=trial.params["a"]))
     assert len(points) == 12 == len(set(points))
     assert study.exhausted
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.decimals("0", "2", places=2), st.decimals("0.01", "0.9", places=2), st.integers(2, 9), st.data())
-def test_a_range_of_decimals_is_asked_for_as_it_was_said(
+def test_points_of_a_range_of_decimals_are_exact(
     tmp_path: Path, first: Decimal, step: Decimal, count: int, data: st.DataObject
 ) -> None:
-    """Sums of 0.1 in binary are not what was said: 0.30000000000000004 is 0.3."""
+    """A binary sum of three times 0.1 is 0.30000000000000004; the point of the space is 0.3."""
     sampler = data.draw(st.sampled_from(["random", "grid", "tpe", "qmc"]))
     space = parse({"x": f"range({float(first)}, {first + count * step}, {step})"}, "cpu")
     folder = tmp_path / uuid.uuid4().hex
     folder.mkdir()
-    found = []
+    points = []
     study = open_study(folder, space, sampler)
     while trial := study.ask():
-        found.append(trial.params["x"])
-        study.tell(ended(trial, score=float(found[-1])))
-        if len(found) == 2:
+        points.append(trial.params["x"])
+        study.tell(finished(trial, score=float(points[-1])))
+        if len(points) == 2:
             study = open_study(folder, space, sampler)
-    assert set(found) == {float(first + i * step) for i in range(count)} and len(found) == count
+    assert set(points) == {float(first + i * step) for i in range(count)} and len(points) == count
 
 
-def test_what_has_become_legal_since_is_asked_for(tmp_path: Path) -> None:
-    """Of the same space another part is legal where there is more memory, or another version of PyTorch."""
-    for legal, expected in ((range(4), {0, 1, 2, 3}), (range(2, 7), {4, 5, 6})):
-        study = open_study(tmp_path, Space({"x": Range(0, 9, 1)}, only=tuple({"x": x} for x in legal)))
-        found = set()
+def test_points_that_a_later_run_allows_are_asked_for(tmp_path: Path) -> None:
+    """With more memory or another version of PyTorch, other points of the same space are allowed."""
+    for allowed, expected in ((range(4), {0, 1, 2, 3}), (range(2, 7), {4, 5, 6})):
+        study = open_study(tmp_path, Space({"x": Range(0, 9, 1)}, only=tuple({"x": x} for x in allowed)))
+        points = set()
         while trial := study.ask():
-            found.add(trial.params["x"])
-            study.tell(ended(trial))
-        assert found == expected and study.exhausted
+            points.add(trial.params["x"])
+            study.tell(finished(trial))
+        assert points == expected and study.exhausted
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "qmc", "random"])
-def test_a_sampler_finds_the_better_half_of_a_simple_hill(tmp_path: Path, sampler: str) -> None:
+def test_every_sampler_finds_the_better_half_of_a_paraboloid(tmp_path: Path, sampler: str) -> None:
     space = Space({"x": Interval(-10, 10), "y": Interval(-10, 10)})
     study = open_study(tmp_path, space, sampler)
     best = -1e9
     for _ in range(25):
-        trial = asked(study)
+        trial = ask_trial(study)
         score = -((float(trial.params["x"] or 0) - 3) ** 2) - (float(trial.params["y"] or 0) + 1) ** 2
         best = max(best, score)
-        study.tell(ended(trial, score=score))
+        study.tell(finished(trial, score=score))
     assert best > -25
 
 
-@pytest.mark.parametrize("sampler", ["random", "qmc", "grid", "tpe"])
-def test_a_study_killed_and_resumed_asks_for_what_an_unbroken_one_asks(tmp_path: Path, sampler: str) -> None:
-    def ask_and_tell(study: Study, count: int) -> list[str]:
-        points = []
-        for _ in range(count):
-            trial = asked(study)
-            points.append(point_key(trial.params))
-            study.tell(ended(trial, score=float(trial.params["m"])))  # type: ignore[arg-type]
-        return points
-
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    unbroken = ask_and_tell(open_study(tmp_path / "a", sampler=sampler), 24)
-    broken = ask_and_tell(open_study(tmp_path / "b", sampler=sampler), 15)
-    asked(open_study(tmp_path / "b", sampler=sampler))  # and killed before it could tell
-    broken += ask_and_tell(open_study(tmp_path / "b", sampler=sampler), 9)
-    assert broken == unbroken
-
-
-def test_what_was_in_flight_is_asked_again_under_its_own_number(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    first, second, third = asked(study), asked(study), asked(study)
-    study.tell(ended(second))
-    remeasurement = open_study(tmp_path)
-    assert [asked(remeasurement), asked(remeasurement)] == [first, third]
-    assert asked(remeasurement).number == 3
-    assert set(remeasurement.records) == {1}
-
-
-def test_a_record_without_its_state_is_finished_not_run_again(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    trial = asked(study)
-    # as far as tell() comes before the driver is killed
-    study._disk._storage.set_trial_user_attr(study._disk_id(trial.number), "record", ended(trial, score=3.0).to_json())
-    remeasurement = open_study(tmp_path)
-    assert remeasurement.unfinished == []
-    assert remeasurement.records[0].metrics == {"score": 3.0}
-    assert open_journal(tmp_path / "study.journal", "maximize").trials[0].state is TrialState.COMPLETE
-
-
-def test_cancelled_trials_are_tried_again_once_under_a_new_number(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    trial = asked(study)
-    study.tell(ended(trial, TrialStatus.CANCELLED))
-    remeasurement = open_study(tmp_path)
-    retried = asked(remeasurement)
-    assert (retried.number, retried.params) == (1, trial.params)
-    remeasurement.tell(ended(retried))
-    assert asked(open_study(tmp_path)).params != trial.params
-
-
-@pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_half_written_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
-    study = open_study(tmp_path)
-    trial = asked(study)
-    study.tell(ended(trial, score=1.0))
-    asked(study)
-    path = tmp_path / "study.journal"
-    path.write_bytes(path.read_bytes()[:-cut])  # the last ask, never completed on disk
-    remeasurement = open_study(tmp_path)
-    assert set(remeasurement.records) == {0}
-    assert asked(remeasurement).number == 1
-    assert asked(open_study(tmp_path)).number == 1  # and the file can be written and read again
-
-
-def test_only_knowledge_reaches_the_sampler(tmp_path: Path) -> None:
-    study = open_study(tmp_path, sampler="tpe")
-    for status in TrialStatus:
-        study.tell(ended(asked(study), status))
-    for view in (study, open_study(tmp_path, sampler="tpe")):
-        learnt = [trial for trial in view._memory.trials if trial.state is not TrialState.FAIL]
-        assert [trial.state for trial in learnt] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
-        assert [trial.constraints for trial in learnt] == [{}, {"feasible": 1.0}, {}]
-
-
-def test_points_to_try_first_come_first_and_once(tmp_path: Path) -> None:
+def test_initial_points_are_asked_for_first_and_once(tmp_path: Path) -> None:
     points = [{"m": 7, "n": 8}, {"m": 9, "n": 1}]
-    study = open_study(tmp_path, first=points)
-    assert [asked(study).params, asked(study).params] == points
-    assert [asked(open_study(tmp_path, first=points)).params for _ in range(1)] == [points[0]]
+    study = open_study(tmp_path, initial_points=points)
+    assert [ask_trial(study).params, ask_trial(study).params] == points
+    assert ask_trial(open_study(tmp_path, initial_points=points)).params == points[0]
 
 
-def test_a_point_to_try_first_is_not_tried_again_after_a_resume(tmp_path: Path) -> None:
+def test_an_initial_point_is_not_asked_for_again_after_a_resume(tmp_path: Path) -> None:
     space = Space({"x": Interval(-10, 10), "y": Interval(-10, 10)})
-    points: list[dict[str, Any]] = [{"x": 3, "y": -1}, {"x": 5}]  # whole numbers on an interval; one value left open
-    study = open_study(tmp_path, space, first=points)
-    first, second = asked(study), asked(study)
+    # Integers on an interval, and one value left to the sampler.
+    points: list[dict[str, Any]] = [{"x": 3, "y": -1}, {"x": 5}]
+    study = open_study(tmp_path, space, initial_points=points)
+    first, second = ask_trial(study), ask_trial(study)
     assert first.params == {"x": 3.0, "y": -1.0} and second.params["x"] == 5.0
     for trial in (first, second):
-        study.tell(ended(trial))
-    third = asked(open_study(tmp_path, space, first=points))
+        study.tell(finished(trial))
+    third = ask_trial(open_study(tmp_path, space, initial_points=points))
     assert third.number == 2 and third.params["x"] not in (3.0, 5.0)
 
 
-def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    open_study(tmp_path)
-    other = Space({"m": Range(0, 500, 1), "n": Range(0, 1000, 1)})
-    with pytest.raises(UserInputError, match=r"space.m was range\(0, 1001, 1\), now range\(0, 501, 1\)"):
-        open_study(tmp_path, other)
+def test_only_complete_pruned_and_infeasible_trials_reach_the_sampler(tmp_path: Path) -> None:
+    study = open_study(tmp_path, sampler="tpe")
+    for status in TrialStatus:
+        study.tell(finished(ask_trial(study), status))
+    for opened in (study, open_study(tmp_path, sampler="tpe")):
+        learned = [trial for trial in opened._sampling.trials if trial.state is not TrialState.FAIL]
+        assert [trial.state for trial in learned] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+        assert [trial.constraints for trial in learned] == [{}, {"feasible": 1.0}, {}]
 
 
-def test_sampling_is_silent(tmp_path: Path) -> None:
+def test_sampling_prints_nothing(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from tests.sweeper.search.test_study import GRID, SAMPLERS, asked, ended, open_study
+from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
 for sampler in SAMPLERS:
     folder = Path({str(tmp_path)!r}, sampler)
     folder.mkdir()
     study = open_study(folder, GRID, sampler)
     for _ in range(6):
-        study.tell(ended(asked(study)))
+        study.tell(finished(ask_trial(study)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_pruner_knows_the_steps_of_an_earlier_run(tmp_path: Path, resumed: bool) -> None:
+def test_the_pruner_compares_with_steps_of_an_earlier_run(tmp_path: Path, resumed: bool) -> None:
     study = open_study(tmp_path, pruner="median")
     for score in range(10, 15):
-        trial = asked(study)
+        trial = ask_trial(study)
         assert not any(study.should_prune(trial.number, step, float(score)) for step in range(1, 10))
-        study.tell(ended(trial, score=float(score)))
+        study.tell(finished(trial, score=float(score)))
     if resumed:
         study = open_study(tmp_path, pruner="median")
-    slow, fast = asked(study), asked(study)
+    slow, fast = ask_trial(study), ask_trial(study)
     assert [study.should_prune(slow.number, step, 1.0) for step in (1, 9)] == [False, True]
     assert not study.should_prune(fast.number, 9, 13.0)
+
+
+# ── resuming ──
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc", "grid", "tpe"])
+def test_a_resumed_study_asks_for_the_same_points_as_an_uninterrupted_one(tmp_path: Path, sampler: str) -> None:
+    def ask_and_tell(study: Study, count: int) -> list[str]:
+        points = []
+        for _ in range(count):
+            trial = ask_trial(study)
+            points.append(point_key(trial.params))
+            study.tell(finished(trial, score=float(trial.params["m"])))
+        return points
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    uninterrupted = ask_and_tell(open_study(tmp_path / "a", sampler=sampler), 24)
+    resumed = ask_and_tell(open_study(tmp_path / "b", sampler=sampler), 15)
+    ask_trial(open_study(tmp_path / "b", sampler=sampler))  # killed before it could tell
+    resumed += ask_and_tell(open_study(tmp_path / "b", sampler=sampler), 9)
+    assert resumed == uninterrupted
+
+
+def test_trials_that_were_in_flight_are_asked_for_again_under_their_numbers(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    first, second, third = ask_trial(study), ask_trial(study), ask_trial(study)
+    study.tell(finished(second))
+    resumed = open_study(tmp_path)
+    assert [ask_trial(resumed), ask_trial(resumed)] == [first, third]
+    assert ask_trial(resumed).number == 3
+    assert set(resumed.records) == {1}
+
+
+def test_a_trial_with_a_record_and_no_state_is_finished_and_not_run_again(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    trial = ask_trial(study)
+    # What tell() has done when the driver is killed before the state.
+    storage.set_user_attr(study._journal, trial.number, "record", finished(trial, score=3.0).to_json())
+    resumed = open_study(tmp_path)
+    assert resumed.unfinished == []
+    assert resumed.records[0].metrics == {"score": 3.0}
+    assert storage.open_journal(tmp_path / "study.journal", "maximize").trials[0].state is TrialState.COMPLETE
+
+
+def test_a_remeasurement_in_flight_is_abandoned_and_the_sampler_never_sees_one(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    trial = ask_trial(study)
+    study.tell(finished(trial))
+    remeasurement = Remeasurement(trial=0, round=0, group=(0,))
+    assert study.ask_remeasurement(trial.params, remeasurement).number == 1
+    resumed = open_study(tmp_path)
+    assert resumed.abandoned == [1] and resumed.unfinished == []
+    assert len(resumed._sampling.trials) == 1
+    assert ask_trial(resumed).number == 2
+
+
+def test_cancelled_trials_are_tried_again_once_under_a_new_number(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    trial = ask_trial(study)
+    study.tell(finished(trial, TrialStatus.CANCELLED))
+    resumed = open_study(tmp_path)
+    retried = ask_trial(resumed)
+    assert (retried.number, retried.params) == (1, trial.params)
+    resumed.tell(finished(retried))
+    assert ask_trial(open_study(tmp_path)).params != trial.params
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_an_incomplete_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
+    study = open_study(tmp_path)
+    trial = ask_trial(study)
+    study.tell(finished(trial, score=1.0))
+    ask_trial(study)
+    path = tmp_path / "study.journal"
+    path.write_bytes(path.read_bytes()[:-cut])  # the last ask is incomplete on disk
+    resumed = open_study(tmp_path)
+    assert set(resumed.records) == {0}
+    assert ask_trial(resumed).number == 1
+    assert ask_trial(open_study(tmp_path)).number == 1  # the file can be written and read again
+
+
+# ── the identity ──
+
+
+def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    open_study(tmp_path)
+    other = Space({"m": Range(0, 500, 1), "n": Range(0, 1000, 1)})
+    message = (
+        r"already exists with different settings: space.m was range\(0, 1001, 1\), now range\(0, 501, 1\)\. Choose"
+    )
+    with pytest.raises(UserInputError, match=message):
+        open_study(tmp_path, other)
+
+
+def test_a_sweep_of_version_0_1_is_refused_in_one_line(tmp_path: Path) -> None:
+    """The identity of 0.1 has the key `method` where that of 0.2 has `benchmark_version`."""
+    journal = storage.open_journal(tmp_path / "study.journal", "maximize")
+    journal.set_user_attr("identity", {"workload": "matmul", "method": "matmul/1", "seed": 0})
+    journal.set_user_attr("id", uuid.uuid4().hex)
+    before = (tmp_path / "study.journal").read_bytes()
+    with pytest.raises(UserInputError) as refused:
+        open_study(tmp_path)
+    assert str(refused.value) == (
+        "this sweep was created by version 0.1; version 0.2 does not resume it. Choose another name= or dir="
+    )
+    assert (tmp_path / "study.journal").read_bytes() == before

@@ -1,27 +1,37 @@
-"""MLflow going away, refusing, or being half written: no result is lost, nothing is written twice."""
+"""MLflow going away, refusing, or being half written: no result is lost, and nothing is written twice."""
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.tracking.process import Store
+from sweeper.common.trials import TrialRecord
+from sweeper.tracking.client import TrackingClient
+from sweeper.tracking.store import Store
 from tests.conftest import PROBE, Place, Server, environment, wait_for
+from tests.support.factories import trial_record
+
+PARENT = {
+    "started_at": "now",
+    "params": {"seed": 0},
+    "tags": {"workload": "probe"},
+    "artifacts": {"config.yaml": "a: 1"},
+}
 
 
-def record(number: int, ending: TrialStatus = TrialStatus.COMPLETE) -> TrialRecord:
-    return TrialRecord(number, {"x": number}, ending, "", "", {"score": 1.5}, [], {"node": "n"}, 1e9, 1e9 + 1, 1.0)
-
-
-PARENT = {"began": "now", "params": {"seed": 0}, "tags": {"workload": "probe"}, "artifacts": {"config.yaml": "a: 1"}}
+def record(number: int) -> TrialRecord:
+    return trial_record(
+        number, metrics={"score": 1.5}, where={"node": "n"}, started_at_s=1e9, ended_at_s=1e9 + 1, elapsed_s=1.0
+    )
 
 
 @pytest.fixture
@@ -30,79 +40,122 @@ def uri(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def test_writing_again_changes_nothing(uri: str, place: Place) -> None:
-    store = Store(uri, "e", "study", "sweep", PARENT)
+def open_store(uri: str, **changes: Any) -> Store:
+    return Store(**{**store_arguments(uri), **changes})
+
+
+def store_arguments(uri: str) -> dict[str, Any]:
+    return {"uri": uri, "experiment": "e", "study_id": "study", "sweep": "sweep", "parent": PARENT}
+
+
+# ── the store ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_writing_a_trial_twice_changes_nothing(uri: str, place: Place) -> None:
+    store = open_store(uri)
     for _ in range(2):
-        store.write(record(0))
-    again = Store(uri, "e", "study", "sweep", PARENT)
-    assert again.written() == [0] and again.parent_id == store.parent_id
-    again.write(record(0))
+        store.write_trial(record(0))
+    reopened = open_store(uri)
+    assert reopened.written_trials == [0] and reopened.parent_id == store.parent_id
+    reopened.write_trial(record(0))
     (run,) = place.runs("trial")
     assert run.data.metrics["score"] == 1.5 and run.info.status == "FINISHED"
     assert len(store._client.get_metric_history(run.info.run_id, "score")) == 1
 
 
-def test_what_another_start_says_takes_the_place_of_nothing(uri: str, place: Place) -> None:
-    """A sweep that is gone on with by other words: the first ones stay, and so does its configuration."""
+def test_resuming_with_other_settings_adds_them_and_replaces_nothing(uri: str, place: Place) -> None:
+    """Of a sweep that is resumed by another command, the first configuration stays and the other is added."""
 
-    def start(began: str, command: str) -> None:
-        tags, texts = {"command": command, "version.torch": "2.13"}, {"config.yaml": f"said: {command}"}
-        Store(uri, "e", "study", "sweep", {"began": began, "params": {}, "tags": tags, "artifacts": texts})
+    def resume(started_at: str, command: str) -> None:
+        tags, texts = {"command": command, "version.torch": "2.13"}, {"config.yaml": f"command: {command}"}
+        open_store(uri, parent={"started_at": started_at, "params": {}, "tags": tags, "artifacts": texts})
 
-    for began, command in (("1", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("3", "b"), ("4", "a")):
-        start(began, command)
+    for started_at, command in (("1", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("3", "b"), ("4", "a")):
+        resume(started_at, command)
     (parent,) = place.runs("sweep")
     assert parent.data.tags["command"].splitlines() == ["a", "b"] and parent.data.tags["version.torch"] == "2.13"
-    kept = Path(place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts")
-    texts = {str(path.relative_to(kept)): path.read_text() for path in kept.rglob("*.yaml")}
-    assert texts == {"config.yaml": "said: a", "since 3/config.yaml": "said: b"}
+    artifacts = Path(place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts")
+    texts = {str(path.relative_to(artifacts)): path.read_text() for path in artifacts.rglob("*.yaml")}
+    assert texts == {"config.yaml": "command: a", "since 3/config.yaml": "command: b"}
 
 
-def test_a_run_that_was_half_written_is_finished(uri: str, place: Place) -> None:
-    store = Store(uri, "e", "study", "sweep", PARENT)
+def test_a_half_written_run_is_completed(uri: str, place: Place) -> None:
+    store = open_store(uri)
     store._client.create_run(
         store.experiment_id,
         run_name="0003",
         tags={"sweeper.study": "study", "sweeper.kind": "trial", "sweeper.trial": "3"},
     )
-    again = Store(uri, "e", "study", "sweep", PARENT)
-    assert again.written() == []
-    again.write(record(3))
+    reopened = open_store(uri)
+    assert reopened.written_trials == []
+    reopened.write_trial(record(3))
     (run,) = place.runs("trial")
     assert (run.info.status, run.data.tags["outcome"], run.data.metrics["score"]) == ("FINISHED", "complete", 1.5)
 
 
-def test_of_two_runs_of_one_trial_one_stays(uri: str, place: Place) -> None:
-    """A server that goes away after it made a run, and before it said so, is asked to make it again."""
-    store = Store(uri, "e", "study", "sweep", PARENT)
+def test_of_two_runs_of_one_trial_one_is_deleted(uri: str, place: Place) -> None:
+    """A server that goes away after it created a run, and before it answered, is asked to create it again."""
+    store = open_store(uri)
     for _ in range(2):
-        store.write(record(5))
+        store.write_trial(record(5))
         store._children.clear()
     assert len(place.runs("trial")) == 2
-    store.look_again()
-    assert len(place.runs("trial")) == 1 and store.written() == [5]
+    store.refresh()
+    assert len(place.runs("trial")) == 1 and store.written_trials == [5]
 
 
-def test_a_metric_of_any_name_is_recorded(uri: str, place: Place) -> None:
-    odd = TrialRecord(0, {}, TrialStatus.COMPLETE, "", "", {"rate (GB/s)": 2.0}, [], {}, 1e9, 1e9 + 1, 1.0)
-    Store(uri, "e", "study", "sweep", PARENT).write(odd)
+def test_characters_that_mlflow_does_not_allow_in_a_metrics_name_are_replaced(uri: str, place: Place) -> None:
+    open_store(uri).write_trial(trial_record(0, {}, metrics={"rate (GB/s)": 2.0}))
     assert place.runs("trial")[0].data.metrics["rate _GB/s_"] == 2.0
 
 
-def test_sweeps_of_the_same_name_in_one_store_stay_apart(uri: str) -> None:
-    one, other = Store(uri, "e", "study-1", "sweep", PARENT), Store(uri, "e", "study-2", "sweep", PARENT)
-    one.write(record(0))
-    assert Store(uri, "e", "study-2", "sweep", PARENT).written() == []
-    assert one.parent_id != other.parent_id
+def test_sweeps_of_the_same_name_in_one_store_are_kept_apart(uri: str) -> None:
+    first, second = open_store(uri, study_id="study-1"), open_store(uri, study_id="study-2")
+    first.write_trial(record(0))
+    assert open_store(uri, study_id="study-2").written_trials == []
+    assert first.parent_id != second.parent_id
 
 
-def test_a_report_that_cannot_be_written_costs_nothing_else(uri: str, place: Place) -> None:
-    """The recording process itself, told what a driver tells it; a folder lies where the report has to go."""
-    store = Store(uri, "e", "study", "sweep", PARENT)
+def test_an_abandoned_trial_that_reported_steps_ends_as_cancelled(uri: str, place: Place) -> None:
+    store = open_store(uri)
+    for number in (3, 4):
+        store.write_step(number, f"{number}", 1, 1.0, {"score": 1.0})
+    store.close("FINISHED", {}, {}, {}, [], abandoned=[3, 7])
+    runs = {run.data.tags["sweeper.trial"]: run for run in place.runs("trial")}
+    assert (runs["3"].info.status, runs["3"].data.tags["outcome"]) == ("KILLED", "cancelled")
+    assert runs["4"].info.status == "RUNNING"
+
+
+# ── the recording process ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_client_records_trials_steps_results_and_the_report(uri: str, place: Place) -> None:
+    lock_fd = os.open(place.path, os.O_RDONLY)
+    client = TrackingClient(store_arguments(uri), place.path, place.path, lock_fd)
+    client.log_step(0, "0000", 1, 1e9, {"score": 0.5})
+    client.log_trial(record(0))
+    results = {"status": "FINISHED", "metrics": {"best_score": 1.5}, "tags": {}, "artifacts": {}, "pictures": []}
+    assert client.close(results, patience_s=60), client.last_error
+    assert client.is_open and client.pending == 0 and client.last_error == ""
+    client.detach()
+    os.close(lock_fd)
+    (run,) = place.runs("trial")
+    assert run.info.status == "FINISHED" and run.data.metrics["steps/score"] == 0.5
+    (parent,) = place.runs("sweep")
+    assert parent.info.status == "FINISHED" and parent.data.metrics["best_score"] == 1.5
+    link = f"[report.html](#/experiments/{client.experiment_id}/runs/{parent.info.run_id}/artifacts/report.html)"
+    wait_for(lambda: link in place.runs("sweep")[0].data.tags.get("mlflow.note.content", ""), timeout_s=120)
+    report = place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts" / "report.html"
+    assert "<title>sweeper: sweep</title>" in report.read_text()
+    assert "no report" not in (place.path / "tracking.log").read_text()
+
+
+def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, place: Place) -> None:
+    """The recording process receives a driver's messages; a folder stands where the report has to go."""
+    store = open_store(uri)
     (place.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()
-    opening = {"uri": uri, "experiment": "e", "study": "study", "sweep": "sweep", "parent": PARENT}
-    closing = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "pictures": []}
-    messages = [{"open": opening}, {"record": record(0).to_json()}, {"close": closing}]
+    results = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "pictures": []}
+    messages = [{"open": store_arguments(uri)}, {"record": record(0).to_json()}, {"close": results}]
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper.tracking.process"],
         cwd=place.path,
@@ -116,7 +169,7 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(uri: str, place: Pla
     process.stdin.write("".join(json.dumps(message) + "\n" for message in messages))
     process.stdin.flush()
     answers = [json.loads(process.stdout.readline()) for _ in messages]
-    _, log = process.communicate(timeout=60)
+    _, log = process.communicate(timeout=120)
     assert answers[1:] == [{"written": 0}, {"closed": True}] and process.returncode == 0
     assert "no report.html: IsADirectoryError" in log
     (parent,) = place.runs("sweep")
@@ -128,7 +181,7 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(uri: str, place: Pla
 
 
 @pytest.mark.soak
-def test_a_server_that_goes_away_for_a_while_costs_no_result(place: Place, server: Server) -> None:
+def test_a_server_that_goes_away_for_a_while_loses_no_result(place: Place, server: Server) -> None:
     process = place.start(*PROBE, "budget.trials=40", "space.sleep_s=0.2", f"tracking.uri={server.uri}")
     wait_for(lambda: len(place.runs("trial", server.uri)) >= 3)
     server.kill()
@@ -143,9 +196,9 @@ def test_a_server_that_goes_away_for_a_while_costs_no_result(place: Place, serve
 
 
 @pytest.mark.soak
-def test_a_server_that_stays_away_is_caught_up_with_on_the_next_start(place: Place, server: Server) -> None:
-    words = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}"]
-    process = place.start(*words)
+def test_results_that_a_server_missed_are_written_by_the_next_run(place: Place, server: Server) -> None:
+    arguments = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}"]
+    process = place.start(*arguments)
     wait_for(lambda: len(place.runs("trial", server.uri)) >= 2)
     server.kill()
     out, _ = process.communicate(timeout=120)
@@ -153,21 +206,11 @@ def test_a_server_that_stays_away_is_caught_up_with_on_the_next_start(place: Pla
     assert "results are not in it" in out and "the same command writes them" in out
     assert place.states() == {"COMPLETE": 10}
     server.start()
-    done = place.run(*words)
-    assert done.code == 0, done.err
+    resumed = place.run(*arguments)
+    assert resumed.code == 0, resumed.err
     assert place.states() == {"COMPLETE": 10}
     assert Counter(run.info.status for run in place.runs("trial", server.uri)) == {"FINISHED": 10}
     assert [run.info.status for run in place.runs("sweep", server.uri)] == ["FINISHED"]
-
-
-def test_a_trial_that_told_steps_and_was_given_up_ends_with_the_sweep(uri: str, place: Place) -> None:
-    store = Store(uri, "e", "study", "sweep", PARENT)
-    for number in (3, 4):
-        store.write_step(number, f"{number}", 1, 1.0, {"score": 1.0})
-    store.close("FINISHED", {}, {}, {}, [], abandoned=[3, 7])
-    runs = {run.data.tags["sweeper.trial"]: run for run in place.runs("trial")}
-    assert (runs["3"].info.status, runs["3"].data.tags["outcome"]) == ("KILLED", "cancelled")
-    assert runs["4"].info.status == "RUNNING"
 
 
 # ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,28 +231,29 @@ def test_a_locked_store_is_waited_for(place: Place) -> None:
 
 
 @pytest.mark.soak
-def test_a_full_disk_is_said_once_and_corrupts_nothing(place: Place) -> None:
+def test_a_full_disk_is_reported_once_and_corrupts_nothing(place: Place) -> None:
     """A file system of 400 KiB for the study alone: the sweep runs until it is full."""
     small = place.path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting needs root")
-    words = [*PROBE, f"dir={small}", f"tracking.uri=sqlite:///{place.path}/mlflow.db", "search=random", "name=full"]
+    store = f"tracking.uri=sqlite:///{place.path}/mlflow.db"
+    arguments = [*PROBE, f"dir={small}", store, "search=random", "name=full"]
     try:
-        done = place.run(*words, "budget.trials=2000")
-        assert done.code == 1
-        assert "No space left on device" in done.err and "Traceback" not in done.err
-        assert "what had finished is kept; to resume:" in done.err
-        kept = Place(small).states()["COMPLETE"]
-        assert kept > 20
-        done = place.run(*words, "budget.trials=2000")  # nothing has been done about it
-        assert done.code == 1 and "No space left on device" in done.err and "Traceback" not in done.err
+        stopped = place.run(*arguments, "budget.trials=2000")
+        assert stopped.code == 1
+        assert "No space left on device" in stopped.err and "Traceback" not in stopped.err
+        assert "what had finished is kept; to resume:" in stopped.err
+        finished = Place(small).states()["COMPLETE"]
+        assert finished > 20
+        stopped = place.run(*arguments, "budget.trials=2000")  # the disk is still full
+        assert stopped.code == 1 and "No space left on device" in stopped.err and "Traceback" not in stopped.err
         subprocess.run(["mount", "-o", "remount,size=20m", str(small)], check=True)
-        done = place.run(*words, f"budget.trials={kept + 30}")
-        assert done.code == 0, done.err
+        resumed = place.run(*arguments, f"budget.trials={finished + 30}")
+        assert resumed.code == 0, resumed.err
         runs = place.runs("trial")
-        assert Counter(run.info.status for run in runs) == {"FINISHED": kept + 30}
-        assert len({run.data.tags["sweeper.trial"] for run in runs}) == kept + 30
+        assert Counter(run.info.status for run in runs) == {"FINISHED": finished + 30}
+        assert len({run.data.tags["sweeper.trial"] for run in runs}) == finished + 30
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)

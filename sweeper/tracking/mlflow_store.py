@@ -1,0 +1,133 @@
+"""Addresses, tags and paging of the MLflow store, defined once for everything that writes to it or reads from it.
+
+This module does not import MLflow: the driver and the command lines use it, and that import takes seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sweeper.common.errors import UserInputError
+from sweeper.common.secrets import mask
+
+# Tags that identify a run.
+KIND = "sweeper.kind"
+STUDY = "sweeper.study"  # the id of the sweep's Optuna study, since names of sweeps are not unique
+TRIAL_NUMBER = "sweeper.trial"
+STARTED_AT = "sweeper.started_at"  # when the command that made the parent run started
+CONTENT = "sweeper.content"  # the digest of an imported file
+
+# Values of the tag KIND.
+SWEEP_KIND = "sweep"  # the parent run of a sweep
+TRIAL_KIND = "trial"  # a child run of it
+IMPORT_KIND = "import"  # the parent run of an imported file
+IMPORTED_KIND = "imported"  # a child run of it: one result
+
+# Tags that a reader of the store sees as columns.
+SWEEP_NAME = "sweep"
+OUTCOME = "outcome"
+REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
+REMEASURED_TRIAL_0_1 = "again_of"  # how version 0.1 spelled it
+
+# Tags that MLflow defines.
+PARENT_RUN = "mlflow.parentRunId"
+DESCRIPTION = "mlflow.note.content"
+
+PAGE_SIZE = 5000
+DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+# ── addresses ──
+
+
+def default_uri(directory: Path) -> str:
+    """Return the address of the store in a results directory: a SQLite file."""
+    return f"sqlite:///{directory.resolve() / 'mlflow.db'}"
+
+
+def check_uri(uri: str, option: str = "tracking.uri=") -> None:
+    """Check that the address is valid and that the store behind it can be reached. `option` names it in messages.
+
+    Raises:
+        UserInputError: the address is invalid, nothing answers there, or the SQLite file cannot be written.
+    """
+    shown = f"{option}{mask(uri)}"
+    try:
+        parts = urllib.parse.urlsplit(uri)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UserInputError(f"{shown}: not a valid address") from error
+    scheme = parts.scheme.split("+")[0]
+    if scheme == "sqlite":
+        folder = Path(uri.partition(":///")[2]).parent
+        if not os.access(folder, os.W_OK):
+            raise UserInputError(f"{shown}: {folder} cannot be written")
+        return
+    if scheme not in ("http", "https", *DATABASE_PORTS) or not host:
+        raise UserInputError(
+            f"{shown}: not the address of an MLflow store. "
+            "Allowed: http://host:port, or a database such as sqlite:///mlflow.db"
+        )
+    try:
+        if scheme in DATABASE_PORTS:
+            socket.create_connection((host, port or DATABASE_PORTS[scheme]), timeout=5).close()
+        else:
+            _request_health(parts)
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UserInputError(f"{shown}: nothing answers there ({getattr(error, 'reason', error)})") from error
+
+
+def _request_health(parts: urllib.parse.SplitResult) -> None:
+    """Request `/health` of an MLflow server, with the credentials of its address if it has any."""
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + "/health")
+    request = urllib.request.Request(address.geturl())
+    if parts.username:
+        credentials = f"{parts.username}:{parts.password or ''}".encode()
+        request.add_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
+    urllib.request.urlopen(request, timeout=5).close()
+
+
+def runs_page(experiment_id: str | None, sweep: str, objective: str, direction: str) -> str:
+    """Return the path of the page in MLflow's UI that shows a sweep's runs, the best first."""
+    sweep_filter = urllib.parse.quote(f"tags.{SWEEP_NAME} = '{sweep}'")
+    ascending = str(direction == "minimize").lower()
+    page = f"/#/experiments/{experiment_id}/runs?searchFilter={sweep_filter}"
+    return f"{page}&orderByKey=metrics.%60{objective}%60&orderByAsc={ascending}"
+
+
+def artifact_link(experiment_id: str, run_id: str, artifact: str) -> str:
+    """Return the link from any page of MLflow's UI to an artifact of a run."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/{artifact}"
+
+
+# ── searching ──
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    """Return MLflow's filter for runs that have all of these tags."""
+    return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+
+
+def search_runs(
+    client: Any, experiment_ids: Sequence[str], tags: Mapping[str, str], page_size: int = PAGE_SIZE
+) -> Iterator[Any]:
+    """Yield the runs that have all of these tags, page by page. `client` is an `mlflow.MlflowClient`."""
+    token = None
+    while True:
+        page = client.search_runs(list(experiment_ids), tag_filter(tags), max_results=page_size, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

@@ -1,0 +1,276 @@
+"""The runs of one sweep in an MLflow store: a parent run for the sweep and a child run for each trial.
+
+The study on disk is the source of truth and the runs are its projection: everything here can be written again and
+appears once. The process that writes may be killed and the server may go away at any time; the next writer completes
+what is missing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Few and short attempts within one call: the recording process retries for as long as it takes, and reports why.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from sweeper.common.trials import TrialRecord, TrialStatus, run_name, short_value
+from sweeper.tracking import mlflow_store
+
+# MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
+RUN_STATUS = {
+    TrialStatus.COMPLETE: "FINISHED",
+    TrialStatus.PRUNED: "FINISHED",
+    TrialStatus.INFEASIBLE: "FAILED",
+    TrialStatus.FAILED: "FAILED",
+}
+PAGE_SIZE = 1000  # each page has to arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
+
+
+class Store:
+    """The runs of one sweep in an MLflow store.
+
+    Attributes:
+        uri: the address of the store.
+        experiment_id: MLflow's id of the experiment.
+        parent_id: MLflow's id of the sweep's parent run.
+    """
+
+    def __init__(self, uri: str, experiment: str, study_id: str, sweep: str, parent: Mapping[str, Any]) -> None:
+        """Open or create the experiment and the parent run, and read which trials are written.
+
+        Args:
+            uri: the address of the store.
+            experiment: the name of the experiment.
+            study_id: the id of the sweep's study, by which its runs are found.
+            sweep: the name of the sweep.
+            parent: of the parent run: its `tags`, its `params`, its text `artifacts` by name, and `started_at`, the
+                time at which the command started.
+        """
+        self.uri = uri
+        self._study_id = study_id
+        self._sweep = sweep
+        self._parent_tags = parent["tags"]
+        with _creation_lock(uri):
+            self._client = MlflowClient(tracking_uri=uri)
+            self.experiment_id = self._open_experiment(experiment)
+        self.parent_id = self._open_parent(parent)
+        self._children: dict[int, Any] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read which trials have runs. Needed after any failure: a server that went away may have executed the call.
+
+        Of two runs of one trial the other is deleted; a complete one is kept.
+        """
+        self._children = {}
+        for run in sorted(self._search_runs(mlflow_store.TRIAL_KIND), key=lambda run: run.info.status == "RUNNING"):
+            number = int(run.data.tags[mlflow_store.TRIAL_NUMBER])
+            if number in self._children:
+                self._client.delete_run(run.info.run_id)
+            else:
+                self._children[number] = run
+
+    @property
+    def written_trials(self) -> list[int]:
+        """The numbers of the trials that were completely written at the last `refresh`."""
+        return [number for number, run in self._children.items() if run.info.status != "RUNNING"]
+
+    def write_trial(self, record: TrialRecord) -> None:
+        """Write one trial. Repeating it changes nothing, whether all or a part of it was written."""
+        end_ms = int(record.ended_at_s * 1e3)
+        name = run_name(record.number, record.params, record.remeasurement)
+        run_id = self._child_id(record.number, name, record.started_at_s)
+        metrics = {**record.metrics, "trial_time_s": record.ended_at_s - record.started_at_s}
+        tags = {name: value for name, value in self._trial_tags(record).items() if value not in ("", None)}
+        self._client.log_batch(
+            run_id,
+            metrics=[Metric(_legal_name(name), value, end_ms, 0) for name, value in metrics.items()],
+            params=[Param(_legal_name(name), short_value(value)) for name, value in record.params.items()],
+            tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items()],
+        )
+        self._client.log_text(run_id, record.to_json(), "trial.json")
+        if record.detail:
+            self._client.log_text(run_id, record.detail, "last_lines.txt")
+        for path in filter(os.path.exists, record.files):  # a user may have deleted them since
+            self._client.log_artifact(run_id, path)
+        self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
+
+    def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
+        """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
+        run_id = self._child_id(number, name, at_s)
+        at_ms = int(at_s * 1e3)
+        points = [Metric(_legal_name(f"steps/{key}"), value, at_ms, step) for key, value in metrics.items()]
+        self._client.log_batch(run_id, metrics=points)
+
+    def close(
+        self,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Mapping[str, str],
+        pictures: Sequence[str],
+        abandoned: Sequence[int] = (),
+    ) -> None:
+        """End the parent run with the results of the sweep.
+
+        Args:
+            status: MLflow's final state of the parent run.
+            metrics: metrics of the sweep by name.
+            tags: tags of the sweep by name.
+            artifacts: texts by file name.
+            pictures: paths of image files.
+            abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
+                run, which ends as cancelled.
+        """
+        now_ms = int(time.time() * 1e3)
+        for run in (self._children[number] for number in abandoned if number in self._children):
+            self._client.set_tag(run.info.run_id, mlflow_store.OUTCOME, TrialStatus.CANCELLED.value)
+            self._client.set_terminated(run.info.run_id, "KILLED", now_ms)
+        self._client.log_batch(
+            self.parent_id,
+            metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+        for path, text in artifacts.items():
+            self._client.log_text(self.parent_id, text, path)
+        for path in pictures:
+            self._client.log_artifact(self.parent_id, path, "pictures")
+        self._client.set_terminated(self.parent_id, status, now_ms)
+
+    def _open_experiment(self, name: str) -> str:
+        """Return the id of the experiment, after creating or restoring it if needed."""
+        if experiment := self._client.get_experiment_by_name(name):
+            if experiment.lifecycle_stage == "deleted":
+                self._client.restore_experiment(experiment.experiment_id)
+            return str(experiment.experiment_id)
+        try:
+            # This kind is shown with run tables and charts, others as a chat application.
+            return str(self._client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"}))
+        except MlflowException:  # another sweep created it first
+            if experiment := self._client.get_experiment_by_name(name):
+                return str(experiment.experiment_id)
+            raise
+
+    def _open_parent(self, parent: Mapping[str, Any]) -> str:
+        """Return the id of the parent run, after creating it or adding to it what this command has changed."""
+        started_at = parent["started_at"]
+        tags = {name: str(value) for name, value in parent["tags"].items()}
+        artifacts = dict(parent["artifacts"])
+        if runs := self._search_runs(mlflow_store.SWEEP_KIND):
+            run_id, earlier_tags = str(runs[0].info.run_id), runs[0].data.tags
+            self._client.update_run(run_id, status="RUNNING")
+            # The configuration that ran stays. Another command's differences are added and replace nothing.
+            tags = {name: _add_line(earlier_tags.get(name, ""), value) for name, value in tags.items()}
+            if earlier_tags.get(mlflow_store.STARTED_AT) != started_at:
+                differs = any(earlier_tags.get(name) != value for name, value in tags.items())
+                artifacts = {f"since {started_at}/{path}": text for path, text in artifacts.items() if differs}
+        else:
+            tags[mlflow_store.STARTED_AT] = started_at
+            identifying = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: mlflow_store.SWEEP_KIND}
+            run = self._client.create_run(self.experiment_id, run_name=self._sweep, tags=identifying)
+            run_id = str(run.info.run_id)
+        self._client.log_batch(
+            run_id,
+            params=[Param(_legal_name(name), short_value(value)) for name, value in parent["params"].items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+        for path, text in artifacts.items():
+            self._client.log_text(run_id, text, path)
+        return run_id
+
+    def _child_id(self, number: int, name: str, started_at_s: float) -> str:
+        """Return the id of a trial's run, after creating it if needed."""
+        if number not in self._children:
+            self._children[number] = self._client.create_run(
+                self.experiment_id,
+                start_time=int(started_at_s * 1e3),
+                run_name=name,
+                tags={
+                    mlflow_store.PARENT_RUN: self.parent_id,
+                    mlflow_store.STUDY: self._study_id,
+                    mlflow_store.KIND: mlflow_store.TRIAL_KIND,
+                    mlflow_store.TRIAL_NUMBER: str(number),
+                },
+            )
+        return str(self._children[number].info.run_id)
+
+    def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
+        remeasurement = record.remeasurement
+        return {
+            mlflow_store.OUTCOME: record.status.value,
+            **(
+                {mlflow_store.REMEASURED_TRIAL: remeasurement.trial, "round": remeasurement.round}
+                if remeasurement
+                else {}
+            ),
+            "attempts": record.attempts,
+            "reason": record.reason,
+            # These tell runs of different sweeps apart, as columns beside the metrics.
+            mlflow_store.SWEEP_NAME: self._sweep,
+            "hardware": self._parent_tags.get("hardware", ""),
+            "device": self._parent_tags.get("device", ""),
+            **_machine_tags(record),
+            **record.where,
+        }
+
+    def _search_runs(self, kind: str) -> list[Any]:
+        tags = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: kind}
+        return list(mlflow_store.search_runs(self._client, [self.experiment_id], tags, PAGE_SIZE))
+
+
+@contextmanager
+def _creation_lock(uri: str) -> Iterator[None]:
+    """Let one process at a time create the tables of a new SQLite file.
+
+    Of two processes that opened a new file together, one was seen to fail in the middle of the other's migrations and
+    to record nothing. Where the folder cannot be locked, nothing is locked.
+    """
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    folder = os.open(Path(uri.removeprefix("sqlite:///")).parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _add_line(earlier: str, value: str) -> str:
+    """Return the earlier lines, with the value as a further line unless it is one of them."""
+    return earlier if value in earlier.splitlines() else f"{earlier}\n{value}".strip()
+
+
+def _machine_tags(record: TrialRecord) -> dict[str, Any]:
+    """Return what the ranks read of their devices: data type, attention backend, power limit and throttling."""
+    if not record.measurements:
+        return {}
+    ranks = [measurement["machine_info"] for measurement in record.measurements]
+    backends = {str(info["attention"]) for info in ranks if "attention" in info}
+    limits_w = {limit_w for info in ranks if (limit_w := info.get("power_limit_w"))}
+    throttle_reasons = {reason for info in ranks for reason in str(info.get("slowed_by", "")).split()}
+    return {
+        "dtype": record.measurements[0]["matrix_dtype"],
+        "attention": " or ".join(sorted(backends)),
+        "power_limit_w": " or ".join(f"{limit_w:g}" for limit_w in sorted(limits_w)),
+        "slowed_by": " ".join(sorted(throttle_reasons)),
+        "tainted": "yes" if any(info.get("tainted") for info in ranks) else "",
+    }
+
+
+def _legal_name(name: str) -> str:
+    """Return the name with each character that MLflow does not allow replaced by an underscore."""
+    return re.sub(r"[^\w\-. :/]", "_", name)

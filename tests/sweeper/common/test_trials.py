@@ -1,0 +1,24 @@
+"""Names and ranking of trial records."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeper.common.trials import Remeasurement, TrialStatus, rank_trials, run_name
+from tests.support.factories import trial_record
+
+
+def test_a_runs_name_has_the_number_and_the_parameters() -> None:
+    params = {"m": 4096, "rate": 1 / 3, "dtype": "bf16"}
+    assert run_name(12, params, None) == "0012 m=4096 rate=0.333333 dtype=bf16"
+    again = Remeasurement(trial=3, round=1, group=(3, 5))
+    assert run_name(40, {"m": 4096}, again) == "0040 round 1 of 0003 m=4096"
+    assert len(run_name(0, {"text": "x" * 1000}, None)) == 250
+
+
+@pytest.mark.parametrize(("direction", "numbers"), [("maximize", [2, 0, 1]), ("minimize", [1, 0, 2])])
+def test_only_complete_trials_with_the_objective_are_ranked(direction: str, numbers: list[int]) -> None:
+    records = [trial_record(number, metrics={"rate": rate}) for number, rate in enumerate([2.0, 1.0, 3.0])]
+    records.append(trial_record(3, metrics={"other": 9.0}))
+    records.append(trial_record(4, metrics={"rate": 9.0}, status=TrialStatus.FAILED))
+    assert [record.number for record in rank_trials(records, "rate", direction)] == numbers

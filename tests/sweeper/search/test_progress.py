@@ -1,0 +1,73 @@
+"""The progress of a sweep."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.config.schema import Budget
+from sweeper.search.progress import EARLY_TRIALS, SweepProgress
+from tests.support.factories import trial_record
+
+
+def record(number: int, reason: str) -> TrialRecord:
+    """Return a complete trial, or an infeasible one where there is a reason."""
+    status = TrialStatus.INFEASIBLE if reason else TrialStatus.COMPLETE
+    return trial_record(number, status=status, reason=reason, metrics={} if reason else {"score": 1.0})
+
+
+def make_progress(*earlier: TrialRecord) -> SweepProgress:
+    return SweepProgress("score", "maximize", Budget(trials=100), earlier)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "common_reason"),
+    [
+        (["no GPU"] * EARLY_TRIALS, "no GPU"),
+        ([f"{n}.5 GiB too little" for n in range(EARLY_TRIALS)], f"{EARLY_TRIALS - 1}.5 GiB too little"),
+        (["no GPU"] * (EARLY_TRIALS - 1), ""),
+        (["no GPU"] * (EARLY_TRIALS - 1) + ["too little memory"], ""),
+        ([""] + ["no GPU"] * (EARLY_TRIALS - 1), ""),
+        ([""] * EARLY_TRIALS, ""),
+    ],
+)
+def test_a_reason_that_the_first_trials_share_is_returned(reasons: list[str], common_reason: str) -> None:
+    # All trials of an earlier run failed for a reason that has since been removed.
+    progress = make_progress(*(record(number, "no GPU") for number in range(EARLY_TRIALS)))
+    for number, reason in enumerate(reasons):
+        assert progress.common_failure_reason() == ""
+        progress.add(record(EARLY_TRIALS + number, reason))
+    assert progress.common_failure_reason() == common_reason
+
+
+def test_a_shared_reason_is_returned_once() -> None:
+    progress = make_progress()
+    counts_with_reason = []
+    for number in range(3 * EARLY_TRIALS):
+        progress.add(record(number, "no GPU"))
+        if progress.common_failure_reason():
+            counts_with_reason.append(number + 1)
+    assert counts_with_reason == [EARLY_TRIALS]
+
+
+def test_the_remaining_time_is_until_the_last_trial_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = make_progress()
+    now_s = [0.0]
+    monkeypatch.setattr("sweeper.search.progress.time.monotonic", lambda: now_s[0])
+    progress.start()
+    assert progress.estimated_remaining_s(20) is None
+    for number in range(10):
+        progress.add(record(number, ""))
+    now_s[0] = 30.0
+    assert progress.estimated_remaining_s(20) == pytest.approx(30.0)
+
+
+def test_limits_of_the_budget_end_the_search_and_are_named() -> None:
+    progress = SweepProgress("score", "maximize", Budget(trials=4, patience=2), [])
+    assert progress.has_budget_for_more(in_flight=3) and not progress.has_budget_for_more(in_flight=4)
+    for number in range(3):  # the first is the best, and then two are not better
+        assert progress.has_budget_for_more(in_flight=0) and progress.exhausted_limits() == {}
+        progress.add(record(number, ""))
+    assert not progress.has_budget_for_more(in_flight=0) and progress.exhausted_limits() == {"patience": 2}
+    progress.add(record(3, "no GPU"))
+    assert progress.exhausted_limits() == {"trials": 4, "patience": 2}
