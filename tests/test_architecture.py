@@ -1,4 +1,6 @@
-"""The two import rules, and that nothing of this workplace's neighbours is known to the program."""
+"""The rules of the architecture: who imports whom, and which `workloads` package is imported."""
+
+from __future__ import annotations
 
 import ast
 import subprocess
@@ -13,27 +15,80 @@ FORBIDDEN = {
     "sweeper": {"torch"},
     "workloads": {"ray", "optuna", "mlflow", "hydra", "omegaconf", "sweeper"},
 }
+# The packages of `sweeper`, each above those that it may import.
+LAYERS = [
+    {"__main__"},
+    {"sweep"},
+    {"doctor", "report", "ingest"},
+    {"cli"},
+    {"tracking"},
+    {"ui"},
+    {"execution"},
+    {"planning"},
+    {"search"},
+    {"config"},
+    {"common"},
+]
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
-def imports(path: Path) -> set[str]:
-    found = set()
+def imported_modules(path: Path) -> set[str]:
+    """Return the modules that a file imports anywhere, `from a import b` as both a and a.b."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_no_room_imports_what_it_must_not_know(room: str) -> None:
-    files = list((REPOSITORY / room).rglob("*.py"))
+def python_files(package: str) -> list[Path]:
+    files = list((REPOSITORY / package).rglob("*.py"))
     assert files
-    wrong = {str(path): bad for path in files if (bad := imports(path) & FORBIDDEN[room])}
-    assert not wrong
+    return files
 
 
-def test_the_driver_does_not_load_torch_by_a_detour() -> None:
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_a_package_does_not_import_what_it_must_not_know(package: str) -> None:
+    imports = {path: {module.split(".")[0] for module in imported_modules(path)} for path in python_files(package)}
+    assert not {str(path): bad for path, names in imports.items() if (bad := names & FORBIDDEN[package])}
+
+
+def test_sweeper_imports_only_the_api_of_workloads() -> None:
+    for path in python_files("sweeper"):
+        modules = {m for m in imported_modules(path) if m.startswith("workloads.")}
+        assert all(module.startswith("workloads.api") for module in modules), f"{path}: {modules}"
+
+
+def test_each_package_imports_only_packages_below_it() -> None:
+    upward = []
+    for path in python_files("sweeper"):
+        package = path.relative_to(REPOSITORY / "sweeper").with_suffix("").parts[0]
+        for module in imported_modules(path):
+            name = module.removeprefix("sweeper.").split(".")[0]
+            if module.startswith("sweeper.") and name != package and LEVEL[name] <= LEVEL.get(package, len(LAYERS)):
+                upward.append(f"{path.relative_to(REPOSITORY)} imports {module}")
+    assert sorted(upward) == []
+
+
+@pytest.mark.parametrize("package", ["planning", "tracking", "search", "execution"])
+def test_logic_knows_nothing_of_presentation(package: str) -> None:
+    for path in python_files(f"sweeper/{package}"):
+        modules = {module.split(".")[0] for module in imported_modules(path)} | imported_modules(path)
+        assert "rich" not in modules and not any(module.startswith("sweeper.ui") for module in modules), path
+
+
+def test_the_driver_loads_neither_torch_nor_mlflow() -> None:
     code = "import sys, sweeper.sweep, sweeper.__main__; print('torch' in sys.modules, 'mlflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_folder_called_workloads_does_not_hide_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "workloads"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
+    words = [sys.executable, "-m", "sweeper", "workload=probe", "budget.trials=2", "hardware=cpu", "finals.top=0"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "2 complete" in done.stdout, done.stdout + done.stderr

@@ -35,7 +35,7 @@ def test_the_command_finds_its_configuration_from_any_directory(installed: dict[
     done = subprocess.run(words, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     assert "2 complete" in done.stdout
-    assert "more     sweeper workload=probe hardware=cpu budget.trials=4" in done.stdout
+    assert "extend   sweeper workload=probe hardware=cpu budget.trials=4" in done.stdout
 
 
 def test_every_room_is_installed(installed: dict[str, str]) -> None:

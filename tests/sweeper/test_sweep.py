@@ -60,7 +60,7 @@ def test_the_main_job_measures_this_machine(main_job: Ended) -> None:
     assert "mlflow ui" in done.out and "budget.trials=16" in done.out  # how to look, and how to go on
     every = list(csv.DictReader((place.sweeps[0] / "trials.csv").open()))
     rows = [row for row in every if not row["round"]]
-    assert len(every) == 8 + 3 * 5 and "mean of 5 rounds beside the others" in done.out
+    assert len(every) == 8 + 3 * 5 and "mean of 5 rounds in turns with the others" in done.out
     assert len(rows) == 8 == len({(row["param.m"], row["param.k"]) for row in rows})
     for row in rows:
         flops = 2 * int(row["param.m"]) * 256 * int(row["param.k"])
@@ -98,8 +98,8 @@ def test_each_failure_has_its_own_outcome_and_the_sweep_goes_on(place: Place) ->
     pids = [run.data.tags["pid"] for run in runs]
     assert len(set(pids)) >= 5
     assert "1 infeasible: out of memory" in done.out
-    shown = re.findall(r"such as trial \d+: .*\n +its last lines: (\S+)", done.out)
-    assert len(shown) == done.out.count("such as trial") == 4  # that it raised, lied, was lost, took too long
+    shown = re.findall(r"example: trial \d+: .*\n +its last lines: (\S+)", done.out)
+    assert len(shown) == done.out.count("example: trial") == 4  # that it raised, lied, was lost, took too long
     assert "rank 0 executed x=1.0" in "".join((place.path / path).read_text() for path in shown)
 
 
@@ -361,7 +361,7 @@ def test_help_shows_the_groups_and_worked_commands(place: Place) -> None:
     for words in (
         "parallel, precision",
         "llama3_8b",
-        "strategy: balanced",
+        "matmul_layers, ",
         "cmaes, gp, grid, qmc, random, tpe",
         "mi300x",
         "budget:",

@@ -52,7 +52,7 @@ def test_a_lost_node_a_joining_node_and_a_killed_worker_in_one_sweep(place: Plac
     cluster.add()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "lost, tried again" in err and "lost     1 node (" in err and "joined   1 node (" in err, err
+    assert "lost, retrying" in err and "lost     1 node (" in err and "joined   1 node (" in err, err
     assert_completed_once(place, 32)
     pids = {run.data.tags["pid"] for run in place.runs("trial")}
     assert len(pids) >= 3
