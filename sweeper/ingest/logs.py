@@ -41,7 +41,7 @@ def read_log(path: Path) -> Iterator[Imported]:
     times = tuple(s.metrics["step_time_s"] for s in steps if s.metrics.get("step_time_s", 0) > 0)
     if not times:
         raise UserInputError(f"{path}: is a log of {reader.kind}, but no line says how long a step took")
-    told = dict(reader.told)
+    told = dict(reader.reported_config)
     if len(batches) == 1:
         told.setdefault("global_batch", int(next(iter(batches))))
     batch, length, gpus = (whole(told.get(name)) for name in ("global_batch", "sequence_length", "gpus"))

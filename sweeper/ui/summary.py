@@ -137,7 +137,7 @@ class Summary:
         results = self.results
         lines = self._failed_finals()
         if quality := results.prediction_quality():
-            lines.append(f"estimate {_describe_quality(quality)}")
+            lines.append(f"model    {_describe_quality(quality)}")
         if results.gpus:
             lines.append(f"GPUs     {per_gpu.describe(results.gpus)}")
         lines += [f"drained  {node}" for node in self.drained]

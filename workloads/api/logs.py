@@ -39,8 +39,8 @@ METRICS = {
     "memory": ("peak_device_gib", 1.0),
 }
 
-# What the programs call what they were told. Of torchtitan the sections of its configuration stand before the names.
-TOLD = {
+# The programs' names of their configuration, and ours. torchtitan's names have the section before them.
+CONFIG_NAMES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
     "context_parallel_size": "cp",
@@ -89,12 +89,12 @@ class LogReader:
 
     Attributes:
         kind: the program that wrote the log, known once it has printed a step.
-        told: the configuration that the program reports.
+        reported_config: the configuration that the program reports.
         device: the device that the program reports.
     """
 
     kind: str = ""
-    told: dict[str, Scalar] = field(default_factory=dict)
+    reported_config: dict[str, Scalar] = field(default_factory=dict)
     device: str = ""
     _last: int = -1
     _last_time: datetime | None = None
@@ -124,7 +124,7 @@ class LogReader:
             self.kind = "Megatron-Bridge"
         elif match := _RANK_OF.search(line):
             self.kind = "Primus"
-            self.told.setdefault("gpus", int(match[1]))
+            self.reported_config.setdefault("gpus", int(match[1]))
         elif not self.kind:
             self.kind = "Primus" if re.search(r"\(ms\): [\d.]+/|tokens per GPU", line) else "Megatron-LM"
         pairs = (part.rpartition(":") for part in line.split("|"))
@@ -159,8 +159,8 @@ class LogReader:
 
     def _store_entry(self, name: str, text: str) -> None:
         value = _parse_scalar(text)
-        if name in TOLD and value not in (None, -1):  # -1: the program chooses the value
-            self.told[TOLD[name]] = value
+        if name in CONFIG_NAMES and value not in (None, -1):  # -1: the program chooses the value
+            self.reported_config[CONFIG_NAMES[name]] = value
 
 
 def _rename_metrics(printed: Mapping[str, float]) -> dict[str, float]:

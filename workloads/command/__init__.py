@@ -1,5 +1,4 @@
-"""`workload=command`: anybody's own trainer. A command line with a trial's parameters in it, run as a gang over the
-devices, its log read while it runs."""
+"""`workload=command`: run any training program as a gang over the devices, and read its log while it runs."""
 
 from __future__ import annotations
 
@@ -9,29 +8,34 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, Literal, get_args
 
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
-from workloads.command.template import PLACES, filled, filled_all, places
+from workloads.command.template import PLACEHOLDERS, fill, fill_all, find_placeholders
 from workloads.llama.shapes import MODELS
 from workloads.parallel.cost_model import estimate_step_s
 from workloads.parallel.layout import DEGREES, Checkpointing, Layout, Setting, find_violation
 
-TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # what a log may say a step took, and how much of a second
+STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
 
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """What is run and how it is read; every text a template with {names} of parameters and of `template.PLACES`.
+    """What to run and how to read it.
 
-    run: the words of the command line; one text: for a shell, each value quoted
-    options: further words, by a parameter's name and then its value
-    start: one process for each gpu, or one for each node (as torchrun is started)
-    environment, files: variables, and files written to {output} before: a mapping in the format of the file's name
-    directory: where it is started
-    log: regular expressions for what its lines say, by metric, each with one group; none: formats that are known
-    global_batch, sequence_length: of a step, where the log does not say; with model (one of ours) and dtype there is
-    MFU
-    warmup, steps: steps left out, and steps that are enough: then the program is ended
-    silence_s: after so long without a word it is ended
-    layout: degrees by the names of `workloads.parallel.layout.Layout`: only legal ones are tried
+    Every text is a template with {placeholders}: the names of parameters, and those of `template.PLACEHOLDERS`.
+
+    Attributes:
+        run: the words of the command line; one text is run by a shell, with each value quoted.
+        options: further words, by a parameter's name and then its value.
+        start: one process for each "gpu", or one for each "node", as torchrun is started.
+        environment: variables of the program.
+        files: files written to {output} before the start, by name: a text, or a mapping in the format of the name.
+        directory: where the program is started.
+        log: a regular expression with one group for each metric; if empty, the formats of `workloads.api.logs`.
+        global_batch, sequence_length: of a step, where the log does not have them.
+        model, dtype: with a known model there are TFLOP/s and an MFU.
+        warmup: steps that are not measured.
+        steps: measured steps, after which the program is terminated.
+        silence_s: a program that prints nothing for so long is terminated.
+        layout: values of `workloads.parallel.layout.Layout` by the names of its fields: only valid layouts are tried.
     """
 
     run: Any
@@ -53,32 +57,37 @@ class CommandSettings:
     def __post_init__(self) -> None:
         if not self.run or not (isinstance(self.run, str) or all(isinstance(word, str) for word in self.run)):
             raise ValueError("run has to be a list of words, or one text for a shell")
+        self._check_log()
+        if self.model and not find_placeholders(self.model) and self.model not in MODELS:
+            raise ValueError(f"model={self.model}: it has to be one of {', '.join(MODELS)}")
+        if self.layout:
+            self._check_layout()
+
+    def _check_log(self) -> None:
         for name, expression in self.log.items():
             try:
                 groups = re.compile(str(expression)).groups
             except re.error as error:
-                raise ValueError(f"log.{name}: {expression!r} is no regular expression ({error})") from error
+                raise ValueError(f"log.{name}: {expression!r} is not a regular expression ({error})") from error
             if groups != 1:
-                raise ValueError(f"log.{name}: {expression!r} has {groups} groups, one is what is read")
-        if self.model and not places(self.model) and self.model not in MODELS:
-            raise ValueError(f"model={self.model}: it may be {', '.join(MODELS)}")
-        if self.layout:
-            self._check_layout()
-        if self.log and not {*TIMES, "tokens_per_s"} & set(self.log):
-            raise ValueError(f"log: has none of {', '.join(TIMES)}, tokens_per_s, so there is no rate")
+                raise ValueError(f"log.{name}: {expression!r} has {groups} groups, it needs exactly one for the value")
+        rates = (*STEP_TIME_UNITS_S, "tokens_per_s")
+        if self.log and not set(rates) & set(self.log):
+            raise ValueError(f"log: has none of {', '.join(rates)}, one of which is needed for a rate")
 
     def _check_layout(self) -> None:
-        if strange := set(self.layout) - set(Layout.__dataclass_fields__):
-            raise ValueError(f"layout.{min(strange)}: it may be {', '.join(Layout.__dataclass_fields__)}")
+        known = Layout.__dataclass_fields__
+        if unknown := set(self.layout) - set(known):
+            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(known)}")
         if missing := [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]:
             raise ValueError(f"layout: needs {missing[0]} as well")
 
     @property
-    def places(self) -> list[str]:
-        """The parameters that it takes."""
-        texts = [self.run, self.environment, self.files, self.global_batch, self.sequence_length, self.model]
-        texts += [self.dtype, self.layout, self.options]
-        return sorted((places(texts) | set(self.options)) - set(PLACES))
+    def parameter_names(self) -> list[str]:
+        """The parameters of the command: the placeholders in its templates and the names of its options."""
+        templates = [self.run, self.environment, self.files, self.global_batch, self.sequence_length, self.model]
+        templates += [self.dtype, self.layout, self.options]
+        return sorted((find_placeholders(templates) | set(self.options)) - set(PLACEHOLDERS))
 
 
 class Command(Workload):
@@ -95,10 +104,11 @@ class Command(Workload):
         self.settings = settings
 
     def with_settings(self, settings: CommandSettings) -> Command:
-        """Of this command: its parameters are the names in its templates."""
-        made = (LaidOut if settings.layout else Command)(settings)
-        made.Parameters = make_dataclass("CommandParameters", [(name, Any) for name in settings.places], frozen=True)
-        return made
+        """Return the workload of this command. Its parameters are the names in the command's templates."""
+        command = LayoutCommand(settings) if settings.layout else Command(settings)
+        parameters = [(name, Any) for name in settings.parameter_names]
+        command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
+        return command
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         from workloads.command.run import measure
@@ -107,41 +117,53 @@ class Command(Workload):
         return measure(self.settings, vars(parameters), rank)
 
 
-class LaidOut(Command):
-    """A command whose degrees are known: only valid layouts are tried."""
+class LayoutCommand(Command):
+    """A command whose parallel degrees are known: only valid layouts are tried."""
 
-    name = ""  # made by Command.with_settings, not registered
+    name = ""  # created by Command.with_settings, not registered
     has_estimates = True
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
-        """By the rules of layouts. Memory is the program's own affair; the speed is our own trainer's."""
-        assert self.settings is not None
+        """Check the layout's rules, and estimate the speed as if this project's trainer ran it.
+
+        The program's memory is not estimated.
+        """
         try:
-            layout, setting = self._laid_out(vars(parameters), machine)
+            layout, setting = self._read_layout(vars(parameters), machine)
         except (KeyError, ValueError, TypeError) as error:
-            return Estimate(f"is no layout: {error}", "it is a layout", description=str(vars(parameters)))
+            return Estimate(
+                f"is not a layout: {error}", "the parameters are a layout", description=str(vars(parameters))
+            )
         if violation := find_violation(layout, setting):
             return Estimate(violation.reason, violation.rule, description=str(layout))
         if setting.shape.layers % layout.pp:
-            reason = f"pp {layout.pp} of {setting.shape.layers} layers"
+            reason = f"pp {layout.pp} does not divide {setting.shape.layers} layers"
             return Estimate(reason, "pp divides the layers", description=str(layout))
-        seconds = estimate_step_s(layout, setting, 2, machine)
+        step_s = estimate_step_s(layout, setting, 2, machine)
         tokens = layout.global_batch * setting.sequence_length
-        return Estimate(metrics={"tokens_per_s": tokens / seconds}, description=str(layout))
+        return Estimate(metrics={"tokens_per_s": tokens / step_s}, description=str(layout))
 
-    def _laid_out(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
-        """The layout, all ranks that no degree names sharded, or copies where shard is named."""
+    def _read_layout(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
+        """Return the layout of these parameters.
+
+        Ranks that no degree names are sharded data parallel, or copies where dp_shard is named.
+
+        Raises:
+            ValueError: a value is not allowed.
+        """
         settings = self.settings
         assert settings is not None
-        said = filled_all(settings.layout, values)
-        layout = Layout(**{"global_batch": int(filled(settings.global_batch, values)), **said})
+        fields = fill_all(settings.layout, values)
+        layout = Layout(**{"global_batch": int(fill(settings.global_batch, values)), **fields})
         if layout.checkpointing not in get_args(Checkpointing):
-            raise ValueError(f"checkpointing={layout.checkpointing}, it may be {', '.join(get_args(Checkpointing))}")
+            allowed = ", ".join(get_args(Checkpointing))
+            raise ValueError(f"checkpointing={layout.checkpointing}, it has to be one of {allowed}")
         for name in (*DEGREES, "stages_per_rank", "micro_batch", "global_batch"):
             if not isinstance(number := getattr(layout, name), int) or number < 1:
-                raise ValueError(f"{name}={number}, it has to be a whole number from 1 on")
-        rest = max(1, machine.world_size // layout.world_size)
-        layout = replace(layout, dp_replicate=rest) if "dp_shard" in said else replace(layout, dp_shard=rest)
-        length = int(filled(settings.sequence_length, values))
-        shape = MODELS[filled(settings.model, values)]
+                raise ValueError(f"{name}={number}, it has to be a whole number from 1")
+        remaining = max(1, machine.world_size // layout.world_size)
+        is_replicated = "dp_shard" in fields
+        layout = replace(layout, dp_replicate=remaining) if is_replicated else replace(layout, dp_shard=remaining)
+        length = int(fill(settings.sequence_length, values))
+        shape = MODELS[fill(settings.model, values)]
         return layout, Setting(shape, length, machine.world_size, machine.ranks_per_node, compiled=False)

@@ -1,4 +1,4 @@
-"""A program and all that it starts, read as it prints, and ended with all its children."""
+"""Run a program: read its output line by line, and terminate it with everything that it started."""
 
 from __future__ import annotations
 
@@ -12,142 +12,176 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.api.contract import OutOfMemory, TrialTimeout
 from workloads.api.logs import LONGEST_LINE
 from workloads.command import guard
-from workloads.command.guard import end_marked
+from workloads.command.guard import terminate_marked
 
-LAST_LINES = 100  # torchrun alone says forty after what its processes said
-LOOKS_EVERY_S = 1.0  # whether a program has ended, or was to end
-MOST_LOG_BYTES = 2**20  # of its log is kept
+LAST_LINES = 100  # torchrun alone prints forty after the lines of its processes
+POLL_INTERVAL_S = 1.0  # between checks whether the program has ended or has to stop
+MAX_LOG_BYTES = 2**20  # the end of the log that is stored
 
-# What programs print when they have failed, though they may not end for long.
+# Lines that programs print when they have failed, even if they do not end for a long time.
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
-# The line of a traceback that says what it was, or what an interpreter says that finds no program.
-TELLING = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]")
-FAILED = re.compile(
+COLLECTIVE_FAILED = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN.*unhandled)|unhandled (?:cuda|system) error"
 )
+# The line of a traceback that names the error, or an interpreter's message that it cannot open the program.
+ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]")
 
 
 class ProgramFailed(Exception):
-    """It ended badly, or had to be ended."""
+    """The program ended with an error, or had to be terminated."""
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """What to run.
+
+    Attributes:
+        arguments: the words of the command line; a text is run by a shell.
+        environment: variables in addition to those of this process.
+        output: a folder that is removed once the program has ended.
+        silence_s: the program fails if it prints nothing for so long.
+        timeout_s: the program is terminated after it.
+    """
+
+    arguments: Sequence[str] | str
+    environment: Mapping[str, str]
+    directory: Path
+    output: Path
+    silence_s: float
+    timeout_s: float
 
 
 class Program:
-    """Runs `arguments` (a text: by a shell) in `directory` until it ends, or until `enough` says so of a line that it
-    printed, or `over` whenever it is asked. Afterwards the folder `output` is gone.
+    """A running program and everything that it starts.
 
-    Raises OutOfMemory, ProgramFailed and TookTooLong (with the last lines), FileNotFoundError.
+    It runs until it ends, until `stop_on_line` returns True for a line of its output, or until `should_stop`, called
+    every POLL_INTERVAL_S, returns True.
+
+    Attributes:
+        last_lines: the last lines of the output that are not empty.
+        log: the end of the output, at most MAX_LOG_BYTES.
+
+    Raises:
+        FileNotFoundError: the program or its directory does not exist.
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str] | str,
-        environment: Mapping[str, str],
-        directory: Path,
-        output: Path,
-        *,
-        silence_s: float,
-        timeout_s: float,
-        enough: Callable[[str], bool],
-        over: Callable[[], bool],
+        self, spec: ProgramSpec, *, stop_on_line: Callable[[str], bool], should_stop: Callable[[], bool]
     ) -> None:
-        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.log = bytearray()
-        self._silence_s, self._enough, self._over, self._rest = silence_s, enough, over, b""
-        self._until_s, self._timeout_s = time.monotonic() + timeout_s, timeout_s
+        self._spec, self._stop_on_line, self._should_stop = spec, stop_on_line, should_stop
+        self._unfinished_line = b""
+        self._deadline_s = time.monotonic() + spec.timeout_s
         self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
-            arguments,
-            shell=isinstance(arguments, str),
-            env={**os.environ, **environment, name: value},
-            cwd=directory,
+            spec.arguments,
+            shell=isinstance(spec.arguments, str),
+            env={**os.environ, **spec.environment, name: value},
+            cwd=spec.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # Should this process be killed, the program would go on and keep its GPUs.
+        # If this process were killed, the program would go on and keep its GPUs.
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid), str(output)],
+            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid), str(spec.output)],
             stdin=subprocess.PIPE,
         )
-        self._guard.wait()  # what goes on is a child of it
+        self._guard.wait()  # it forks, and its child guards the program
 
     def run(self) -> None:
-        """Read until the end."""
+        """Read the output until the end, then terminate everything that is left of the program.
+
+        Raises:
+            OutOfMemory: the program printed that it is out of memory.
+            ProgramFailed: it ended with an error, a collective failed, or it printed nothing for too long. The last
+                lines of its output are the exception's note.
+            TrialTimeout: it took longer than `timeout_s`; with the same note.
+        """
         try:
             if self._read():
                 return
             code = self._process.wait()
         finally:
-            self.end()
-        if code and not self._over():
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise self._failed(f"the program ended with {how}: {self._last_word()}")
+            self.terminate()
+        if code and not self._should_stop():
+            ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise self._failure(f"the program ended with {ending}: {self._error_line()}")
 
     def _read(self) -> bool:
-        """Whether there was enough, or another rank had enough."""
+        """Return whether the program is to be stopped; False where it has ended by itself."""
         assert self._process.stdout is not None
-        silent_since, looked_s, ended = time.monotonic(), 0.0, False
+        silence_s, timeout_s = self._spec.silence_s, self._spec.timeout_s
+        last_output_s, last_poll_s, has_ended = time.monotonic(), 0.0, False
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                if time.monotonic() > self._until_s:
-                    raise self._with_last_lines(TrialTimeout(f"took longer than trial.timeout_s={self._timeout_s:g}"))
-                there_is_more = selector.select(LOOKS_EVERY_S)
-                if time.monotonic() - looked_s >= LOOKS_EVERY_S:
-                    looked_s = time.monotonic()
-                    if self._over():
+                if time.monotonic() > self._deadline_s:
+                    raise self._with_last_lines(TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}"))
+                is_readable = selector.select(POLL_INTERVAL_S)
+                if time.monotonic() - last_poll_s >= POLL_INTERVAL_S:
+                    last_poll_s = time.monotonic()
+                    if self._should_stop():
                         return True
-                    if ended:  # a child of it has its output and goes on, printing or not
+                    if has_ended:  # a child that still runs has inherited its output, and may print or not
                         break
-                    ended = self._process.poll() is not None
-                if not there_is_more:
-                    if time.monotonic() - silent_since > self._silence_s:
-                        raise self._failed(f"printed nothing for {self._silence_s:g} s, and was ended")
+                    has_ended = self._process.poll() is not None
+                if not is_readable:
+                    if time.monotonic() - last_output_s > silence_s:
+                        raise self._failure(f"printed nothing for {silence_s:g} s, and was terminated")
                     continue
-                silent_since = time.monotonic()
+                last_output_s = time.monotonic()
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
                     break
-                self.log += chunk
-                del self.log[:-MOST_LOG_BYTES]
-                first, *more = re.split(rb"[\r\n]", chunk)
-                *lines, self._rest = [self._rest + first, *more]
-                self._rest = self._rest[:LONGEST_LINE]
-                if any(self._take_line(line) for line in lines):
+                if any(self._take_line(line) for line in self._split_lines(chunk)):
                     return True
-        return self._take_line(self._rest) if self._rest else False
+        return self._take_line(self._unfinished_line) if self._unfinished_line else False
+
+    def _split_lines(self, chunk: bytes) -> list[bytes]:
+        """Add a chunk of output to the log. Returns the lines that it finishes."""
+        self.log += chunk
+        del self.log[:-MAX_LOG_BYTES]
+        first, *others = re.split(rb"[\r\n]", chunk)
+        *lines, unfinished_line = [self._unfinished_line + first, *others]
+        self._unfinished_line = unfinished_line[:LONGEST_LINE]
+        return lines
 
     def _take_line(self, line: bytes) -> bool:
+        """Return whether the line is a reason to stop."""
         text = line.decode(errors="replace")
         if text.strip():
-            self.last.append(text[:1000])
+            self.last_lines.append(text[:1000])
         if OUT_OF_MEMORY.search(text):
             raise OutOfMemory(text.strip()[:300])
-        if FAILED.search(text) and not self._over():
-            raise self._failed(text.strip()[:300])
-        return self._enough(text)
+        if COLLECTIVE_FAILED.search(text) and not self._should_stop():
+            raise self._failure(text.strip()[:300])
+        return self._stop_on_line(text)
 
-    def _last_word(self) -> str:
-        telling = [line for line in self.last if TELLING.search(line)]
-        worded = [line for line in self.last if re.search(r"\w", line)]  # and no rule below a table
-        return (telling or worded or ["it printed nothing"])[-1].strip()
+    def _error_line(self) -> str:
+        """Return the last line that names an error, or else the last one with a word in it, not a table's rule."""
+        error_lines = [line for line in self.last_lines if ERROR_LINE.search(line)]
+        word_lines = [line for line in self.last_lines if re.search(r"\w", line)]
+        return (error_lines or word_lines or ["it printed nothing"])[-1].strip()
 
-    def _failed(self, why: str) -> Exception:
-        return self._with_last_lines(ProgramFailed(why))
+    def _failure(self, reason: str) -> Exception:
+        return self._with_last_lines(ProgramFailed(reason))
 
     def _with_last_lines(self, error: Exception) -> Exception:
-        error.add_note("\n".join(self.last))
+        error.add_note("\n".join(self.last_lines))
         return error
 
-    def end(self) -> None:
-        """End it and all that it started."""
-        end_marked(self._mark, self._process.pid, reap=self._process.poll)
+    def terminate(self) -> None:
+        """Terminate the program and everything that it started."""
+        terminate_marked(self._mark, self._process.pid, reap=self._process.poll)
         assert self._guard.stdin is not None
         self._guard.stdin.close()

@@ -1,4 +1,4 @@
-"""A trial of a command: start it where it is to start, read what it prints, and make figures of its steps."""
+"""Run one trial of a command: start the program on its ranks, read its log, and measure its steps."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from workloads.api.contract import Infeasible, Measurement, Pruned, Rank, Scalar
 from workloads.api.host import cpu_name
 from workloads.api.logs import LogReader, Step
-from workloads.command import TIMES, CommandSettings
-from workloads.command.process import Program
-from workloads.command.template import filled, rendered, said
+from workloads.command import STEP_TIME_UNITS_S, CommandSettings
+from workloads.command.process import Program, ProgramSpec
+from workloads.command.template import fill, format_value, render
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
 
-CLAIMED = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu")  # computed again where there is what it takes
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# Recorded as claimed_…: they are computed from the steps where the settings allow it.
+CLAIMED_METRICS = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu")
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 @dataclass
-class OwnLog:
-    """Reads lines by a user's regular expressions: a step is there when all of them have been seen."""
+class RegexLogReader:
+    """Reads a log by the regular expressions of `command.log`. A step is complete when all of them have matched."""
 
     expressions: Mapping[str, str]
-    told: dict[str, Scalar] = field(default_factory=dict)
-    kind: str = "own"
+    reported_config: dict[str, Scalar] = field(default_factory=dict)
+    kind: str = "command.log"
     device: str = ""
-    _seen: dict[str, float] = field(default_factory=dict)
+    _pending: dict[str, float] = field(default_factory=dict)
     _count: int = 0
 
     def feed(self, line: str) -> Step | None:
+        """Return the step that the line completes, if it completes one."""
         for name, expression in self.expressions.items():
-            if (found := re.search(expression, line)) and (value := _number(found[1])) is not None:
-                self._seen["step_time_s" if name in TIMES else name] = value * TIMES.get(name, 1.0)
-        if len(self._seen) < len(self.expressions):
+            if (match := re.search(expression, line)) and (value := _finite_number(match[1])) is not None:
+                metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
+                self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
+        if len(self._pending) < len(self.expressions):
             return None
-        metrics, self._seen, self._count = self._seen, {}, self._count + 1
+        metrics, self._pending, self._count = self._pending, {}, self._count + 1
         return Step(self._count, metrics)
 
 
-def _number(text: str | None) -> float | None:
+def _finite_number(text: str | None) -> float | None:
     try:
         value = float((text or "").replace(",", ""))
     except ValueError:
@@ -56,170 +59,217 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
+@dataclass
+class ProgramLog:
+    """What was read from a program's log: its steps, and the last bytes of its text."""
+
+    reader: LogReader | RegexLogReader
+    steps: list[Step] = field(default_factory=list)
+    text: bytes = b""
+
+
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """Run it on this rank, or nothing where another rank of this node does. Raises ProgramFailed, Infeasible."""
+    """Run the program on this rank, or nothing where another rank of this node runs it.
+
+    Raises:
+        Infeasible: the ranks are not spread evenly over the nodes, or a value of the settings is not allowed.
+        OutOfMemory, ProgramFailed, TrialTimeout: see `Program.run`.
+        Pruned: other trials were better at the same step.
+        RuntimeError: the program could not be started, or printed no step after warm-up.
+    """
     if settings.start == "node" and rank.ranks_per_node * rank.nodes != rank.world_size:
-        raise Infeasible(f"{rank.world_size} ranks are not evenly on {rank.nodes} nodes, as one launcher on each needs")
+        raise Infeasible(
+            f"{rank.world_size} ranks are not spread evenly over {rank.nodes} nodes, as command.start=node requires"
+        )
     if settings.start == "node" and rank.local_rank:
-        return _silent(parameters, rank)
+        return _empty_measurement(parameters, rank)
     output = Path(tempfile.mkdtemp(prefix="sweeper-command-"))
     try:
-        return _measured(settings, parameters, rank, output)
+        return _measure_program(settings, parameters, rank, output)
     finally:
         shutil.rmtree(output, ignore_errors=True)
 
 
-def _silent(parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """Of a rank that has nothing to say beside another one of its gang."""
-    return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, machine_info=_facts(rank))
+def _empty_measurement(parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
+    """Return the measurement of a rank whose gang is measured by another rank."""
+    return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, machine_info=_machine_info(rank))
 
 
-def _measured(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: Path) -> Measurement:
-    values, reporter = {**parameters, **_places(rank, output)}, rank.reporter
+def _measure_program(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: Path
+) -> Measurement:
+    values = {**parameters, **_placeholder_values(rank, output)}
     for name, template in settings.files.items():
-        (output / Path(name).name).write_text(rendered(name, template, values))
-    reader = OwnLog(settings.log) if settings.log else LogReader()
-    work, steps = Work.of(settings, values), list[Step]()
+        (output / Path(name).name).write_text(render(name, template, values))
+    log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader())
+    work = StepWork.from_settings(settings, values)
+    program = _start(settings, values, rank, output, _stop_on_line(settings, rank, work, log))
+    started = time.monotonic()
+    program.run()
+    elapsed_s = time.monotonic() - started
+    log.text = bytes(program.log)
+    if len(log.steps) <= settings.warmup and rank.reporter and rank.reporter.is_finished():
+        return _empty_measurement(parameters, rank)
+    if not log.steps and _must_print_steps(settings, rank):
+        raise RuntimeError(
+            f"the program ended after {elapsed_s:.0f} s, and no line of its {len(log.text)} bytes of log has the time "
+            f"of a step{_describe_unmatched(settings, log.text)}"
+        )
+    return _build_measurement(settings, parameters, rank, work, log)
 
-    def enough(line: str) -> bool:
-        if step := reader.feed(line):
-            steps.append(step)
-            if reporter and reporter.report(len(steps), work.with_rate(step, reader.told)):
+
+def _stop_on_line(settings: CommandSettings, rank: Rank, work: StepWork, log: ProgramLog) -> Callable[[str], bool]:
+    """Return a function that reads a line of the log and returns whether enough steps were measured."""
+    reporter = rank.reporter
+
+    def stop_on_line(line: str) -> bool:
+        if step := log.reader.feed(line):
+            log.steps.append(step)
+            if reporter and reporter.report(len(log.steps), work.with_rate(step, log.reader.reported_config)):
                 raise Pruned
-        if len(steps) < settings.warmup + settings.steps:
+        if len(log.steps) < settings.warmup + settings.steps:
             return False
         if reporter:
-            reporter.finish()  # before it ends, which others may take for a failure
+            reporter.finish()  # before the program is terminated, which other ranks may take for a failure
         return True
 
-    environment = {name: filled(str(text), values) for name, text in settings.environment.items()}
+    return stop_on_line
+
+
+def _start(
+    settings: CommandSettings,
+    values: Mapping[str, Scalar],
+    rank: Rank,
+    output: Path,
+    stop_on_line: Callable[[str], bool],
+) -> Program:
+    environment = {name: fill(str(text), values) for name, text in settings.environment.items()}
+    reporter = rank.reporter
     try:
-        program = Program(
-            _words(settings, values),
-            {**_variables(settings, rank, values), **environment},
-            Path(settings.directory),
-            output,
-            silence_s=settings.silence_s,
-            timeout_s=rank.timeout_s,
-            enough=enough,
-            over=lambda: bool(reporter and reporter.is_finished()),
+        return Program(
+            ProgramSpec(
+                _command_line(settings, values),
+                {**_distributed_environment(settings, rank, values), **environment},
+                Path(settings.directory),
+                output,
+                silence_s=settings.silence_s,
+                timeout_s=rank.timeout_s,
+            ),
+            stop_on_line=stop_on_line,
+            should_stop=lambda: bool(reporter and reporter.is_finished()),
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         raise RuntimeError(f"{error.filename}: {error.strerror}") from error
-    started = time.monotonic()
-    program.run()
-    if len(steps) <= settings.warmup and reporter and reporter.is_finished():
-        return _silent(parameters, rank)
-    if not steps and _speaks(settings, rank):
-        raise RuntimeError(
-            f"the program ended after {time.monotonic() - started:.0f} s, and no line of its {len(program.log)} bytes "
-            f"of log said what a step took{_unmatched(settings, program.log)}"
-        )
-    return _figures(settings, parameters, rank, work, reader, steps, bytes(program.log))
 
 
-def _words(settings: CommandSettings, values: Mapping[str, Scalar]) -> list[str] | str:
-    """The command line, with the words that its options have for these values; a text for a shell."""
+def _command_line(settings: CommandSettings, values: Mapping[str, Scalar]) -> list[str] | str:
+    """Return the words of the command line, those of its options included; a text for a shell."""
     if isinstance(settings.run, str):
-        return filled(settings.run, values, shell=True)
+        return fill(settings.run, values, shell=True)
     words = list(settings.run)
     for name, options in settings.options.items():
-        if (value := said(values[name])) not in options:
-            raise Infeasible(f"{name}={value}: command.options has words for {', '.join(options)}")
+        if (value := format_value(values[name])) not in options:
+            raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
         words += map(str, options[value])
-    return [filled(word, values) for word in words]
+    return [fill(word, values) for word in words]
 
 
-def _speaks(settings: CommandSettings, rank: Rank) -> bool:
-    """Whether this rank has to have printed steps: of several some may stay silent, but not the only one."""
+def _must_print_steps(settings: CommandSettings, rank: Rank) -> bool:
+    """Return whether this rank runs the only program. Of several programs, some may print no steps."""
     return rank.world_size == 1 or (settings.start == "node" and rank.nodes == 1)
 
 
-def _unmatched(settings: CommandSettings, log: bytearray) -> str:
+def _describe_unmatched(settings: CommandSettings, log: bytes) -> str:
     text = log.decode(errors="replace")
-    silent = [name for name, expression in settings.log.items() if not re.search(expression, text)]
-    return f"; nothing in it matches log.{silent[0]}" if silent else ""
+    unmatched = [name for name, expression in settings.log.items() if not re.search(expression, text)]
+    return f"; nothing in it matches log.{unmatched[0]}" if unmatched else ""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a step computes, as far as the settings say: sequences, tokens of each, of which model, in which type."""
+class StepWork:
+    """What a step computes, as far as the settings say. 0 and empty stand for what they do not say."""
 
-    batch: int
-    length: int
+    global_batch: int
+    sequence_length: int
     model: str
     dtype: str
 
     @staticmethod
-    def of(settings: CommandSettings, values: Mapping[str, Scalar]) -> Work:
-        """Raises Infeasible for what is no number, and for a model that is none of ours."""
-        numbers = dict[str, int]()
+    def from_settings(settings: CommandSettings, values: Mapping[str, Scalar]) -> StepWork:
+        """Fill the settings' templates.
+
+        Raises:
+            Infeasible: a size is not a whole number, or the model is unknown.
+        """
+        sizes = dict[str, int]()
         for name in ("global_batch", "sequence_length"):
-            text = filled(getattr(settings, name), values)
+            text = fill(getattr(settings, name), values)
             if text and not text.isdigit():
                 raise Infeasible(f"command.{name}={text}: it has to be a whole number")
-            numbers[name] = int(text or 0)
-        model = filled(settings.model, values)
+            sizes[name] = int(text or 0)
+        model = fill(settings.model, values)
         if model and model not in MODELS:
-            raise Infeasible(f"command.model={model}: it may be {', '.join(MODELS)}")
-        return Work(numbers["global_batch"], numbers["sequence_length"], model, filled(settings.dtype, values))
+            raise Infeasible(f"command.model={model}: it has to be one of {', '.join(MODELS)}")
+        return StepWork(**sizes, model=model, dtype=fill(settings.dtype, values))
 
-    def tokens(self, metrics: Mapping[str, float], told: Mapping[str, Scalar]) -> tuple[int, int]:
-        """Of a step and of a sequence, the rest by what was printed; 0 where nobody says."""
-        batch = self.batch or _whole(told.get("global_batch")) or int(metrics.get("global_batch", 0))
-        length = self.length or _whole(told.get("sequence_length"))
-        return batch * length, length
+    def tokens(self, metrics: Mapping[str, float], reported_config: Mapping[str, Scalar]) -> tuple[int, int]:
+        """Return the tokens of a step and of a sequence; 0 where they are unknown.
 
-    def with_rate(self, step: Step, told: Mapping[str, Scalar]) -> dict[str, float]:
-        """A step's figures with its rate."""
-        tokens, _ = self.tokens(step.metrics, told)
+        What the settings do not say is taken from what the program printed.
+        """
+        global_batch = self.global_batch or _positive_int(reported_config.get("global_batch"))
+        global_batch = global_batch or int(metrics.get("global_batch", 0))
+        length = self.sequence_length or _positive_int(reported_config.get("sequence_length"))
+        return global_batch * length, length
+
+    def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
+        """Return a step's metrics with its tokens/s, if its tokens and its time are known."""
+        tokens, _ = self.tokens(step.metrics, reported_config)
         time_s = step.metrics.get("step_time_s", 0.0)
         return dict(step.metrics) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
 
 
-def _figures(
-    settings: CommandSettings,
-    parameters: Mapping[str, Scalar],
-    rank: Rank,
-    work: Work,
-    reader: LogReader | OwnLog,
-    steps: list[Step],
-    log: bytes,
+def _build_measurement(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: StepWork, log: ProgramLog
 ) -> Measurement:
-    steady = steps[settings.warmup :]
-    if steps and not steady:
-        raise RuntimeError(f"it ended after {len(steps)} steps, all of them warm-up (command.warmup={settings.warmup})")
-    seen: dict[str, list[float]] = {}
-    for step in steady:
+    timed_steps = log.steps[settings.warmup :]
+    if log.steps and not timed_steps:
+        raise RuntimeError(
+            f"the program ended after {len(log.steps)} steps, all of them warm-up (command.warmup={settings.warmup})"
+        )
+    samples: dict[str, list[float]] = {}
+    for step in timed_steps:
         for name, value in step.metrics.items():
-            seen.setdefault(name, []).append(value)
-    metrics = {name: max(v) if name.startswith("peak_") else statistics.median(v) for name, v in seen.items()}
-    tokens, length = work.tokens(metrics, reader.told)
-    times = [time_s for time_s in seen.get("step_time_s", []) if time_s > 0]
-    if not times and tokens:
-        times = [tokens / rate for rate in seen.get("tokens_per_s", []) if rate > 0]
-    metrics = {f"claimed_{name}" if name in CLAIMED else name: value for name, value in metrics.items()}
+            samples.setdefault(name, []).append(value)
+    metrics = {
+        name: max(values) if name.startswith("peak_") else statistics.median(values) for name, values in samples.items()
+    }
+    tokens, length = work.tokens(metrics, log.reader.reported_config)
+    step_times_s = [time_s for time_s in samples.get("step_time_s", []) if time_s > 0]
+    if not step_times_s and tokens:
+        step_times_s = [tokens / rate for rate in samples.get("tokens_per_s", []) if rate > 0]
+    metrics = {f"claimed_{name}" if name in CLAIMED_METRICS else name: value for name, value in metrics.items()}
     metrics = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
-    if "loss" in seen:
-        metrics["loss"] = seen["loss"][-1]
+    if "loss" in samples:
+        metrics["loss"] = samples["loss"][-1]
     return Measurement(
-        executed={name: reader.told.get(name, value) for name, value in parameters.items()},
-        step_times_s=tuple(times),
+        executed={name: log.reader.reported_config.get(name, value) for name, value in parameters.items()},
+        step_times_s=tuple(step_times_s),
         of_gang=True,
         flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
         tokens_per_step=tokens,
         matrix_dtype=work.dtype,
         metrics=metrics,
-        machine_info=_facts(rank) | {"program": reader.kind, "device": reader.device},
-        files={"log.txt": log} if log else {},
+        machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
+        files={"log.txt": log.text} if log.text else {},
     )
 
 
-def _whole(told: Scalar) -> int:
-    return told if isinstance(told, int) and told > 0 else 0
+def _positive_int(value: Scalar) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
-def _places(rank: Rank, output: Path) -> dict[str, Scalar]:
+def _placeholder_values(rank: Rank, output: Path) -> dict[str, Scalar]:
     host, _, port = rank.rendezvous.rpartition(":")
     return {
         "rank": rank.rank,
@@ -235,14 +285,19 @@ def _places(rank: Rank, output: Path) -> dict[str, Scalar]:
     }
 
 
-def _variables(settings: CommandSettings, rank: Rank, values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Those of torch.distributed for a process of its own, and for a node's which devices are this gang's."""
-    found = {"MASTER_ADDR": said(values["master_address"]), "MASTER_PORT": said(values["master_port"])}
-    found["PYTHONUNBUFFERED"] = "1"
+def _distributed_environment(settings: CommandSettings, rank: Rank, values: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices."""
+    variables = {
+        "MASTER_ADDR": format_value(values["master_address"]),
+        "MASTER_PORT": format_value(values["master_port"]),
+        "PYTHONUNBUFFERED": "1",
+    }
     if settings.start == "gpu":
-        return found | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
-    return found | {name: rank.node_devices for name in VISIBLE if os.environ.get(name) and rank.node_devices}
+        return variables | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
+    return variables | {
+        name: rank.node_devices for name in VISIBLE_DEVICES if os.environ.get(name) and rank.node_devices
+    }
 
 
-def _facts(rank: Rank) -> dict[str, Scalar]:
+def _machine_info(rank: Rank) -> dict[str, Scalar]:
     return {"rank": rank.rank, "world_size": rank.world_size, "host_cpu": cpu_name()}

@@ -1,4 +1,4 @@
-"""Templates: text with {names} in it, filled so that no value can break out of its place."""
+"""Templates: text with {placeholders}. A value never breaks out of its place in a word, a shell line or a file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import yaml
 from workloads.api.contract import Scalar
 
 # {name}; {{ and }} stand for braces.
-_PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")
-# What every program is given beside the parameters.
-PLACES = (
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+# The placeholders that every program has besides its parameters.
+PLACEHOLDERS = (
     "rank",
     "world_size",
     "local_rank",
@@ -32,65 +32,69 @@ PLACES = (
 Values = Mapping[str, Scalar]
 
 
-def places(template: Any) -> set[str]:
-    """The names in a template, or anywhere in a mapping or list of them."""
+def find_placeholders(template: Any) -> set[str]:
+    """Return the names in a template, or in a mapping or list of templates."""
     if isinstance(template, str):
-        return {name for name in _PLACE.findall(template) if name}
+        return {name for name in _PLACEHOLDER.findall(template) if name}
     if isinstance(template, Mapping):
-        return set().union(*(places(each) for pair in template.items() for each in pair))
-    return set().union(*map(places, template)) if isinstance(template, (list, tuple)) else set()
+        return set().union(*(find_placeholders(part) for item in template.items() for part in item))
+    return set().union(*map(find_placeholders, template)) if isinstance(template, (list, tuple)) else set()
 
 
-def filled(template: str, values: Values, *, shell: bool = False) -> str:
-    """The text with its values in place; `shell`: each quoted for one."""
+def fill(template: str, values: Values, *, shell: bool = False) -> str:
+    """Return the text with its values, each quoted for a shell if `shell` is set."""
 
-    def of(found: re.Match[str]) -> str:
-        if found[1] is None:
-            return found[0][0]
-        text = said(values[found[1]])
+    def replacement(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0][0]
+        text = format_value(values[match[1]])
         return shlex.quote(text) if shell else text
 
-    return _PLACE.sub(of, template)
+    return _PLACEHOLDER.sub(replacement, template)
 
 
-def filled_all(template: Any, values: Values) -> Any:
-    """Mappings and lists with all their templates filled; a text that is one {name} and nothing else takes the value as
-    it is, a number as a number."""
+def fill_all(template: Any, values: Values) -> Any:
+    """Fill all templates in mappings and lists.
+
+    A text that is one {name} and nothing else becomes the value itself: a number stays a number.
+    """
     if isinstance(template, str):
-        whole = re.fullmatch(r"\{(\w+)\}", template)
-        return values[whole[1]] if whole else filled(template, values)
+        single = re.fullmatch(r"\{(\w+)\}", template)
+        return values[single[1]] if single else fill(template, values)
     if isinstance(template, Mapping):
-        return {filled(str(key), values): filled_all(inner, values) for key, inner in template.items()}
-    return [filled_all(inner, values) for inner in template] if isinstance(template, list) else template
+        return {fill(str(key), values): fill_all(inner, values) for key, inner in template.items()}
+    return [fill_all(inner, values) for inner in template] if isinstance(template, list) else template
 
 
-def rendered(name: str, template: Any, values: Values) -> str:
-    """A file's text: of a mapping in the format of its name (.json, .yaml, .toml), of a text as it is."""
+def render(name: str, template: Any, values: Values) -> str:
+    """Return the text of a file: a mapping in the format of the file's name (.json, .yaml, .toml), a text as it is."""
     if isinstance(template, str):
-        return filled(template, values)
-    plain, kind = filled_all(template, values), PurePath(name).suffix
-    if kind == ".toml":
-        return "".join(f"{line}\n" for line in _toml(plain))
-    return json.dumps(plain, indent=2) if kind == ".json" else str(yaml.safe_dump(plain, sort_keys=False))
+        return fill(template, values)
+    content, suffix = fill_all(template, values), PurePath(name).suffix
+    if suffix == ".toml":
+        return "".join(f"{line}\n" for line in _toml_lines(content))
+    return json.dumps(content, indent=2) if suffix == ".json" else str(yaml.safe_dump(content, sort_keys=False))
 
 
-def _toml(node: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[str]:
-    """Lines of `a.b = value`. What is null is left out."""
+def _toml_lines(table: Mapping[str, Any], parents: tuple[str, ...] = ()) -> list[str]:
+    """Return lines of `a.b = value`. Nulls are left out, since TOML has none."""
     lines = []
-    for key, value in node.items():
-        path = (*above, _as_toml(str(key)))
+    for key, value in table.items():
+        path = (*parents, _toml_value(str(key)))
         if isinstance(value, Mapping):
-            lines += _toml(value, path)
+            lines += _toml_lines(value, path)
         elif value is not None:
-            lines.append(f"{'.'.join(path)} = {_as_toml(value)}")
+            lines.append(f"{'.'.join(path)} = {_toml_value(value)}")
     return lines
 
 
-def _as_toml(value: Any) -> str:
-    """A scalar or list of JSON's is one of TOML's as well, but for one control character, and pairs of escapes."""
+def _toml_value(value: Any) -> str:
+    """Return a scalar or list as JSON, which is TOML as well except for one control character and surrogate pairs."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def said(value: Scalar) -> str:
-    """As a command line says it."""
-    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+def format_value(value: Scalar) -> str:
+    """Return the value as on a command line: true and false in lower case, nothing for null."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)

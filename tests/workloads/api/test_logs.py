@@ -28,7 +28,7 @@ def test_steps_times_and_losses_are_parsed(kind: str, line: str) -> None:
         assert step.metrics["step_time_s"] == pytest.approx(2.7013, rel=1e-3)
         assert step.metrics["loss"] == 2.25 and step.metrics["global_batch"] == 256
     if kind == "Primus":
-        assert steps[0].metrics["tokens_per_s_per_gpu"] == 12130.4 and reader.told["gpus"] == 32
+        assert steps[0].metrics["tokens_per_s_per_gpu"] == 12130.4 and reader.reported_config["gpus"] == 32
 
 
 def test_megatron_bridges_line_belongs_to_the_step_after_it() -> None:
@@ -58,7 +58,7 @@ def test_the_reported_configuration_is_parsed() -> None:
         "  world_size ...................................... 16\n"
         "  some_other_thing ................................ 7\n"
     )
-    assert reader.told == {"tp": 2, "sequence_length": 8192, "gpus": 16}
+    assert reader.reported_config == {"tp": 2, "sequence_length": 8192, "gpus": 16}
     reader, _ = read(
         '[titan] 2026-01-01 00:00:00,000 - root - INFO - Running with configs: {\n  "training": {\n'
         '    "seq_len": 2048,\n    "global_batch_size": -1\n  },\n'
@@ -66,7 +66,7 @@ def test_the_reported_configuration_is_parsed() -> None:
         '  "compile": {\n    "enable": false\n  }\n}\n'
         "[titan] 2026-01-01 00:00:01,000 - root - INFO - GPU capacity: NVIDIA H200 with 139.8GiB memory"
     )
-    assert reader.told == {"sequence_length": 2048, "checkpointing": "full", "compile": False}
+    assert reader.reported_config == {"sequence_length": 2048, "checkpointing": "full", "compile": False}
     assert reader.device == "NVIDIA H200"
 
 

@@ -1,4 +1,4 @@
-"""Anybody's own trainer: real programs, read while they run, and ended with all that they started."""
+"""`workload=command`: real programs, read while they run, and terminated with everything that they started."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.support.trainer_logs import MEGATRON
 from workloads.api.contract import Infeasible, Machine, Measurement, OutOfMemory, Rank
 from workloads.api.registry import load
 from workloads.api.trial import ParameterMismatch, run_trial
-from workloads.command.guard import marked
+from workloads.command.guard import find_marked
 from workloads.command.process import ProgramFailed
-from workloads.command.template import filled, rendered
+from workloads.command.template import fill, render
 
 STEPS = f"""
 import sys, time
@@ -35,42 +35,39 @@ for n in range(1, 200):
 """
 
 
-def run(program: str, rank: Rank | None = None, parameters: dict[str, Any] | None = None, **said: Any) -> Measurement:
-    """A trial of `python -c program`, with three steps of warm-up and five that count."""
-    settings = {
-        "run": ["{python}", "-c", program.replace("{", "{{").replace("}", "}}")],
-        "warmup": 3,
-        "steps": 5,
-        **said,
-    }
-    return run_trial("command", parameters or {}, rank or Rank(), settings)
-
-
-def bare(program: str) -> str:
-    """As a template that has no places."""
+def escape(program: str) -> str:
+    """Return the program as a template without placeholders."""
     return program.replace("{", "{{").replace("}", "}}")
+
+
+def run(
+    program: str, rank: Rank | None = None, parameters: dict[str, Any] | None = None, **changes: Any
+) -> Measurement:
+    """Run a trial of `python -c program` with three steps of warm-up and five measured ones."""
+    settings = {"run": ["{python}", "-c", escape(program)], "warmup": 3, "steps": 5, **changes}
+    return run_trial("command", parameters or {}, rank or Rank(), settings)
 
 
 # ── templates ──
 
-WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30)
 
 
-@given(WORDS)
-def test_no_value_breaks_out_of_its_word(value: str) -> None:
-    shell = filled("printf %s {x} {x}", {"x": value}, shell=True)
-    said = subprocess.run(["/bin/sh", "-c", shell], capture_output=True).stdout
-    assert said == 2 * value.encode()
+@given(TEXTS)
+def test_a_value_never_breaks_out_of_its_shell_word(value: str) -> None:
+    line = fill("printf %s {x} {x}", {"x": value}, shell=True)
+    printed = subprocess.run(["/bin/sh", "-c", line], capture_output=True).stdout
+    assert printed == 2 * value.encode()
 
 
 @given(
-    st.dictionaries(st.text("abc_.", min_size=1, max_size=4), WORDS | st.integers(-9, 9) | st.booleans(), min_size=1)
+    st.dictionaries(st.text("abc_.", min_size=1, max_size=4), TEXTS | st.integers(-9, 9) | st.booleans(), min_size=1)
 )
-def test_a_file_says_exactly_the_values(values: dict[str, Any]) -> None:
-    template = {"outer": {name: f"{{x{n}}}" for n, name in enumerate(values)}}
-    given_values = {f"x{n}": value for n, value in enumerate(values.values())}
-    for name, read in (("a.json", json.loads), ("a.toml", tomllib.loads), ("a.yaml", yaml.safe_load)):
-        assert read(rendered(name, template, given_values)) == {"outer": values}
+def test_a_rendered_file_has_exactly_the_values(contents: dict[str, Any]) -> None:
+    template = {"outer": {name: f"{{x{n}}}" for n, name in enumerate(contents)}}
+    values = {f"x{n}": value for n, value in enumerate(contents.values())}
+    for name, parse in (("a.json", json.loads), ("a.toml", tomllib.loads), ("a.yaml", yaml.safe_load)):
+        assert parse(render(name, template, values)) == {"outer": contents}
 
 
 # ── programs ──
@@ -78,21 +75,22 @@ def test_a_file_says_exactly_the_values(values: dict[str, Any]) -> None:
 
 def test_enough_steps_end_a_program_and_warm_up_is_left_out() -> None:
     started = time.monotonic()
-    found = run(STEPS, sequence_length="128")
-    assert found.step_times_s == pytest.approx([0.05] * 5) and found.tokens_per_step == 256 * 128
-    assert found.metrics["loss"] == pytest.approx(5 / 8) and found.metrics["claimed_tflops_per_gpu"] == 1
-    assert b"iteration" in found.files["log.txt"] and time.monotonic() - started < 10
+    measurement = run(STEPS, sequence_length="128")
+    assert measurement.step_times_s == pytest.approx([0.05] * 5) and measurement.tokens_per_step == 256 * 128
+    assert measurement.metrics["loss"] == pytest.approx(5 / 8)
+    assert measurement.metrics["claimed_tflops_per_gpu"] == 1
+    assert b"iteration" in measurement.files["log.txt"] and time.monotonic() - started < 10
 
 
-def test_a_program_and_all_it_started_end_with_the_trial(tmp_path: Path) -> None:
-    """A child in a session of its own that does not heed SIGTERM."""
+def test_a_program_and_its_children_end_with_the_trial(tmp_path: Path) -> None:
+    """The child is in a session of its own and ignores SIGTERM."""
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     program = (
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
+        f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid))\n{STEPS}"
     )
-    program += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid))\n{STEPS}"
     run(program, sequence_length="1")
-    assert int((tmp_path / "pid").read_text()) not in marked("SWEEPER_PROGRAM=", -1)
+    assert int((tmp_path / "pid").read_text()) not in find_marked("SWEEPER_PROGRAM=", -1)
 
 
 def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
@@ -108,49 +106,44 @@ def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> N
     place = tmp_path / "place"
     wait_for(lambda: place.exists() and place.read_text())
     program, output = int(place.read_text().split()[0]), Path(place.read_text().split()[1])
-    assert program in marked("SWEEPER_PROGRAM=", -1) and output.exists()
+    assert program in find_marked("SWEEPER_PROGRAM=", -1) and output.exists()
     worker.kill()
     worker.wait()
-    wait_for(lambda: program not in marked("SWEEPER_PROGRAM=", -1) and not output.exists())
+    wait_for(lambda: program not in find_marked("SWEEPER_PROGRAM=", -1) and not output.exists())
 
 
-def test_parameters_places_and_variables_reach_the_program() -> None:
+def test_parameters_placeholders_and_variables_reach_the_program() -> None:
     program = """
 import json, os, sys, tomllib
-told = tomllib.load(open(sys.argv[1] + "/a.toml", "rb"))
-assert (sys.argv[2], os.environ["MODE"], told["a"]["lr"]) == ("x y", "fast", 0.5), (sys.argv, told)
+config = tomllib.load(open(sys.argv[1] + "/a.toml", "rb"))
+assert (sys.argv[2], os.environ["MODE"], config["a"]["lr"]) == ("x y", "fast", 0.5), (sys.argv, config)
 assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"]) == ("1", "2", "4242")
 """
-    words = [
-        "{python}",
-        "-c",
-        program.replace("{", "{{").replace("}", "}}") + STEPS.replace("{", "{{").replace("}", "}}"),
-    ]
-    found = run_trial(
+    measurement = run_trial(
         "command",
         {"name": "x y", "lr": 0.5, "fast": True, "mode": "fast"},
         Rank(1, 2, rendezvous="127.0.0.1:4242"),
         {
-            "run": [*words, "{output}", "{name}"],
+            "run": ["{python}", "-c", escape(program + STEPS), "{output}", "{name}"],
             "start": "gpu",
             "files": {"a.toml": {"a": {"lr": "{lr}", "fast": "{fast}"}}},
             "environment": {"MODE": "{mode}"},
         },
     )
-    assert found.executed == {"name": "x y", "lr": 0.5, "fast": True, "mode": "fast"}
+    assert measurement.executed == {"name": "x y", "lr": 0.5, "fast": True, "mode": "fast"}
 
 
-def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
+def test_the_first_rank_of_a_node_starts_one_program_for_the_node() -> None:
     second = run("raise SystemExit(3)", Rank(1, 2, ranks_per_node=2, local_rank=1))
     assert second.step_times_s == () and second.of_gang
     program = f"import os; assert 'RANK' not in os.environ\n{STEPS}"
     assert run(program, Rank(0, 2, ranks_per_node=2), sequence_length="1").step_times_s
-    with pytest.raises(Infeasible, match="3 ranks are not evenly on 2 nodes"):
+    with pytest.raises(Infeasible, match="3 ranks are not spread evenly over 2 nodes"):
         run(program, Rank(0, 3, ranks_per_node=1, nodes=2))
 
 
 @pytest.mark.parametrize(
-    ("program", "error", "words", "said"),
+    ("program", "error", "message", "changes"),
     [
         ("print('CUDA out of memory. Tried'); import time; time.sleep(99)", OutOfMemory, "out of memory", {}),
         ("print('begun', flush=True); import time; time.sleep(99)", ProgramFailed, "nothing for 1 s", {"silence_s": 1}),
@@ -190,21 +183,23 @@ def test_a_nodes_first_rank_starts_one_program_for_all_of_it() -> None:
         "warm-up only",
     ],
 )
-def test_each_way_to_fail_says_why(program: str, error: type[Exception], words: str, said: dict[str, Any]) -> None:
+def test_every_failure_has_its_reason(
+    program: str, error: type[Exception], message: str, changes: dict[str, Any]
+) -> None:
     started = time.monotonic()
-    with pytest.raises(error, match=words):
-        run(program, **said)
+    with pytest.raises(error, match=message):
+        run(program, **changes)
     assert time.monotonic() - started < 10
 
 
-def test_a_program_that_has_ended_is_not_waited_for_though_a_child_of_it_holds_its_output() -> None:
+def test_a_program_that_has_ended_is_not_waited_for_if_its_child_holds_the_output() -> None:
     program = STEPS + "\nimport subprocess; subprocess.Popen(['sleep', '60'])\n"
     started = time.monotonic()
-    found = run(program, sequence_length="1", steps=190)
-    assert len(found.step_times_s) == 190 and time.monotonic() - started < 20
+    measurement = run(program, sequence_length="1", steps=190)
+    assert len(measurement.step_times_s) == 190 and time.monotonic() - started < 20
 
 
-def test_nor_is_one_whose_child_goes_on_printing() -> None:
+def test_a_program_that_has_ended_is_not_waited_for_if_its_child_goes_on_printing() -> None:
     child = "import time\nwhile True: print('monitor', flush=True); time.sleep(0.2)"
     program = STEPS + f"\nimport subprocess; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
     started = time.monotonic()
@@ -212,20 +207,20 @@ def test_nor_is_one_whose_child_goes_on_printing() -> None:
     assert time.monotonic() - started < 20
 
 
-def test_output_without_an_end_of_line_costs_its_length_and_no_more() -> None:
+def test_a_line_of_32_megabytes_is_read_within_10_seconds() -> None:
     program = "import sys\nfor _ in range(320): sys.stdout.write('x' * 100_000)\nprint()\n" + STEPS
     started = time.monotonic()
     assert run(program, sequence_length="1").step_times_s
     assert time.monotonic() - started < 10
 
 
-def test_a_program_that_does_otherwise_than_asked_is_found_out() -> None:
+def test_a_program_that_reports_another_parameter_fails_the_trial() -> None:
     program = "print('  tensor_model_parallel_size ........... 4')\n" + STEPS
     with pytest.raises(ParameterMismatch, match="tp=4, requested 2"):
         run(program, parameters={"tp": 2}, environment={"T": "{tp}"})
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_a_missing_program_is_named() -> None:
     with pytest.raises(RuntimeError, match="/no/such/trainer: No such file"):
         run_trial("command", {}, Rank(), {"run": ["/no/such/trainer"]})
 
@@ -233,99 +228,101 @@ def test_a_program_that_is_not_there_is_named() -> None:
 # ── presets ──
 
 
-def test_only_legal_layouts_of_a_known_trainer_are_tried() -> None:
+def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:
     loaded: Any = load("command")
     layout = {"tp": "{tensor}", "pp": "{pipeline}"}
-    said = {"run": ["x"], "layout": layout, "global_batch": "64", "sequence_length": "8192", "model": "llama3_8b"}
-    command = loaded.with_settings(loaded.Settings(**said))
+    settings = {"run": ["x"], "layout": layout, "global_batch": "64", "sequence_length": "8192", "model": "llama3_8b"}
+    command = loaded.with_settings(loaded.Settings(**settings))
     machine = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0)
 
-    def foreseen(tensor: int, pipeline: int) -> str:
+    def unsupported_reason(tensor: int, pipeline: int, machine: Machine = machine) -> str:
         return str(command.estimate(command.Parameters(tensor=tensor, pipeline=pipeline), machine).unsupported_reason)
 
-    assert foreseen(2, 1) == foreseen(4, 2) == ""
-    assert "= 6 ranks, but there are 8" in foreseen(3, 2) and "16 ranks" in foreseen(16, 1)
-    assert "tp=0, it has to be a whole number" in foreseen(0, 1)
-    three = Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
-    assert "pp 3 of 32 layers" in command.estimate(command.Parameters(tensor=1, pipeline=3), three).unsupported_reason
+    assert unsupported_reason(2, 1) == unsupported_reason(4, 2) == ""
+    assert "= 6 ranks, but there are 8" in unsupported_reason(3, 2) and "16 ranks" in unsupported_reason(16, 1)
+    assert "tp=0, it has to be a whole number" in unsupported_reason(0, 1)
+    three_ranks = Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
+    assert "pp 3 does not divide 32 layers" in unsupported_reason(1, 3, three_ranks)
 
 
-def test_torchtitan_takes_what_its_preset_says(place: Place, tmp_path: Path) -> None:
-    """By its own parser: training needs a GPU. Skipped where torchtitan or triton is not installed."""
+def test_torchtitan_accepts_the_configuration_of_its_preset(place: Place, tmp_path: Path) -> None:
+    """Only its parser runs, since training needs a GPU. Skipped where torchtitan or triton is not installed."""
     pytest.importorskip("triton")
     pytest.importorskip("torchtitan", exc_type=ImportError)
     preset = yaml.safe_load((REPOSITORY / "conf/workload/torchtitan.yaml").read_text())
     values = {"sequence_length": 8192, "global_batch": 16, "tp": 2, "pp": 1, "cp": 1, "micro_batch": 2}
     values |= {"checkpointing": "full", "compile": True, "assets": "a", "dataset_path": "b", "output": "o"}
-    text = rendered("config.toml", preset["command"]["files"]["config.toml"], values)
+    text = render("config.toml", preset["command"]["files"]["config.toml"], values)
     (tmp_path / "config.toml").write_text(text)
-    read = "import sys; from torchtitan.config import ConfigManager as M; c = M().parse_args(sys.argv[1:]); "
-    read += "print(c.parallelism.tensor_parallel_degree, c.training.seq_len, c.activation_checkpoint.mode, "
-    read += "c.model.flavor, *c.model.converters)"
+    program = (
+        "import sys; from torchtitan.config import ConfigManager as M; c = M().parse_args(sys.argv[1:]); "
+        "print(c.parallelism.tensor_parallel_degree, c.training.seq_len, c.activation_checkpoint.mode, "
+        "c.model.flavor, *c.model.converters)"
+    )
     fp8 = preset["command"]["options"]["precision"]["fp8_tensorwise"]
-    words = [sys.executable, "-c", read, f"--job.config_file={tmp_path}/config.toml", *fp8]
-    done = subprocess.run(words, capture_output=True, text=True)
+    command = [sys.executable, "-c", program, f"--job.config_file={tmp_path}/config.toml", *fp8]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["2 8192 full 8B quantize.linear.float8"], done.stderr[-2000:]
 
 
 @pytest.mark.gpu
-def test_torchtitans_debug_model_trains(place: Place) -> None:
+def test_the_debug_model_of_torchtitan_trains(place: Place) -> None:
     pytest.importorskip("torchtitan", exc_type=ImportError)
     from benchmarks.trainers import make_text
 
     make_text(place.path)
-    words = [f"space.assets={place.path}/assets", f"space.dataset_path={place.path}/text"]
-    words += ["space.micro_batch=2", "space.checkpointing=none", "gpus=1"]
-    done = place.run("workload=torchtitan_debug", "search=grid", "progress=never", *words)
+    arguments = [f"space.assets={place.path}/assets", f"space.dataset_path={place.path}/text"]
+    arguments += ["space.micro_batch=2", "space.checkpointing=none", "gpus=1"]
+    done = place.run("workload=torchtitan_debug", "search=grid", "progress=never", *arguments)
     assert done.code == 0, done.out + done.err
-    (run_,) = place.runs("trial")
-    assert run_.data.metrics["tokens_per_s"] > 0 and run_.data.metrics["steps"] == 10
+    (trial_run,) = place.runs("trial")
+    assert trial_run.data.metrics["tokens_per_s"] > 0 and trial_run.data.metrics["steps"] == 10
 
 
-# ── as a user sees it ──
+# ── the command line ──
 
 
-def test_a_sweep_over_a_stand_in_that_prints_megatrons_log(place: Place) -> None:
-    """Megatron-LM is not here: a program in its place prints its log, told its degrees on the command line."""
+def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(place: Place) -> None:
+    """Megatron-LM is not installed: a program in its place prints its log, with the degrees of its command line."""
     (place.path / "pretrain_gpt.py").write_text(
-        "import sys\nsaid = dict(a[2:].split('=') for a in sys.argv[1:] if '=' in a)\n"
-        "print('  tensor_model_parallel_size ................', said['tensor-model-parallel-size'])\n" + STEPS
+        "import sys\noptions = dict(a[2:].split('=') for a in sys.argv[1:] if '=' in a)\n"
+        "print('  tensor_model_parallel_size ................', options['tensor-model-parallel-size'])\n" + STEPS
     )
-    words = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.cp=1"]
-    words += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pp=1"]
-    words += ["command.model=llama_tiny", "space.tp=choice(1,2)", f"command.directory={place.path}"]
-    done = place.run(*words)
+    arguments = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.cp=1"]
+    arguments += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pp=1"]
+    arguments += ["command.model=llama_tiny", "space.tp=choice(1,2)", f"command.directory={place.path}"]
+    done = place.run(*arguments)
     assert done.code == 0, done.out + done.err
-    runs = place.runs("trial")
-    assert sorted(run.data.params["tp"] for run in runs) == ["1", "2"]
-    for run_ in runs:
-        assert run_.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
-        assert run_.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
+    trial_runs = place.runs("trial")
+    assert sorted(trial_run.data.params["tp"] for trial_run in trial_runs) == ["1", "2"]
+    for trial_run in trial_runs:
+        assert trial_run.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
+        assert trial_run.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
 
 
 @pytest.mark.soak
 def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(place: Place) -> None:
-    """Two programs of a gang, the second silent: with the first it loses what it works with, or waits for ever."""
+    """Of a gang's two programs the second prints nothing, and would wait forever once the first has ended."""
     program = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + STEPS
     (place.path / "train.py").write_text(program)
-    words = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "command.start=gpu"]
-    words += ["command.sequence_length='1'", "gpus=2", "budget.trials=1"]
-    done = place.run(*words)
+    arguments = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "command.start=gpu"]
+    arguments += ["command.sequence_length='1'", "gpus=2", "budget.trials=1"]
+    done = place.run(*arguments)
     assert done.code == 0, done.out + done.err
-    (found,) = place.runs("trial")
-    assert found.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 / 0.05 / 2)
+    (trial_run,) = place.runs("trial")
+    assert trial_run.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 / 0.05 / 2)
 
 
 @pytest.mark.soak
-def test_nothing_of_a_trial_that_took_too_long_is_left(place: Place) -> None:
-    """A child in a session of its own; and what the program had said is kept."""
+def test_a_trial_that_timed_out_leaves_no_process_and_its_output_is_recorded(place: Place) -> None:
+    """The program has a child in a session of its own."""
     child = "import time, sys; sys.stdout.close(); time.sleep(601)"
     program = (
         f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
     )
     (place.path / "train.py").write_text(program + "print('so far so good', flush=True)\ntime.sleep(602)\n")
-    words = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "trial.timeout_s=3"]
-    done = place.run(*words, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
+    arguments = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "trial.timeout_s=3"]
+    done = place.run(*arguments, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
     assert done.code == 1 and "took longer than trial.timeout_s=3" in done.out + done.err
     wait_for(lambda: not processes_with("OF_THIS_TEST", "timed_out"), 20)
     (trial,) = place.trials()
@@ -333,31 +330,29 @@ def test_nothing_of_a_trial_that_took_too_long_is_left(place: Place) -> None:
     assert record["status"] == "timed_out" and "so far so good" in record["detail"]
 
 
-def test_steps_are_seen_while_a_trial_runs_and_a_hopeless_one_is_ended(place: Place) -> None:
-    """Five programs of nearly the same speed; those after them are ten times slower, and do not come to their end."""
+def test_steps_are_recorded_while_a_trial_runs_and_poor_trials_are_pruned(place: Place) -> None:
+    """Five programs of nearly the same speed; the two after them are ten times slower and are pruned."""
     program = "import sys, time\nfor n in range(40):\n    time.sleep(0.03)\n    print('took', sys.argv[1])\n"
     (place.path / "train.py").write_text(program)
-    folder = place.path / "mine" / "workload"
+    folder = place.path / "custom" / "workload"
     folder.mkdir(parents=True)
     settings = {"run": ["{python}", str(place.path / "train.py"), "{ms}"], "log": {"step_time_ms": r"took (\d+)"}}
     settings |= {"steps": 35, "global_batch": "1", "sequence_length": "1"}
-    plain = {"workload": {"name": "command", "objective": "tokens_per_s", "direction": "maximize"}, "command": settings}
-    plain |= {"space": {"ms": "choice(10, 11, 12, 13, 14, 100, 101)"}, "finals": {"top": 0}}
-    (folder / "mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(plain))
-    words = ["--config-dir", str(folder.parent), "workload=mine", "search=grid", "search.pruner=median"]
-    process = place.start(*words)
-    wait_for(lambda: steps_of_what_runs(place.path / "mlflow.db"))
+    config = {"workload": {"name": "command", "objective": "tokens_per_s", "direction": "maximize"}}
+    config |= {"command": settings, "space": {"ms": "choice(10, 11, 12, 13, 14, 100, 101)"}, "finals": {"top": 0}}
+    (folder / "custom.yaml").write_text("# @package _global_\n" + yaml.safe_dump(config))
+    arguments = ["--config-dir", str(folder.parent), "workload=custom", "search=grid", "search.pruner=median"]
+    process = place.start(*arguments)
+    wait_for(lambda: steps_of_running_trials(place.path / "mlflow.db"))
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert "5 complete, 2 pruned" in out
-    assert {run_.data.params["ms"] for run_ in place.runs("trial") if run_.data.tags["outcome"] == "pruned"} == {
-        "100",
-        "101",
-    }
+    pruned = [trial_run for trial_run in place.runs("trial") if trial_run.data.tags["outcome"] == "pruned"]
+    assert {trial_run.data.params["ms"] for trial_run in pruned} == {"100", "101"}
 
 
-def steps_of_what_runs(store: Path) -> list[Any]:
-    """Read past MLflow, which would make its tables beside the process that makes them."""
+def steps_of_running_trials(store: Path) -> list[Any]:
+    """Read the database without MLflow, which would create its tables at the same time as the tracking process."""
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as database:
         return database.execute(
             "select value from latest_metrics join runs using (run_uuid) "
@@ -367,31 +362,32 @@ def steps_of_what_runs(store: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("arguments", "message"),
     [
-        ([], "command.run: has to be given"),
-        (["command.run=[x,'{lr}']"], "space.lr: has to be given"),
-        (["command.run=[no-such-program]"], "command.run: no-such-program: there is no such program"),
+        ([], "command.run: required"),
+        (["command.run=[x,'{lr}']"], "space.lr: required"),
+        (["command.run=[no-such-program]"], "command.run: no-such-program: no such program"),
         (
             ["command.run=[echo]", "command.directory=/no/such"],
-            "command.directory=/no/such: there is no such directory",
+            "command.directory=/no/such: no such directory",
         ),
         (["command.run=[x]", "space.lr=3"], "space.lr: the command has no {lr}"),
-        (["command.run=[x]", "command.log={loss: 'a (b) (c)'}"], "has 2 groups, one is what is read"),
+        (["command.run=[x]", "command.log={loss: 'a (b) (c)'}"], "has 2 groups, it needs exactly one"),
         (["command.run=[x]", "command.log={loss: 'a (b)'}"], "has none of step_time_s"),
-        (["command.run=[x]", "command.stepps=3"], "did you mean command.steps?"),
+        (["command.run=[x]", "command.stepps=3"], "Did you mean command.steps?"),
         (["workload=probe", "command.run=[x]"], "probe runs no command"),
-        (["command.run=[x]", "command.model=llama3-8b"], "command: model=llama3-8b: it may be"),
-        (["command.run=[x]", "command.layout={tpp: 2}"], "layout.tpp: it may be"),
+        (["command.run=[x]", "command.model=llama3-8b"], "command: model=llama3-8b: it has to be one of"),
+        (["command.run=[x]", "command.layout={tpp: 2}"], "layout.tpp: unknown key, allowed are dp_replicate"),
         (["command.run=[x]", "command.layout={tp: 2}"], "layout: needs global_batch as well"),
-        (["workload=probe", "search.pruner=median"], "probe tells nothing before it ends"),
+        (["workload=probe", "search.pruner=median"], "probe reports no steps while it runs"),
     ],
     ids=str,
 )
-def test_what_is_said_wrongly_is_answered_before_anything_starts(
-    say: Callable[..., Done], words: list[str], wanted: str
+def test_invalid_settings_are_refused_before_anything_starts(
+    say: Callable[..., Done], arguments: list[str], message: str
 ) -> None:
-    words = words if any("workload=" in word for word in words) else ["workload=command", *words]
-    done = say(*words)
-    assert done.code == 2 and wanted in done.err, done.err
+    if not any("workload=" in argument for argument in arguments):
+        arguments = ["workload=command", *arguments]
+    done = say(*arguments)
+    assert done.code == 2 and message in done.err, done.err
     assert len(done.err.splitlines()) <= 2

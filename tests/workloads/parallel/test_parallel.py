@@ -296,9 +296,9 @@ def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(place: Place)
         # Blocks with whole weights have a manual backward pass and choose their attention kernel themselves.
         kernel = "cpu" if run.data.params["dp_shard"] == "2" else "scaled_dot_product_attention"
         assert run.data.tags["attention"] == kernel
-    assert "foresaw  what was predicted is" in done.out
+    assert "model    estimates are" in done.out
     (parent,) = place.runs("sweep")
     assert parent.data.metrics["predicted_error"] > 0
     projected = json.loads(parent.data.tags["projected_tokens_per_s"])
     assert list(projected) == ["2", "4", "8", "16"] and projected["4"] > 1.5 * projected["2"] > 0
-    assert "the batch grows with the copies" in parent.data.tags["projection_assumes"]
+    assert "the batch grows with the replicas" in parent.data.tags["projection_assumes"]
