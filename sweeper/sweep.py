@@ -384,7 +384,7 @@ class Sweep:
             "metrics": results.metrics(),
             "tags": tags,
             "artifacts": texts,
-            "pictures": plots,
+            "plots": plots,
             "abandoned": self._study.abandoned,
         }
         return self._tracking.close(closing, MLFLOW_PATIENCE_S)

@@ -25,7 +25,7 @@ def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     """
     words = sorted(allowed)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    available = f"Available: {', '.join(words)}."
+    available = f"Available: {', '.join(words) or 'none'}."
     return f"{available} Did you mean {prefix}{close[0]}?" if close else available
 
 

@@ -1,1 +1,1 @@
-"""Other tools' results, into the same store: recognised, read, computed again by this project's definitions."""
+"""Import other tools' results into the same store: recognise and read files, and derive this project's metrics."""

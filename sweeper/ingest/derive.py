@@ -1,4 +1,4 @@
-"""An imported result's figures by this project's definitions, and where they disagree with the tool's own."""
+"""Derive the metrics of imported results by this project's definitions, and compare them with the tool's claims."""
 
 from __future__ import annotations
 
@@ -7,61 +7,63 @@ import statistics
 
 from sweeper.common import metrics
 from sweeper.config.hardware import find_hardware
-from sweeper.ingest.imported import NOT_THE_SAME, Imported
+from sweeper.ingest.imported import CLAIM_TOLERANCE, ImportedResult
+from sweeper.ui.format import format_number
 from workloads.api.contract import Measurement
 
-ABOUT = 0.1  # warm-up may be in a claim
-MOST_TIMES = 1024  # that a stated length may be off
+POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
+MAX_LENGTH_FACTOR = 1024  # between the stated sequence length and one that explains a claim
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
 
 
-def steady(times_s: tuple[float, ...]) -> tuple[float, ...]:
-    """The steps after warm-up, by `WARMUP_RULE`."""
+def drop_warmup(times_s: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the step times after the warm-up, by `WARMUP_RULE`; all of them if there are fewer than four."""
     if len(times_s) < 4:
         return times_s
-    limit = 1.2 * statistics.median(times_s[len(times_s) // 2 :])
-    first = next(n for n, seconds in enumerate(times_s) if seconds <= limit)
+    limit_s = 1.2 * statistics.median(times_s[len(times_s) // 2 :])
+    first = next(step for step, time_s in enumerate(times_s) if time_s <= limit_s)
     return times_s[first:]
 
 
-def figures(result: Imported) -> dict[str, float]:
-    """What `sweeper.metrics` makes of its tokens and times; nothing of one that did not work."""
+def derive_metrics(result: ImportedResult) -> dict[str, float]:
+    """Return what `sweeper.common.metrics` derives from the tokens and step times; empty for an infeasible result."""
     if not result.step_times_s or not all(0 < time_s < math.inf for time_s in result.step_times_s):
         return {}
-    times = steady(result.step_times_s)
+    times_s = drop_warmup(result.step_times_s)
     hardware = find_hardware(result.device) if result.device else None
-    measurement = Measurement(executed={}, step_times_s=times, tokens_per_step=result.tokens_per_step)
-    found = metrics.derive([measurement], hardware.dense_peak_tflops if hardware else {})
-    found["warmup_steps"] = float(len(result.step_times_s) - len(times))
-    if result.devices and "tokens_per_s" in found:
-        found["tokens_per_s_per_gpu"] = found["tokens_per_s"] / result.devices
-    return found
+    measurement = Measurement(executed={}, step_times_s=times_s, tokens_per_step=result.tokens_per_step)
+    derived = metrics.derive([measurement], hardware.dense_peak_tflops if hardware else {})
+    derived["warmup_steps"] = float(len(result.step_times_s) - len(times_s))
+    if result.devices and "tokens_per_s" in derived:
+        derived["tokens_per_s_per_gpu"] = derived["tokens_per_s"] / result.devices
+    return derived
 
 
-def disagreements(result: Imported, found: dict[str, float]) -> list[str]:
-    """Where a claim is more than 2% from what its own tokens and times give; a rate and its share of each GPU once."""
-    times = {name: claim / found[name] for name, claim in result.claims.items() if found.get(name)}
-    odd = {name: ratio for name, ratio in times.items() if abs(ratio - 1) > NOT_THE_SAME}
-    whole, share = odd.get("tokens_per_s"), odd.get("tokens_per_s_per_gpu")
-    if whole is not None and share is not None and abs(share - whole) <= NOT_THE_SAME * whole:
-        del odd["tokens_per_s_per_gpu"]
+def find_disagreements(result: ImportedResult, derived: dict[str, float]) -> list[str]:
+    """Return a message for each claim that differs by more than 2% from the derived metric.
+
+    A rate and its value per GPU that differ by the same ratio give one message.
+    """
+    ratios = {name: claim / derived[name] for name, claim in result.claims.items() if derived.get(name)}
+    wrong = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
+    total = wrong.get("tokens_per_s")
+    per_gpu = wrong.get("tokens_per_s_per_gpu")
+    if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
+        del wrong["tokens_per_s_per_gpu"]
     return [
-        f"{name} {_short(result.claims[name])} is claimed, its steps after warm-up give {_short(found[name])}"
-        + (_unless(result, ratio) if name.startswith("tokens_per_s") else "")
-        for name, ratio in odd.items()
+        f"claimed {name} {format_number(result.claims[name])}, but the steps after warm-up give "
+        f"{format_number(derived[name])}"
+        + (_suggest_sequence_length(result, ratio) if name.startswith("tokens_per_s") else "")
+        for name, ratio in wrong.items()
     ]
 
 
-def _unless(result: Imported, ratio: float) -> str:
-    """With which length of a sequence a rate would be right, where it is off by about a power of two."""
+def _suggest_sequence_length(result: ImportedResult, ratio: float) -> str:
+    """Return the sequence length that would explain a claim which is off by about a power of two."""
     length = result.params.get("sequence_length")
-    if not isinstance(length, (int, float)) or not 1 / MOST_TIMES < ratio < MOST_TIMES:
+    if not isinstance(length, (int, float)) or not 1 / MAX_LENGTH_FACTOR < ratio < MAX_LENGTH_FACTOR:
         return ""
     power = 2.0 ** round(math.log2(ratio))
-    if power == 1 or abs(ratio / power - 1) > ABOUT:
+    if power == 1 or abs(ratio / power - 1) > POWER_OF_TWO_TOLERANCE:
         return ""
-    return f", unless a sequence has {length * power:,.0f} tokens"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f" (a sequence length of {length * power:,.0f} tokens would explain it)"

@@ -1,4 +1,4 @@
-"""The files that are understood, and what each one says. What a file does not say stays unknown."""
+"""The supported files and how each is read. A value that a file does not contain stays unknown."""
 
 from __future__ import annotations
 
@@ -11,43 +11,53 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.errors import UserInputError
-from sweeper.ingest.imported import Imported, whole
+from sweeper.ingest.imported import ImportedResult, as_positive_int
 from sweeper.ingest.logs import is_log, read_log
 
-MOST_JSON_BYTES = 64 * 2**20
-MOST_LINE = 4096
-MOST_TOKENS = 1e15  # in a step
+MAX_JSON_BYTES = 64 * 2**20
+MAX_LINE_LENGTH = 4096
+MAX_TOKENS_PER_STEP = 1e15
+HEAD_BYTES = 8192  # of a file, by which its format is recognised
 
 
 @dataclass(frozen=True)
 class Format:
-    """recognises: whether the first bytes of a file look like it; read: its results, one at a time."""
+    """A supported file format.
+
+    Attributes:
+        recognises: takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format.
+        read: yields the results of a file.
+    """
 
     name: str
     recognises: Callable[[Path, str], bool]
-    read: Callable[[Path], Iterator[Imported]]
+    read: Callable[[Path], Iterator[ImportedResult]]
 
 
-def recognise(path: Path) -> Format:
-    """Raises UserInputError for a file that is none of these, is empty, or is no text."""
+def detect_format(path: Path) -> Format:
+    """Return the format of a file.
+
+    Raises:
+        UserInputError: the file cannot be opened, is empty, is not text or has no supported format.
+    """
     try:
         with path.open("rb") as file:
-            head = file.read(8192)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise UserInputError(f"{path}: {error.strerror}") from error
     if not head.strip():
         raise UserInputError(f"{path}: is empty")
     try:
-        text = head.decode(errors="strict" if len(head) < 8192 else "ignore")
+        text = head.decode(errors="strict" if len(head) < HEAD_BYTES else "ignore")
     except UnicodeDecodeError as error:
-        raise UserInputError(f"{path}: is no text (byte {error.start})") from error
+        raise UserInputError(f"{path}: is not text (byte {error.start})") from error
     if "\0" in text:
-        raise UserInputError(f"{path}: is no text (a zero byte)")
-    for each in FORMATS:
-        if each.recognises(path, text):
-            return each
-    known = "; ".join(each.name for each in FORMATS)
-    raise UserInputError(f"{path}: is of no format that is understood ({known})")
+        raise UserInputError(f"{path}: is not text (a zero byte)")
+    for file_format in FORMATS:
+        if file_format.recognises(path, text):
+            return file_format
+    supported = "; ".join(file_format.name for file_format in FORMATS)
+    raise UserInputError(f"{path}: unknown format. Supported: {supported}")
 
 
 # ── tprimat ──
@@ -59,68 +69,76 @@ def _is_tprimat(_: Path, head: str) -> bool:
     )
 
 
-def _read_tprimat(path: Path) -> Iterator[Imported]:
-    """A benchmark of tprimat, in either generation of its schema: the older has `raw_step_times`."""
-    if path.stat().st_size > MOST_JSON_BYTES:
-        raise UserInputError(f"{path}: {path.stat().st_size / 2**20:.0f} MiB, a benchmark of tprimat has less than 64")
+def _read_tprimat(path: Path) -> Iterator[ImportedResult]:
+    """Yield the one result of a tprimat benchmark. The older schema has `raw_step_times` for `step_times`."""
+    if path.stat().st_size > MAX_JSON_BYTES:
+        size_mib = path.stat().st_size / 2**20
+        raise UserInputError(f"{path}: has {size_mib:.0f} MiB; a tprimat benchmark has at most 64 MiB")
     try:
-        plain = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise UserInputError(f"{path}: is cut off, or no JSON ({error})") from error
-    gpu, training, performance = (
-        _mapping(plain, key) for key in ("gpu_info", "training_config", "performance_metrics")
-    )
-    layout = _mapping(plain, "parallelism_config")
-    times = plain.get("step_times", plain.get("raw_step_times"))
-    if not isinstance(times, list) or not times or not all(_time(each) for each in times):
-        raise UserInputError(f"{path}: has no list of step times above zero")
-    batch, length = _whole(training, "global_batch_size"), _whole(training, "sequence_length")
+        raise UserInputError(f"{path}: is truncated or not JSON ({error})") from error
+    gpu = _get_mapping(content, "gpu_info")
+    training = _get_mapping(content, "training_config")
+    performance = _get_mapping(content, "performance_metrics")
+    layout = _get_mapping(content, "parallelism_config")
+    step_times_s = content.get("step_times", content.get("raw_step_times"))
+    if not isinstance(step_times_s, list) or not step_times_s or not all(map(_as_positive_float, step_times_s)):
+        raise UserInputError(f"{path}: has no list of positive step times (step_times or raw_step_times)")
+    batch = _get_positive_int(training, "global_batch_size")
+    length = _get_positive_int(training, "sequence_length")
     params = {
         "sequence_length": length,
         "global_batch": batch,
-        "micro_batch": _whole(training, "micro_batch_size"),
-        "tp": _whole(layout, "tensor_model_parallel_size"),
-        "pp": _whole(layout, "pipeline_model_parallel_size"),
-        "dp": _whole(layout, "data_parallel_size"),
+        "micro_batch": _get_positive_int(training, "micro_batch_size"),
+        "tp": _get_positive_int(layout, "tensor_model_parallel_size"),
+        "pp": _get_positive_int(layout, "pipeline_model_parallel_size"),
+        "dp": _get_positive_int(layout, "data_parallel_size"),
     }
     claims = {
-        "tokens_per_s": _time(performance.get("tokens_per_second")),
-        "tokens_per_s_per_gpu": _time(performance.get("tokens_per_second_per_gpu")),
-        "step_time_ms": 1e3 * (_time(performance.get("avg_step_time_seconds")) or 0.0),
+        "tokens_per_s": _as_positive_float(performance.get("tokens_per_second")),
+        "tokens_per_s_per_gpu": _as_positive_float(performance.get("tokens_per_second_per_gpu")),
+        "step_time_ms": 1e3 * (_as_positive_float(performance.get("avg_step_time_seconds")) or 0.0),
     }
-    yield Imported(
+    yield ImportedResult(
         name=path.stem,
         params={name: value for name, value in params.items() if value is not None},
-        step_times_s=tuple(map(float, times)),
+        step_times_s=tuple(map(float, step_times_s)),
         tokens_per_step=(batch or 0) * (length or 0),
-        devices=_whole(training, "num_gpus"),
+        devices=_get_positive_int(training, "num_gpus"),
         device=str(gpu.get("device_name", "")),
         claims={name: value for name, value in claims.items() if value},
         machine_info={
             "torch": gpu.get("pytorch_version", ""),
             "software": gpu.get("software_stack", ""),
-            "timestamp": plain.get("timestamp", ""),
+            "timestamp": content.get("timestamp", ""),
         },
-        contradictions=tuple(_tprimat_contradictions(training, layout, performance, len(times))),
+        contradictions=tuple(_find_tprimat_contradictions(training, layout, performance, len(step_times_s))),
     )
 
 
-def _tprimat_contradictions(
+def _find_tprimat_contradictions(
     training: dict[str, Any], layout: dict[str, Any], performance: dict[str, Any], steps: int
 ) -> Iterator[str]:
-    named = {training.get("parallel_strategy"), layout.get("strategy_name")} - {None}
-    if len(named) > 1:
-        yield f"the strategy is called {' and '.join(sorted(map(str, named)))}"
-    if (claimed := _whole(performance, "total_steps")) is not None and claimed != steps:
-        yield f"{claimed} steps are claimed, {steps} times are there"
-    degrees = [_whole(layout, f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "data")]
-    if (gpus := _whole(training, "num_gpus")) and all(degrees) and math.prod(d or 1 for d in degrees) != gpus:
-        yield f"degrees {' x '.join(map(str, degrees))} do not make {gpus} GPUs"
+    names = {training.get("parallel_strategy"), layout.get("strategy_name")} - {None}
+    if len(names) > 1:
+        yield f"the strategy has two names: {' and '.join(sorted(map(str, names)))}"
+    if (claimed := _get_positive_int(performance, "total_steps")) is not None and claimed != steps:
+        yield f"total_steps is {claimed}, but there are {steps} step times"
+    degrees = [
+        _get_positive_int(layout, f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "data")
+    ]
+    if (
+        (gpus := _get_positive_int(training, "num_gpus"))
+        and all(degrees)
+        and math.prod(d or 1 for d in degrees) != gpus
+    ):
+        yield f"the parallel degrees {' x '.join(map(str, degrees))} do not give {gpus} GPUs"
 
 
 # ── ml_dataflow ──
 
-# Its own order of columns, without a heading; the older files lack the two that say what was used.
+# ml_dataflow's own order of columns, without a heading. Older files lack the two columns `used_…`.
 COLUMNS = [
     "host_gib",
     "device_gib",
@@ -144,51 +162,60 @@ COLUMNS = [
     "mfu",
     "hfu",
 ]
-OLDER = [name for name in COLUMNS if not name.startswith("used_")]
+OLDER_COLUMNS = [name for name in COLUMNS if not name.startswith("used_")]
+COLUMNS_BY_COUNT = {len(columns): columns for columns in (COLUMNS, OLDER_COLUMNS)}
+CONFIG_COLUMNS = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")
+CLAIM_COLUMNS = ("tokens_per_s", "tflops", "mfu", "hfu")
 
 
 def _is_ml_dataflow(path: Path, head: str) -> bool:
     cells = head.splitlines()[0].split(",")
     return (
         path.suffix == ".csv"
-        and len(cells) in (len(COLUMNS), len(OLDER))
-        and all(_number(cell) is not None for cell in cells)
+        and len(cells) in COLUMNS_BY_COUNT
+        and all(_parse_number(cell) is not None for cell in cells)
     )
 
 
-def _read_ml_dataflow(path: Path) -> Iterator[Imported]:
-    """Llama training within memory budgets, one line a budget and sequence length; a line of zeros did not work."""
+def _read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
+    """Yield a result for each line: Llama training at one memory budget and sequence length.
+
+    A line of zeros is an infeasible budget.
+    """
     with path.open(newline="", errors="replace") as file:
-        for number, cells in enumerate(csv.reader(_bounded(file, path)), start=1):
-            names = {len(COLUMNS): COLUMNS, len(OLDER): OLDER}.get(len(cells))
-            values = [_number(cell) for cell in cells]
-            if names is None or any(value is None for value in values):
+        for line_number, cells in enumerate(csv.reader(_read_bounded_lines(file, path)), start=1):
+            columns = COLUMNS_BY_COUNT.get(len(cells))
+            values = [_parse_number(cell) for cell in cells]
+            if columns is None or any(value is None for value in values):
                 raise UserInputError(
-                    f"{path}:{number}: {len(COLUMNS)} or {len(OLDER)} numbers were expected, there are {len(cells)}"
+                    f"{path}:{line_number}: has {len(cells)} cells; allowed are {len(COLUMNS)} or "
+                    f"{len(OLDER_COLUMNS)} numbers"
                 )
-            yield _ml_dataflow_row(path, number, dict(zip(names, (v or 0.0 for v in values), strict=True)))
+            row = dict(zip(columns, (value or 0.0 for value in values), strict=True))
+            yield _convert_ml_dataflow_row(path, line_number, row)
 
 
-def _ml_dataflow_row(path: Path, number: int, row: dict[str, float]) -> Imported:
-    product = row["sequences_per_step"] * row["sequence_length"]
-    if not 0 <= product < MOST_TOKENS:
-        raise UserInputError(f"{path}:{number}: {product:g} tokens in a step cannot be")
-    tokens = round(product)
-    asked = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")
-    return Imported(
-        name=f"{path.stem} line {number}",
-        params={"model_b": row["model_b"], **{name: row[name] for name in asked}},
-        step_times_s=(row["step_s"],) if row["step_s"] > 0 else (),
-        tokens_per_step=tokens,
+def _convert_ml_dataflow_row(path: Path, line_number: int, row: dict[str, float]) -> ImportedResult:
+    tokens = row["sequences_per_step"] * row["sequence_length"]
+    if not 0 <= tokens < MAX_TOKENS_PER_STEP:
+        raise UserInputError(
+            f"{path}:{line_number}: {tokens:g} tokens per step; allowed are 0 to {MAX_TOKENS_PER_STEP:g}"
+        )
+    feasible = row["step_s"] > 0
+    return ImportedResult(
+        name=f"{path.stem} line {line_number}",
+        params={"model_b": row["model_b"], **{name: row[name] for name in CONFIG_COLUMNS}},
+        step_times_s=(row["step_s"],) if feasible else (),
+        tokens_per_step=round(tokens),
         devices=1,
-        feasible=row["step_s"] > 0,
-        claims={name: row[name] for name in ("tokens_per_s", "tflops", "mfu", "hfu")} if row["step_s"] > 0 else {},
+        feasible=feasible,
+        claims={name: row[name] for name in CLAIM_COLUMNS} if feasible else {},
     )
 
 
 FORMATS = (
-    Format("benchmark of tprimat (JSON)", _is_tprimat, _read_tprimat),
-    Format("results of ml_dataflow (CSV of 19 or 21 numbers a line)", _is_ml_dataflow, _read_ml_dataflow),
+    Format("tprimat benchmark (JSON)", _is_tprimat, _read_tprimat),
+    Format("ml_dataflow results (CSV of 19 or 21 numbers a line)", _is_ml_dataflow, _read_ml_dataflow),
     Format(
         "log of Megatron-LM, Primus, Megatron-Bridge, NeMo or torchtitan",
         lambda path, _: is_log(path),
@@ -200,33 +227,35 @@ FORMATS = (
 # ── plain values ──
 
 
-def _bounded(file: Any, path: Path) -> Iterator[str]:
-    """Its lines, none of which is longer than a line of numbers can be."""
-    while line := file.readline(MOST_LINE):
-        if len(line) == MOST_LINE:
-            raise UserInputError(f"{path}: has a line of more than {MOST_LINE} characters")
-        if not line.endswith(("\n", "\r")):  # a number that is cut is a number still
-            raise UserInputError(f"{path}: its last line has no end, so it may be cut; end it if it is whole")
+def _read_bounded_lines(file: Any, path: Path) -> Iterator[str]:
+    """Yield the lines that are not empty. Raises UserInputError for one of more than `MAX_LINE_LENGTH` characters."""
+    while line := file.readline(MAX_LINE_LENGTH):
+        if len(line) == MAX_LINE_LENGTH:
+            raise UserInputError(f"{path}: has a line of more than {MAX_LINE_LENGTH} characters")
+        if not line.endswith(("\n", "\r")):  # the first digits of a truncated number are a valid number too
+            raise UserInputError(
+                f"{path}: its last line has no newline, so it may be truncated; add one if it is complete"
+            )
         if line.strip():
             yield line
 
 
-def _mapping(plain: dict[str, Any], key: str) -> dict[str, Any]:
-    found = plain.get(key)
-    return found if isinstance(found, dict) else {}
+def _get_mapping(content: dict[str, Any], key: str) -> dict[str, Any]:
+    value = content.get(key)
+    return value if isinstance(value, dict) else {}
 
 
-def _whole(plain: dict[str, Any], key: str) -> int | None:
-    return whole(plain.get(key))
+def _get_positive_int(content: dict[str, Any], key: str) -> int | None:
+    return as_positive_int(content.get(key))
 
 
-def _time(value: object) -> float | None:
-    """A number above zero."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    return float(value) if good else None  # type: ignore[arg-type]
+def _as_positive_float(value: object) -> float | None:
+    """Return a finite number above zero as a float, else None."""
+    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if valid else None  # type: ignore[arg-type]
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:

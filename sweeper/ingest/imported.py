@@ -1,19 +1,24 @@
-"""One result of another tool, as its file has it."""
+"""One imported result, with the values of its file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-NOT_THE_SAME = 0.02  # from where on a claim disagrees with what it is held against
+CLAIM_TOLERANCE = 0.02  # relative difference from which a claim contradicts the value that it is compared with
 
 
 @dataclass(frozen=True)
-class Imported:
-    """One result. `claims` are the tool's own figures by this project's names; `step_times_s` and `tokens_per_step` are
-    what they are computed again from.
+class ImportedResult:
+    """One result of another tool.
 
-    contradictions: what in the file does not fit together, in words
+    Attributes:
+        step_times_s, tokens_per_step: what the metrics are derived from.
+        devices: number of devices; None means unknown.
+        device: name of one device; empty means unknown.
+        feasible: the configuration worked.
+        claims: the tool's own metrics, under this project's names.
+        contradictions: messages about values of the file that contradict each other.
     """
 
     name: str
@@ -28,6 +33,6 @@ class Imported:
     contradictions: tuple[str, ...] = ()
 
 
-def whole(value: object) -> int | None:
-    """A whole number above zero, else None."""
+def as_positive_int(value: object) -> int | None:
+    """Return `value` if it is an integer above zero, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

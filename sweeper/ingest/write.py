@@ -11,14 +11,14 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from sweeper.ingest.derive import WARMUP_RULE, disagreements, figures
-from sweeper.ingest.imported import Imported
+from sweeper.ingest.derive import WARMUP_RULE, derive_metrics, find_disagreements
+from sweeper.ingest.imported import ImportedResult
 from sweeper.tracking import mlflow_store
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO it reports every table that it creates
 
 
-def write(uri: str, experiment: str, path: Path, file_format: str, results: Sequence[Imported]) -> str:
+def write(uri: str, experiment: str, path: Path, file_format: str, results: Sequence[ImportedResult]) -> str:
     """Write all results of a file, unless a file of the same content is complete in the store. Return what was done."""
     client = MlflowClient(tracking_uri=uri)
     digest = _digest(path)
@@ -45,9 +45,9 @@ def _delete_with_children(client: MlflowClient, experiment_id: str, run_id: str)
     client.delete_run(run_id)
 
 
-def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, result: Imported) -> None:
+def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, result: ImportedResult) -> None:
     now_ms = int(time.time() * 1e3)
-    derived = figures(result)
+    derived = derive_metrics(result)
     metrics = {**derived, **{f"claimed_{name}": value for name, value in result.claims.items()}}
     tags = {
         mlflow_store.PARENT_RUN: parent_id,
@@ -55,7 +55,7 @@ def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, resu
         mlflow_store.OUTCOME: "complete" if result.feasible else "infeasible",
         "device": result.device,
         "devices": str(result.devices or ""),
-        "contradictions": "; ".join([*result.contradictions, *disagreements(result, derived)]),
+        "contradictions": "; ".join([*result.contradictions, *find_disagreements(result, derived)]),
         **{name: str(value) for name, value in result.machine_info.items()},
     }
     run_id = client.create_run(experiment_id, run_name=result.name).info.run_id

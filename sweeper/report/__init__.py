@@ -1,1 +1,1 @@
-"""Reading results: tables from what sweeps have left behind."""
+"""Read results: tables, charts and comparisons of the sweeps in an MLflow store."""

@@ -1,4 +1,4 @@
-"""Read results.
+"""Report results.
 
     python -m sweeper.report [--dir DIR] [--store URI] [--experiment NAME] [--sweep NAME] [--price-per-hour P]
                              [--format html|markdown|csv|json|png] [--out FILE]
@@ -6,24 +6,26 @@
     python -m sweeper.report --baseline A [--sweep B] [--threshold 0.02]
     python -m sweeper.report leaderboard [--dir DIR] [--type bf16] [--json] [--send URL]
 
-Without a verb: what ran where, the best of each device at each kind of work, and pictures, from the MLflow store in
-DIR or the one at URI. HTML goes to report.html, one file that opens offline; png is an image for each kind of work,
-report_….png: training in nine panels, other work by its speed; the other formats go to standard output.
+Without a verb: the sweeps, the best result of each device for each kind of work, and charts, from the MLflow store in
+DIR or the one at URI. HTML is written to report.html, one file that opens offline. png writes an image for each kind of
+work, report_….png: training in nine panels, other work by its speed. The other formats go to standard output.
 
---compare     two sweeps, where they did the same work: which is faster, with both intervals, or that none is
---baseline    the same of an earlier sweep and the last one (or --sweep); exit code 1 where it is slower by more than
-              the threshold and outside both intervals, 2 where nothing compares
-leaderboard   the highest matrix rates measured here (workload=matmul keeps them in DIR/rates.json) beside those that
-              others have published; rates with different statistics do not compare
-  --json      what --send would send, and nothing else
-  --send URL  post exactly that to a collection address; nothing is ever sent without it
+--compare     compare two sweeps where they did the same work: which is faster, with both intervals, or no difference
+--baseline    compare an earlier sweep with the latest one (or --sweep); exit code 1 if it is slower by more than the
+              threshold and the intervals are disjoint, 2 if there is nothing to compare
+leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/rates.json) next to published
+              ones; rates with different statistics are not comparable
+  --json      print what --send would send, and nothing else
+  --send URL  post exactly that to a collection address; without it nothing is ever sent
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -32,106 +34,155 @@ from sweeper.common.errors import UserInputError, suggest
 from sweeper.planning import ceilings
 from sweeper.report import leaderboard
 from sweeper.tracking.mlflow_store import check_uri, default_uri
-from sweeper.ui import tables
-from sweeper.ui.tables import terminal_width
+from sweeper.ui.tables import draw, terminal_width
+
+if TYPE_CHECKING:
+    from sweeper.report.store import Stored
+    from sweeper.report.summary import Table
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
+MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
 def main() -> None:
-    """The command line. Exit code 2 for what is said wrongly, 1 for a regression."""
-    words = CommandParser("sweeper.report", __doc__)
-    words.add_argument("verb", nargs="?")
-    words.add_argument("--dir", default=".")
+    """Run the command. The exit code is 2 for invalid input, 1 for a regression."""
+    parser = CommandParser("sweeper.report", __doc__)
+    parser.add_argument("verb", nargs="?")
+    parser.add_argument("--dir", default=".")
     for name in ("--type", "--send", "--store", "--experiment", "--sweep", "--baseline", "--out"):
-        words.add_argument(name)
-    words.add_argument("--compare", nargs=2)
-    words.add_argument("--format", default="html")
-    words.add_argument("--threshold", type=float, default=0.02)
-    words.add_argument("--price-per-hour", type=float)
-    words.add_argument("--json", action="store_true")
-    words.run(show)
+        parser.add_argument(name)
+    parser.add_argument("--compare", nargs=2)
+    parser.add_argument("--format", default="html")
+    parser.add_argument("--threshold", type=float, default=0.02)
+    parser.add_argument("--price-per-hour", type=float)
+    parser.add_argument("--json", action="store_true")
+    parser.run(run)
 
 
-def show(said: argparse.Namespace) -> int:
-    """What the verb says; the exit code."""
-    if said.verb == "leaderboard":
-        show_leaderboard(Path(said.dir), said.type, said.json, said.send)
-        return 0
-    if said.verb is not None:
-        raise UserInputError(f"{said.verb}: there is no such report; {suggest(said.verb, ['leaderboard'])}")
-    return show_report(said)
+def run(args: argparse.Namespace) -> int:
+    """Run the verb. Returns the exit code."""
+    if args.verb == "leaderboard":
+        return show_leaderboard(args)
+    if args.verb is not None:
+        raise UserInputError(f"{args.verb}: unknown report. {suggest(args.verb, ['leaderboard'])}")
+    if args.format not in FORMATS:
+        raise UserInputError(f"--format {args.format}: unknown format. {suggest(args.format, FORMATS)}")
+    if args.compare or args.baseline:
+        return compare_sweeps(args)
+    return write_report(args)
 
 
-def show_report(said: argparse.Namespace) -> int:
-    """Write the report, or compare; the exit code."""
-    if said.format not in FORMATS:
-        raise UserInputError(f"--format {said.format}: {suggest(said.format, FORMATS)}")
-    from sweeper.report import compare, store, summary  # MLflow takes seconds to import: not for a wrong word
+def read_store(args: argparse.Namespace, sweep: str | None = None) -> Stored:
+    """Read the store that the arguments name: all of it, or one sweep."""
+    from sweeper.report import store  # MLflow takes seconds to import: not for invalid arguments
 
-    uri = said.store or default_uri(Path(said.dir))
+    uri = args.store or default_uri(Path(args.dir))
     if not uri.startswith("sqlite:"):
         check_uri(uri, "--store ")  # MLflow would try for minutes
-    if said.compare or said.baseline:
-        stored = store.read(uri, said.experiment)
-        one, other = said.compare or (said.baseline, said.sweep or compare.last(stored, said.baseline))
-        lines, worse = compare.sweeps(stored, one, other, said.threshold)
-        print("\n".join(lines))
-        if said.baseline and worse is None:
-            raise UserInputError(f"--baseline {one}: nothing of {other} compares with it")
-        return int(bool(said.baseline and worse))
-    stored = store.read(uri, said.experiment, said.sweep)
-    if said.format == "png":
-        from sweeper.report import png
+    return store.read(uri, args.experiment, sweep)
 
-        paths = list(png.images(stored.best_results, Path(said.out or "report.png")))
-        if not paths:
-            raise UserInputError("--format png: there is no complete trial to draw")
-        print("\n".join(map(str, paths)))
+
+def compare_sweeps(args: argparse.Namespace) -> int:
+    """Print the comparison of two sweeps. Returns 1 if the second is slower than its baseline.
+
+    Raises:
+        UserInputError: the sweep has no result that is comparable with the baseline's.
+    """
+    stored = read_store(args)
+    from sweeper.report import compare
+
+    if args.compare:
+        first, second = args.compare
+    else:
+        first, second = args.baseline, args.sweep or compare.find_latest_sweep(stored, args.baseline)
+    lines, is_slower = compare.compare_sweeps(stored, first, second, args.threshold)
+    print("\n".join(lines))
+    if args.baseline and is_slower is None:
+        raise UserInputError(f"--baseline {first}: {second} has no comparable result")
+    return int(bool(args.baseline and is_slower))
+
+
+def write_report(args: argparse.Namespace) -> int:
+    """Write the report in the format of the arguments."""
+    stored = read_store(args, args.sweep)
+    if args.format == "png":
+        write_images(stored, Path(args.out or "report.png"))
         return 0
-    tables = summary.tables(stored, said.price_per_hour)
+    from sweeper.report import summary
+
+    tables = summary.build_tables(stored, args.price_per_hour)
     if not tables:
-        raise UserInputError("there is nothing to show: no sweep, and no imported result that has tokens/s")
-    if said.format == "html":
-        from sweeper.report import charts, page
-
-        path = Path(said.out or "report.html")
-        path.write_text(page.page("sweeper: results", tables, list(charts.figures(stored))))
-        print(path)
-        return 0
-    if said.format == "markdown":
-        text = summary.markdown(tables)
+        raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")
+    if args.format == "html":
+        write_page(stored, tables, Path(args.out or "report.html"))
     else:
-        from sweeper.report import export
-
-        text = export.csv(stored) if said.format == "csv" else export.json_of(stored, tables)
-    if said.out:
-        Path(said.out).write_text(text + "\n")
-        print(said.out)
-    else:
-        print(text)
+        write_text(build_text(stored, tables, args.format), args.out)
     return 0
 
 
-def show_leaderboard(folder: Path, dtype: str | None, as_json: bool, send_to: str | None) -> None:
-    """Print the table or what would be sent, or send it. Raises UserInputError if there is nothing to show or send."""
+def write_images(stored: Stored, path: Path) -> None:
+    """Write an image for each kind of work and print the paths."""
+    from sweeper.report import png
+
+    paths = list(png.write_images(stored.best_results, path))
+    if not paths:
+        raise UserInputError("--format png: there is no complete trial to draw")
+    print("\n".join(map(str, paths)))
+
+
+def write_page(stored: Stored, tables: Sequence[Table], path: Path) -> None:
+    """Write the HTML report and print its path."""
+    from sweeper.report import charts, page
+
+    path.write_text(page.build_page("sweeper: results", tables, list(charts.build_charts(stored))))
+    print(path)
+
+
+def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
+    """Return the report as Markdown, CSV or JSON."""
+    from sweeper.report import export, summary
+
+    if text_format == "markdown":
+        return summary.build_markdown(tables)
+    return export.build_csv(stored) if text_format == "csv" else export.build_json(stored, tables)
+
+
+def write_text(text: str, path: str | None) -> None:
+    """Write the text to a file and print its path; without a path print the text."""
+    if path:
+        Path(path).write_text(text + "\n")
+    print(path or text)
+
+
+def show_leaderboard(args: argparse.Namespace) -> int:
+    """Print the leaderboard, or the payload, or send it.
+
+    Raises:
+        UserInputError: there is nothing to show or to send.
+    """
+    folder = Path(args.dir)
     if not folder.is_dir():
         raise UserInputError(f"--dir {folder}: there is no such directory")
-    kept = ceilings.read(folder)
-    if (as_json or send_to) and not kept:
-        raise UserInputError(f"nothing was measured in {folder.resolve()}: `python -m sweeper` does")
-    if as_json or send_to:
-        print(leaderboard.payload(kept))
-        if send_to:
-            print(f"sent to {send_to}: {leaderboard.send(kept, send_to)}", file=sys.stderr)
-        return
-    lines = [cells for cells in leaderboard.rows(kept) if dtype is None or cells[1].startswith(dtype)]
-    if not lines:
-        raise UserInputError(f"--type {dtype}: {suggest(dtype or '', {cells[1] for cells in leaderboard.rows(kept)})}")
-    out = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
-    out.print(tables.draw(leaderboard.HEADING, lines, 3, out.width))
-    if not kept:
-        out.print(f"nothing was measured in {folder.resolve()} yet: `python -m sweeper` does")
+    rates = ceilings.read(folder)
+    no_rates = f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one"
+    if args.json or args.send:
+        if not rates:
+            raise UserInputError(no_rates)
+        print(leaderboard.build_payload(rates))
+        if args.send:
+            print(f"sent to {args.send}: {leaderboard.send_rates(rates, args.send)}", file=sys.stderr)
+        return 0
+    all_rows = leaderboard.build_rows(rates)
+    rows = [cells for cells in all_rows if args.type is None or cells[1].startswith(args.type)]
+    if not rows:
+        raise UserInputError(
+            f"--type {args.type}: unknown type. {suggest(args.type or '', {cells[1] for cells in all_rows})}"
+        )
+    console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console.print(draw(leaderboard.HEADING, rows, MIN_LEADERBOARD_COLUMNS, console.width))
+    if not rates:
+        console.print(no_rates)
+    return 0
 
 
 if __name__ == "__main__":

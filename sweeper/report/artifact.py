@@ -23,7 +23,9 @@ def log_report(client: MlflowClient, run_id: str) -> None:
     run = client.get_run(run_id)
     experiment_id = run.info.experiment_id
     stored = store.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])
-    html = page.page(f"sweeper: {run.info.run_name}", summary.tables(stored, None), list(charts.figures(stored)))
+    html = page.build_page(
+        f"sweeper: {run.info.run_name}", summary.build_tables(stored, None), list(charts.build_charts(stored))
+    )
     client.log_text(run_id, html, REPORT)
     link = mlflow_store.artifact_link(experiment_id, run_id, REPORT)
     description = client.get_run(run_id).data.tags.get(mlflow_store.DESCRIPTION, "")

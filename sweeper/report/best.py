@@ -1,16 +1,19 @@
-"""The best that each device has reached at each kind of work; what does not compare is never in one row."""
+"""The best result of each device for each kind of work. Results of different work are never ranked together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-# What a figure is of. Figures that differ in any of these are of different work, and are neither ranked nor divided.
-WORK = {
+from sweeper.ui.format import format_number
+
+# What identifies a kind of work, and the column of each in a table of trials. Results that differ in any of these are
+# neither ranked nor divided.
+WORK_COLUMNS = {
     "workload": "workload",
     "model": "param.model",
     "sequence length": "param.sequence_length",
@@ -18,184 +21,249 @@ WORK = {
     "statistic": "param.statistic",
     "cache": "param.cache",
 }
-# What grows with the speed of a trial, with all that begins so: their intervals, and figures of one device.
+# Prefixes of the metrics that are proportional to a trial's speed: the rates, their intervals and their per-GPU values.
 RATES = ("tokens_per_s", "tflops", "gb_per_s", "bus_gb_s", "score", "mfu", "hfu", "mamf_utilization", "bandwidth_util")
-# By which figure work is judged, the first of these that it has.
-SPEEDS = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "bus_gb_s": "GB/s", "score": "score"}
+# The metrics that measure speed, with their units. Work is judged by the first of these that its trials have.
+SPEED_UNITS = {
+    "tokens_per_s": "tokens/s",
+    "tflops": "TFLOP/s",
+    "gb_per_s": "GB/s",
+    "bus_gb_s": "GB/s",
+    "score": "score",
+}
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured value with its interval, where there is one."""
+class MeasuredValue:
+    """A measured value and the bounds of its 95% interval, NaN without an interval."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
 
     @property
-    def known(self) -> bool:
-        """Whether it has an interval."""
+    def has_interval(self) -> bool:
         return not (math.isnan(self.low) or math.isnan(self.high))
 
-    def over(self, count: int) -> Figure:
-        """Of one of so many."""
-        return Figure(self.value / count, self.low / count, self.high / count)
+    @property
+    def error_below(self) -> float:
+        """How far the interval extends below the value."""
+        return self.value - self.low
 
-    def below(self, other: Figure) -> bool:
-        """Whether it is lower beyond what either interval allows; without intervals, lower at all."""
-        return self.high < other.low if self.known and other.known else self.value < other.value
+    @property
+    def error_above(self) -> float:
+        """How far the interval extends above the value."""
+        return self.high - self.value
+
+    def divide(self, count: int) -> MeasuredValue:
+        """Return the value per device of `count` devices."""
+        return MeasuredValue(self.value / count, self.low / count, self.high / count)
+
+    def is_below(self, other: MeasuredValue) -> bool:
+        """Return whether it is lower and the intervals are disjoint; without both intervals, whether it is lower."""
+        return self.high < other.low if self.has_interval and other.has_interval else self.value < other.value
 
     def __str__(self) -> str:
-        def short(x: float) -> str:
-            return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
-
-        return short(self.value) + (f" ({short(self.low)} to {short(self.high)})" if self.known else "")
+        interval = f" ({format_number(self.low)} to {format_number(self.high)})" if self.has_interval else ""
+        return format_number(self.value) + interval
 
 
 @dataclass(frozen=True)
 class BestResult:
-    """The best trial of so many devices at one kind of work, and `trials`, the ones that were compared for it.
+    """The best trial of a platform (a device and how many of them) for one kind of work.
 
-    rounds: of the finals that its figures are the mean of; 0: they are of the one trial
+    Attributes:
+        work: what identifies the work, by the names of `WORK_COLUMNS`.
+        speed_metric: the metric that the trials are ranked by, one of `SPEED_UNITS`.
+        speed: its value of the best trial.
+        trial: the row of the best trial.
+        trials: the rows that the best trial was chosen from.
+        rounds: rounds of the finals that the values are the mean of; 0 if they are of a single trial.
     """
 
     work: dict[str, str]
     device: str
     devices: int
-    speed: str
-    figure: Figure
+    speed_metric: str
+    speed: MeasuredValue
     trial: pd.Series
     trials: pd.DataFrame
     rounds: int = 0
 
     @property
     def platform(self) -> str:
-        """The devices in words, with their number where there are several."""
+        """The device's name, with the number of devices if there are several."""
         return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
 
-    def metric(self, name: str) -> float:
+    def get_metric(self, name: str) -> float:
+        """Return a metric of the best trial, NaN if it has none of this name."""
         return float(self.trial.get(f"metric.{name}", math.nan))
 
+    def get_first_metric(self, names: Sequence[str]) -> float:
+        """Return the first of these metrics that the best trial has, else NaN."""
+        return next((value for name in names if not math.isnan(value := self.get_metric(name))), math.nan)
 
-def by_work(found: Sequence[BestResult]) -> dict[str, list[BestResult]]:
-    """Those of each kind of work, under its name: what may be seen on one axis."""
+
+def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
+    """Group results that share an axis: of equal work and speed metric, under a name of the work."""
     groups: dict[str, list[BestResult]] = {}
-    for peak in found:
-        unit = [] if peak.speed == "tokens_per_s" else [f"({SPEEDS[peak.speed]})"]
-        groups.setdefault(" ".join([*peak.work.values(), *unit]), []).append(peak)
+    for result in results:
+        unit = [] if result.speed_metric == "tokens_per_s" else [f"({SPEED_UNITS[result.speed_metric]})"]
+        groups.setdefault(" ".join([*result.work.values(), *unit]), []).append(result)
     return groups
 
 
-def speed_of(trials: pd.DataFrame) -> str | None:
-    """The name of the metric that these trials are judged by."""
+def sort_by_platform(results: Sequence[BestResult]) -> list[BestResult]:
+    """Return the results ordered by device and number of devices."""
+    return sorted(results, key=lambda result: (result.device, result.devices))
+
+
+def find_speed_metric(trials: pd.DataFrame) -> str | None:
+    """Return the metric that these trials are judged by, None if they have no speed."""
     return next(
-        (name for name in SPEEDS if f"metric.{name}" in trials and trials[f"metric.{name}"].notna().any()), None
+        (name for name in SPEED_UNITS if f"metric.{name}" in trials and trials[f"metric.{name}"].notna().any()), None
     )
 
 
-def complete(trials: pd.DataFrame) -> pd.DataFrame:
-    """Those with a figure that may be ranked."""
+def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the complete trials."""
     return trials[trials["tag.outcome"] == "complete"] if len(trials) else trials
 
 
-def work_of(row: Any) -> dict[str, str]:
-    """What the trial's figure is of, by name; what is not said of it is not there."""
-    found = {name: row.get(column) for name, column in WORK.items()}
-    return {name: str(value) for name, value in found.items() if isinstance(value, str) and value}
+def read_work(row: Any) -> dict[str, str]:
+    """Return what identifies the work of a trial. What the trial does not record is left out."""
+    values = {name: row.get(column) for name, column in WORK_COLUMNS.items()}
+    return {name: value for name, value in values.items() if isinstance(value, str) and value}
 
 
-def figure_of(row: Any, speed: str) -> Figure:
-    values = (row.get(f"metric.{speed}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
-    return Figure(*(float(value) for value in values))
+def read_value(row: Any, metric: str) -> MeasuredValue:
+    """Return a metric of a trial with its interval, NaN where the trial has none."""
+    values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
+    return MeasuredValue(*(float(value) for value in values))
 
 
-def best_results(trials: pd.DataFrame) -> list[BestResult]:
-    """One for each device, number of devices and kind of work; the fastest first within each kind."""
-    rows = complete(trials)
-    if not len(rows):
+def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
+    """Return the best result for each device, number of devices and kind of work, the fastest of each work first."""
+    complete = select_complete(trials)
+    if not len(complete):
         return []
-    kinds: dict[tuple[Any, str, int], list[int]] = {}
-    for n, row in enumerate(rows.to_dict("records")):
-        device, count = row.get("tag.device"), row.get("param.sweep.gpus")
-        key = tuple(work_of(row).items())
-        place = str(device) if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
-        kinds.setdefault((key, *place), []).append(n)
-    found = []
-    for (key, device, count), places in kinds.items():
-        group = rows.iloc[places]
-        speed = speed_of(group)
-        if speed is None:
+    results = []
+    for rows in _group_by_platform_and_work(complete):
+        group = complete.iloc[rows]
+        metric = find_speed_metric(group)
+        if metric is None:
             continue
-        ranked = group[group[f"metric.{speed}"].notna()]
-        best, rounds = _best(ranked, speed)
-        found.append(BestResult(dict(key), device, count, speed, figure_of(best, speed), best, ranked, rounds))
-    return sorted(found, key=lambda peak: (sorted(peak.work.items()), peak.speed, -peak.figure.value))
+        ranked = group[group[f"metric.{metric}"].notna()]
+        best, rounds = _select_best(ranked, metric)
+        device, devices = _read_platform(best)
+        results.append(
+            BestResult(
+                work=read_work(best),
+                device=device,
+                devices=devices,
+                speed_metric=metric,
+                speed=read_value(best, metric),
+                trial=best,
+                trials=ranked,
+                rounds=rounds,
+            )
+        )
+    return sorted(results, key=lambda result: (sorted(result.work.items()), result.speed_metric, -result.speed.value))
 
 
-def _best(ranked: pd.DataFrame, speed: str) -> tuple[pd.Series, int]:
-    """The best of these trials; of a sweep with finals the one that won them, with its figures there: the best of many
-    single ones was chosen for its luck. And the rounds of those finals, 0 where there were none."""
-    score, won = ranked[f"metric.{speed}"].astype(float), pd.Series(False, ranked.index)
+def _group_by_platform_and_work(trials: pd.DataFrame) -> list[list[int]]:
+    """Return the positions of the trials of each platform and kind of work."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, row in enumerate(trials.to_dict("records")):
+        groups.setdefault((tuple(read_work(row).items()), *_read_platform(row)), []).append(position)
+    return list(groups.values())
+
+
+def _read_platform(row: Any) -> tuple[str, int]:
+    """Return the device's name and the number of devices."""
+    device = row.get("tag.device")
+    count = row.get("param.sweep.gpus")
+    return device if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
+
+
+def _select_best(ranked: pd.DataFrame, metric: str) -> tuple[pd.Series, int]:
+    """Return the best of these trials and the rounds of the finals that it won, 0 if it won none.
+
+    Of a sweep with finals the winner counts, with its values there: the best of many single trials was chosen for its
+    luck.
+    """
+    speeds = ranked[f"metric.{metric}"].astype(float)
+    is_winner = pd.Series(False, ranked.index)
     if "final.speed" in ranked:
-        won = (ranked["final.speed"] == speed) & (ranked["final.trial"] == ranked["tag.sweeper.trial"])
-        decided = ranked["tag.sweeper.study"].isin(ranked.loc[won, "tag.sweeper.study"])
-        score = score.mask(decided, ranked["final.value"].where(won, -math.inf))
-    place = int(score.to_numpy().argmax())
-    best = ranked.iloc[place].copy()
-    if not won.iloc[place]:
+        is_winner = (ranked["final.speed"] == metric) & (ranked["final.trial"] == ranked["tag.sweeper.trial"])
+        has_finals = ranked["tag.sweeper.study"].isin(ranked.loc[is_winner, "tag.sweeper.study"])
+        speeds = speeds.mask(has_finals, ranked["final.value"].where(is_winner, -math.inf))
+    position = int(speeds.to_numpy().argmax())
+    best = ranked.iloc[position].copy()
+    if not is_winner.iloc[position]:
         return best, 0
-    times = best["final.value"] / best[f"metric.{speed}"]
-    for column in best.index:  # at equal work all rates of the burst are as many times the trial's
-        if column.startswith(tuple(f"metric.{rate}" for rate in RATES)) and "sustained" not in column:
-            best[column] *= times
+    return _apply_finals(best, metric), int(best["final.rounds"])
+
+
+def _apply_finals(best: pd.Series, metric: str) -> pd.Series:
+    """Replace the rates of a single trial, their intervals and its step time by those of its rounds in the finals."""
+    factor = best["final.value"] / best[f"metric.{metric}"]
+    prefixes = tuple(f"metric.{rate}" for rate in RATES)
+    for column in best.index:  # at equal work all rates of the burst change by the same factor
+        if column.startswith(prefixes) and "sustained" not in column:
+            best[column] *= factor
     if "metric.step_time_ms" in best:
-        best["metric.step_time_ms"] /= times
+        best["metric.step_time_ms"] /= factor
     for rate in RATES:
         for bound in ("low", "high"):
-            if f"metric.{rate}_ci_{bound}" in best or rate == speed:
+            if f"metric.{rate}_ci_{bound}" in best or rate == metric:
                 best[f"metric.{rate}_ci_{bound}"] = (
                     best[f"metric.{rate}"] * best[f"final.{bound}"] / best["final.value"]
                 )
-    return best, int(best["final.rounds"])
+    return best
 
 
-def kinds(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The trials of each kind of work, under what tells it from the others. One that did not complete says less of its
-    work: it is with every kind that it may have been of."""
-    places: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for n, row in enumerate(trials.to_dict("records")):
-        places.setdefault(tuple(work_of(row).items()), []).append(n)
-    measured = set(complete(trials).index)
-    wholes = [dict(work) for work, rows in places.items() if measured & set(trials.index[rows])]
-    for whole in wholes:
-        own = [n for work, rows in places.items() if _fits(dict(work), whole, wholes) for n in rows]
-        told = (value for name, value in whole.items() if len({other.get(name) for other in wholes}) > 1)
-        yield " ".join(told), trials.iloc[sorted(own)]
+def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the trials of each kind of work, under the values in which it differs from the other kinds.
+
+    A trial that is not complete may record less of its work: it is included in every kind that it may belong to.
+    """
+    rows_by_work: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for position, row in enumerate(trials.to_dict("records")):
+        rows_by_work.setdefault(tuple(read_work(row).items()), []).append(position)
+    complete = set(select_complete(trials).index)
+    kinds = [dict(work) for work, rows in rows_by_work.items() if complete & set(trials.index[rows])]
+    for kind in kinds:
+        positions = [
+            position for work, rows in rows_by_work.items() if _may_be(dict(work), kind, kinds) for position in rows
+        ]
+        distinct = (value for name, value in kind.items() if len({other.get(name) for other in kinds}) > 1)
+        yield " ".join(distinct), trials.iloc[sorted(positions)]
 
 
-def _fits(work: dict[str, str], whole: dict[str, str], wholes: Sequence[dict[str, str]]) -> bool:
-    """Whether it is this work, or is of no known one and says nothing that differs from it."""
-    return work == whole or (work not in wholes and all(whole.get(name) == value for name, value in work.items()))
+def _may_be(work: dict[str, str], kind: dict[str, str], kinds: Sequence[dict[str, str]]) -> bool:
+    """Return whether `work` is of this kind, or is none of the kinds and contradicts this one in nothing."""
+    return work == kind or (work not in kinds and all(kind.get(name) == value for name, value in work.items()))
 
 
-def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    """In what two kinds of work differ, in words."""
-    names = [name for name in WORK if one.get(name) != other.get(name)]
-    return [f"{name} {one.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
+def describe_differences(work: dict[str, str], other: dict[str, str]) -> list[str]:
+    """Return a text for each value in which two kinds of work differ."""
+    names = [name for name in WORK_COLUMNS if work.get(name) != other.get(name)]
+    return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
 
 
-def compared(one: Figure, other: Figure, name: str, other_name: str) -> str:
-    """What may be said of two figures of the same work: a ratio, with both intervals, or that they do not differ."""
-    if not (one.known and other.known):
-        return f"{name} {one}, {other_name} {other}: without an interval each, no more can be said"
-    if one.low <= other.high and other.low <= one.high:
-        return f"no difference: {name} {one}, {other_name} {other} overlap"
-    faster, slower = (one, other) if one.value > other.value else (other, one)
-    who, whom = (name, other_name) if faster is one else (other_name, name)
-    return f"{who} is {faster.value / slower.value:.2f} times as fast as {whom}: {faster} against {slower}"
+def compare_values(value: MeasuredValue, other: MeasuredValue, name: str, other_name: str) -> str:
+    """Compare two results of equal work: their ratio with both intervals, or that the intervals overlap."""
+    if not (value.has_interval and other.has_interval):
+        return f"{name} {value}, {other_name} {other}: cannot be compared without both intervals"
+    if value.low <= other.high and other.low <= value.high:
+        return f"no difference: {name} {value}, {other_name} {other} overlap"
+    if value.value > other.value:
+        return f"{name} is {value.value / other.value:.2f} times as fast as {other_name}: {value} against {other}"
+    return f"{other_name} is {other.value / value.value:.2f} times as fast as {name}: {other} against {value}"
 
 
-def varying(trials: pd.DataFrame) -> list[str]:
-    """The parameters that are not the same for all, by their names."""
+def list_varying_parameters(trials: pd.DataFrame) -> list[str]:
+    """Return the names of the parameters that are not the same for all trials."""
     columns = [c for c in map(str, trials.columns) if c.startswith("param.") and not c.startswith("param.sweep.")]
     return [column.removeprefix("param.") for column in columns if trials[column].nunique(dropna=False) > 1]

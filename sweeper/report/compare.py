@@ -1,49 +1,78 @@
-"""Two sweeps beside each other, fairly or not at all."""
+"""Compare two sweeps where they did the same work."""
 
 from __future__ import annotations
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.report.best import BestResult, best_results, compared, differences
+from sweeper.report.best import BestResult, compare_values, describe_differences, find_best_results
 from sweeper.report.store import Stored
 
 
-def last(stored: Stored, besides: str) -> str:
-    """The sweep of the same workload that began last, of all others."""
-    itself = stored.sweeps["run"] == besides
-    workloads = set(stored.sweeps.loc[itself, "tag.workload"]) if itself.any() else set[str]()
-    others = stored.sweeps[~itself & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
+def find_latest_sweep(stored: Stored, baseline: str) -> str:
+    """Return the sweep that started last, of the same workload as `baseline` and other than it.
+
+    Raises:
+        UserInputError: there is none.
+    """
+    is_baseline = stored.sweeps["run"] == baseline
+    workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
+    others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
     if not len(others):
-        raise UserInputError(f"--baseline {besides}: there is no other sweep of its workload to hold against it")
+        raise UserInputError(f"--baseline {baseline}: there is no other sweep of its workload to compare with")
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
-def sweeps(stored: Stored, one: str, other: str, threshold: float) -> tuple[list[str], bool | None]:
-    """What may be said of two sweeps, a line for each kind of work; and whether `other` is slower anywhere, by more
-    than the threshold and beyond both intervals, or None where nothing compares. Raises UserInputError for an unknown
-    name."""
+def compare_sweeps(stored: Stored, first: str, second: str, threshold: float) -> tuple[list[str], bool | None]:
+    """Compare the best results of two sweeps per device.
+
+    Args:
+        threshold: the fraction of the first sweep's speed by which the second has to be slower to count as slower.
+
+    Returns:
+        A line for each kind of work; and whether the second sweep is slower at any, by more than the threshold and
+        with disjoint intervals, or None if there is nothing to compare.
+
+    Raises:
+        UserInputError: a name is not one of a sweep.
+    """
     names = set(stored.sweeps["run"])
-    for name in (one, other):
+    for name in (first, second):
         if name not in names:
-            raise UserInputError(f"{name}: there is no such sweep; {suggest(name, names)}")
-    mine, theirs = (best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (one, other))
-    lines, slower = list[str](), list[bool]()
-    for peak in mine:
-        same = [each for each in theirs if each.work == peak.work and each.speed == peak.speed]
-        if not same:
-            against = min(theirs, key=lambda each: len(differences(peak.work, each.work)), default=None)
-            why = "; ".join(differences(peak.work, against.work)) if against else "it has no complete trial"
-            lines.append(f"{_said(peak)}: {other} has nothing to compare with ({why})")
-        for each in same:
-            a, b = (f"{name} on {_device(p)}" for name, p in ((one, peak), (other, each)))
-            before, now = peak.figure.over(peak.devices), each.figure.over(each.devices)
-            lines.append(f"{_said(peak)}: {compared(before, now, a, b)}")
-            slower.append(now.value < (1 - threshold) * before.value and now.below(before))
-    return lines or [f"{one} has no complete trial"], any(slower) if slower else None
+            raise UserInputError(f"{name}: unknown sweep. {suggest(name, names)}")
+    first_results, second_results = (
+        find_best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (first, second)
+    )
+    lines: list[str] = []
+    regressions: list[bool] = []
+    for result in first_results:
+        comparable = [
+            other for other in second_results if other.work == result.work and other.speed_metric == result.speed_metric
+        ]
+        if not comparable:
+            reason = _explain_difference(result, second_results)
+            lines.append(f"{_describe_work(result)}: {second} has no comparable result ({reason})")
+        for other in comparable:
+            before = result.speed.divide(result.devices)
+            after = other.speed.divide(other.devices)
+            comparison = compare_values(
+                before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
+            )
+            lines.append(f"{_describe_work(result)}: {comparison}")
+            regressions.append(after.value < (1 - threshold) * before.value and after.is_below(before))
+    return lines or [f"{first} has no complete trial"], any(regressions) if regressions else None
 
 
-def _device(peak: BestResult) -> str:
-    return f"{peak.platform}, each" if peak.devices > 1 else peak.device
+def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
+    """Return in what the work of `result` differs from the most similar work of the other results."""
+    if not others:
+        return "it has no complete trial"
+    differences = [describe_differences(result.work, other.work) for other in others]
+    fewest = min(differences, key=len)
+    return "; ".join(fewest)
 
 
-def _said(peak: BestResult) -> str:
-    return " ".join([*peak.work.values(), peak.speed])
+def _describe_platform(result: BestResult) -> str:
+    return f"{result.platform}, per device" if result.devices > 1 else result.device
+
+
+def _describe_work(result: BestResult) -> str:
+    return " ".join([*result.work.values(), result.speed_metric])

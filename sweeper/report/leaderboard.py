@@ -1,9 +1,10 @@
-"""The matrix rates measured here beside those that others have published, each with its statistic."""
+"""The matmul rates measured here next to published ones, each with its statistic."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -12,46 +13,63 @@ from pathlib import Path
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import find_hardware
-from sweeper.planning.ceilings import MatmulCeiling as Rate
+from sweeper.planning.ceilings import MatmulCeiling
+from sweeper.ui.format import format_number
 
-# Of ml-engineering (the mean of 100 repeats with a cold cache) and gpu_benchmark (the fastest of 100, warm).
-PUBLISHED = Path(__file__).with_name("published_rates.csv")
+# From ml-engineering (mean of 100 repeats with a cold cache) and gpu_benchmark (fastest of 100, warm cache).
+PUBLISHED_RATES = Path(__file__).with_name("published_rates.csv")
 HEADING = ["GPU", "type", "TFLOP/s", "95% from", "to", "of peak %", "sustained", "m x n x k", "statistic", "source"]
 
 
-def rows(rates: Sequence[Rate]) -> list[list[str]]:
-    """Each GPU's rates by type, the highest first; what was measured here is marked so."""
-    lines: list[tuple[str, float, list[str]]] = []
-    for rate in rates:
-        entry = find_hardware(rate.device)
-        peak = entry.dense_peak_tflops.get(rate.matrix_dtype) if entry else None
-        interval = [f"{bound:.4g}" if bound is not None else "" for bound in (rate.tflops_low, rate.tflops_high)]
-        share = f"{100 * rate.tflops / peak:.1f}" if peak else ""
-        sustained = f"{rate.tflops_sustained:.4g}" if rate.tflops_sustained else ""
-        cells = [rate.device, rate.dtype, f"{rate.tflops:.4g}", *interval, share, sustained, rate.shape]
-        cells += [f"{rate.statistic.replace('_', ', ')} cache; {rate.method}", f"here, {rate.date}, torch {rate.torch}"]
-        lines.append((rate.matrix_dtype, rate.tflops, cells))
-    with PUBLISHED.open() as file:
-        for other in csv.DictReader(file):
-            share = f"{100 * float(other['share_of_peak']):.1f}"
-            cells = [other["gpu"], other["dtype"], other["tflops"], "", "", share, "", other["shape"]]
-            lines.append((other["dtype"], float(other["tflops"]), [*cells, other["statistic"], other["source"]]))
-    return [cells for *_, cells in sorted(lines, key=lambda line: (line[0], -line[1]))]
+def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
+    """Return the rates measured here and the published ones, by type, the highest first.
+
+    The source of a rate measured here is "here", with its date and PyTorch version.
+    """
+    keyed = [((rate.matrix_dtype, -rate.tflops), _format_measured(rate)) for rate in rates]
+    with PUBLISHED_RATES.open() as file:
+        keyed += [((row["dtype"], -float(row["tflops"])), _format_published(row)) for row in csv.DictReader(file)]
+    return [cells for _, cells in sorted(keyed, key=lambda item: item[0])]
 
 
-def payload(rates: Sequence[Rate]) -> str:
-    """What sending would send: the rates, and nothing of who or where."""
+def _format_measured(rate: MatmulCeiling) -> list[str]:
+    hardware = find_hardware(rate.device)
+    peak_tflops = hardware.dense_peak_tflops.get(rate.matrix_dtype) if hardware else None
+    bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
+    return [
+        rate.device,
+        rate.dtype,
+        format_number(rate.tflops),
+        *map(format_number, bounds),
+        f"{100 * rate.tflops / peak_tflops:.1f}" if peak_tflops else "",
+        format_number(rate.tflops_sustained or math.nan),
+        rate.shape,
+        f"{rate.statistic.replace('_', ', ')} cache; {rate.method}",
+        f"here, {rate.date}, torch {rate.torch}",
+    ]
+
+
+def _format_published(row: dict[str, str]) -> list[str]:
+    rate, share = format_number(float(row["tflops"])), f"{100 * float(row['share_of_peak']):.1f}"
+    return [row["gpu"], row["dtype"], rate, "", "", share, "", row["shape"], row["statistic"], row["source"]]
+
+
+def build_payload(rates: Sequence[MatmulCeiling]) -> str:
+    """Return the JSON that `send_rates` posts: the rates, and nothing about the user or the host."""
     return json.dumps({"rates": [asdict(rate) for rate in rates]}, indent=1)
 
 
-def send(rates: Sequence[Rate], url: str) -> str:
-    """Post the payload; the answer's first line. Raises UserInputError where the address does not take it."""
-    request = urllib.request.Request(
-        url, data=payload(rates).encode(), headers={"Content-Type": "application/json"}, method="POST"
-    )
+def send_rates(rates: Sequence[MatmulCeiling], url: str) -> str:
+    """Post the payload. Returns the status and the first line of the response.
+
+    Raises:
+        UserInputError: the address does not respond or refuses the payload.
+    """
+    headers = {"Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            text = answer.read(1000).decode(errors="replace").strip()
-            return f"{answer.status} {text.splitlines()[0] if text else ''}".strip()
+        request = urllib.request.Request(url, data=build_payload(rates).encode(), headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=30) as response:
+            text = response.read(1000).decode(errors="replace").strip()
+            return f"{response.status} {text.splitlines()[0] if text else ''}".strip()
     except (urllib.error.URLError, ValueError, OSError) as error:
         raise UserInputError(f"--send {url}: {getattr(error, 'reason', error)}") from error

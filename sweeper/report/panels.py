@@ -1,6 +1,6 @@
-"""Training on several platforms in nine panels, as numbers: what to draw of it, however it is drawn.
+"""Training on several platforms in nine panels, as numbers for plotly and matplotlib alike.
 
-A platform is a kind of device and how many of them. All panels are of one kind of work, so that every axis compares.
+A platform is a kind of device and how many of them. All panels show one kind of work, so every axis compares.
 """
 
 from __future__ import annotations
@@ -10,89 +10,109 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sweeper.report.best import SPEEDS, BestResult, Figure, figure_of
+from sweeper.report.best import SPEED_UNITS, BestResult, MeasuredValue, read_value
+from sweeper.ui.colours import COLOURS
 
-# The colour-blind can tell them apart (Okabe and Ito 2008).
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
-MAKERS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
-UNKNOWN = Figure(math.nan)
+VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
+UNKNOWN = MeasuredValue(math.nan)
 NOTE = (
-    "Bars are the best configuration of each platform, lines on them its 95% interval. Reached is the rate that a "
-    "search of matrix products had on such a GPU; peak is the vendor's dense one."
+    "Bars are the best configuration of each platform, lines on them its 95% interval. The matmul ceiling is the "
+    "highest rate that a search of matrix products achieved on such a GPU; the peak is the vendor's dense one."
 )
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars in `series`, by name, one for each platform; or in `spread` all values of each."""
+    """One panel.
+
+    Attributes:
+        series: bars by name, one for each platform.
+        spread: all values of each platform, for boxes instead of bars.
+    """
 
     title: str
     unit: str
-    series: dict[str, list[Figure]] = field(default_factory=dict)
+    series: dict[str, list[MeasuredValue]] = field(default_factory=dict)
     spread: list[list[float]] = field(default_factory=list)
 
     @property
-    def shown(self) -> dict[str, list[Figure]]:
-        """The series that have a figure."""
-        return {name: own for name, own in self.series.items() if not all(math.isnan(f.value) for f in own)}
+    def known_series(self) -> dict[str, list[MeasuredValue]]:
+        """The series that have a value."""
+        return {
+            name: values
+            for name, values in self.series.items()
+            if not all(math.isnan(measured.value) for measured in values)
+        }
 
     @property
-    def empty(self) -> bool:
-        return not self.shown and not any(self.spread)
+    def is_empty(self) -> bool:
+        return not self.known_series and not any(self.spread)
 
 
-def names(found: Sequence[BestResult]) -> list[str]:
-    """What the platforms are called where there is little room."""
-    return [MAKERS.sub("", peak.platform) for peak in found]
+def list_names(results: Sequence[BestResult]) -> list[str]:
+    """Return short names of the platforms, without the vendor."""
+    return [VENDORS.sub("", result.platform) for result in results]
 
 
-def colours(found: Sequence[BestResult]) -> list[str]:
-    """One for each device, however many of them."""
-    devices = list(dict.fromkeys(peak.device for peak in found))
-    return [COLOURS[devices.index(peak.device) % len(COLOURS)] for peak in found]
+def list_colours(results: Sequence[BestResult]) -> list[str]:
+    """Return a colour for each result: one for each device, for any number of them."""
+    devices = list(dict.fromkeys(result.device for result in results))
+    return [COLOURS[devices.index(result.device) % len(COLOURS)] for result in results]
 
 
-def panels(found: Sequence[BestResult]) -> list[Panel]:
-    """The nine, of peaks of one kind of work that is judged by tokens/s; of other work its speed alone."""
-    if found[0].speed != "tokens_per_s":
-        return [Panel("", SPEEDS[found[0].speed], {"": [peak.figure for peak in found]})]
-    each = [_per_gpu(peak, "tokens_per_s") for peak in found]
-    spread = [list(peak.trials["metric.tokens_per_s"] / peak.devices) for peak in found]
-    return [
-        Panel("Tokens", "tokens/s", {"": [peak.figure for peak in found]}),
-        Panel("Computation", "TFLOP/s", {"": [figure_of(peak.trial, "tflops") for peak in found]}),
-        Panel("Utilisation of the peak", "%", {name.upper(): _percent(found, name) for name in ("mfu", "hfu")}),
-        Panel("Tokens per GPU", "tokens/s per GPU", {"": each}),
-        Panel("Computation per GPU", "TFLOP/s per GPU", {"": [_per_gpu(peak, "tflops") for peak in found]}),
-        Panel("Achieved and possible", "TFLOP/s per GPU", _ceilings(found)),
-        Panel("Step", "ms", {"": [Figure(peak.metric("step_time_ms")) for peak in found]}),
-        Panel("All configurations", "tokens/s per GPU", spread=spread),
-        Panel("Best over median configuration", "times", {"": [_gain(peak) for peak in found]}),
-    ]
-
-
-def _per_gpu(peak: BestResult, name: str) -> Figure:
-    return figure_of(peak.trial, name).over(peak.devices)
-
-
-def _percent(found: Sequence[BestResult], name: str) -> list[Figure]:
-    return [Figure(100 * peak.metric(name)) for peak in found]
-
-
-def _ceilings(found: Sequence[BestResult]) -> dict[str, list[Figure]]:
-    """What was achieved, and the rates that the shares of it are of."""
-    achieved = [_per_gpu(peak, "tflops") for peak in found]
-    shares = {"reached": "mamf_utilization", "peak": "mfu"}
-    return {"achieved": achieved} | {
-        name: [Figure(a.value / (peak.metric(share) or math.nan)) for a, peak in zip(achieved, found, strict=True)]
-        for name, share in shares.items()
+def build_error_bars(values: Sequence[MeasuredValue]) -> dict[str, list[float]] | None:
+    """Return the intervals as plotly's error bars, None if no value has one."""
+    if not any(measured.has_interval for measured in values):
+        return None
+    return {
+        "array": [measured.error_above for measured in values],
+        "arrayminus": [measured.error_below for measured in values],
     }
 
 
-def _gain(peak: BestResult) -> Figure:
-    """What was gained by trying, where anything was tried."""
-    return (
-        Figure(peak.figure.value / float(peak.trials["metric.tokens_per_s"].median()))
-        if len(peak.trials) > 1
-        else UNKNOWN
-    )
+def build_panels(results: Sequence[BestResult]) -> list[Panel]:
+    """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
+    if results[0].speed_metric != "tokens_per_s":
+        return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": [result.speed for result in results]})]
+    tokens_per_gpu = [_read_per_gpu(result, "tokens_per_s") for result in results]
+    tflops_per_gpu = [_read_per_gpu(result, "tflops") for result in results]
+    spread = [list(result.trials["metric.tokens_per_s"] / result.devices) for result in results]
+    return [
+        Panel("Tokens", "tokens/s", {"": [result.speed for result in results]}),
+        Panel("Computation", "TFLOP/s", {"": [read_value(result.trial, "tflops") for result in results]}),
+        Panel("Utilisation of the peak", "%", {name.upper(): _read_percent(results, name) for name in ("mfu", "hfu")}),
+        Panel("Tokens per GPU", "tokens/s per GPU", {"": tokens_per_gpu}),
+        Panel("Computation per GPU", "TFLOP/s per GPU", {"": tflops_per_gpu}),
+        Panel("Achieved rate and ceilings", "TFLOP/s per GPU", _compute_ceilings(results, tflops_per_gpu)),
+        Panel("Step time", "ms", {"": [MeasuredValue(result.get_metric("step_time_ms")) for result in results]}),
+        Panel("All configurations", "tokens/s per GPU", spread=spread),
+        Panel("Best over median configuration", "times", {"": [_compute_gain(result) for result in results]}),
+    ]
+
+
+def _read_per_gpu(result: BestResult, metric: str) -> MeasuredValue:
+    return read_value(result.trial, metric).divide(result.devices)
+
+
+def _read_percent(results: Sequence[BestResult], metric: str) -> list[MeasuredValue]:
+    return [MeasuredValue(100 * result.get_metric(metric)) for result in results]
+
+
+def _compute_ceilings(results: Sequence[BestResult], achieved: list[MeasuredValue]) -> dict[str, list[MeasuredValue]]:
+    """Return the achieved rates, and the ceilings that follow from their shares of them."""
+    shares = {"matmul ceiling": "mamf_utilization", "peak": "mfu"}
+    ceilings = {
+        name: [
+            MeasuredValue(rate.value / (result.get_metric(share) or math.nan))
+            for rate, result in zip(achieved, results, strict=True)
+        ]
+        for name, share in shares.items()
+    }
+    return {"achieved": achieved} | ceilings
+
+
+def _compute_gain(result: BestResult) -> MeasuredValue:
+    """Return the best speed over the median one, unknown for a single trial."""
+    if len(result.trials) < 2:
+        return UNKNOWN
+    return MeasuredValue(result.speed.value / float(result.trials["metric.tokens_per_s"].median()))

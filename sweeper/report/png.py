@@ -1,4 +1,4 @@
-"""The nine panels as an image for print: one for each kind of work."""
+"""The panels as images for print, one for each kind of work."""
 
 from __future__ import annotations
 
@@ -11,64 +11,77 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sweeper.report import panels as nine
-from sweeper.report.best import BestResult, by_work
+from sweeper.report.best import BestResult, group_by_work, sort_by_platform
+from sweeper.report.panels import NOTE, Panel, build_panels, list_colours, list_names
 
 matplotlib.use("agg")
 from matplotlib import pyplot
 
 HATCHES = ["", "///", "..."]
 DPI = 150
-THOUSANDS = EngFormatter(sep="")  # below one it would say 300m
+PANEL_WIDTH_IN = 5.2
+MIN_PANEL_HEIGHT_IN = 3.4
+THOUSANDS = EngFormatter(sep="")  # used from 1000 on: it formats 0.3 as 300m
 
 
-def images(found: Sequence[BestResult], path: Path) -> Iterator[Path]:
-    """Write them beside `path`, each under its name and the work's."""
-    for work, own in by_work(found).items():
-        here = path.with_name(f"{path.stem}_{re.sub(r'[^A-Za-z0-9.]+', '_', work).strip('_')}.png")
-        own = sorted(own, key=lambda peak: (peak.device, peak.devices))
-        drawn = nine.panels(own)
-        side = 3 if len(drawn) > 1 else 1
-        figure, axes = pyplot.subplots(
-            side, side, figsize=(5.2 * side, max(3.4, 1.8 + 0.3 * len(own)) * side), squeeze=False
-        )
-        for panel, place in zip(drawn, np.ravel(axes), strict=True):
-            _draw(place, panel, nine.names(own), nine.colours(own))
-        figure.suptitle(work)
-        figure.text(0.01, 0.0, nine.NOTE if side > 1 else "", fontsize=8)
-        figure.tight_layout(rect=(0, 0.02, 1, 1))
-        figure.savefig(here, dpi=DPI, bbox_inches="tight")
-        pyplot.close(figure)
-        yield here
+def write_images(results: Sequence[BestResult], path: Path) -> Iterator[Path]:
+    """Write an image for each kind of work and yield its path: that of `path` with the work in its name."""
+    for work, work_results in group_by_work(results).items():
+        image_path = path.with_name(f"{path.stem}_{re.sub(r'[^A-Za-z0-9.]+', '_', work).strip('_')}.png")
+        _write_image(sort_by_platform(work_results), work, image_path)
+        yield image_path
 
 
-def _draw(axes: Any, panel: nine.Panel, names: Sequence[str], colours: Sequence[str]) -> None:
-    places = np.arange(len(names))
+def _write_image(results: Sequence[BestResult], title: str, path: Path) -> None:
+    panels = build_panels(results)
+    side = 3 if len(panels) > 1 else 1
+    panel_height_in = max(MIN_PANEL_HEIGHT_IN, 1.8 + 0.3 * len(results))
+    size_in = (PANEL_WIDTH_IN * side, panel_height_in * side)
+    figure, axes_grid = pyplot.subplots(side, side, figsize=size_in, squeeze=False)
+    for panel, axes in zip(panels, np.ravel(axes_grid), strict=True):
+        _draw_panel(axes, panel, list_names(results), list_colours(results))
+    figure.suptitle(title)
+    figure.text(0.01, 0.0, NOTE if side > 1 else "", fontsize=8)
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.savefig(path, dpi=DPI, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _draw_panel(axes: Any, panel: Panel, names: Sequence[str], colours: Sequence[str]) -> None:
+    rows = np.arange(len(names))
     axes.set(title=panel.title, xlabel=panel.unit)
-    axes.set_yticks(places, names)
-    if panel.empty:
+    axes.set_yticks(rows, names)
+    if panel.is_empty:
         axes.text(0.5, 0.5, "not in the store", transform=axes.transAxes, ha="center")
         axes.set(xticks=[], yticks=[])
         return
-    shown = panel.shown
-    height = 0.8 / max(1, len(shown))
-    for n, (name, figures) in enumerate(shown.items()):
-        values = [f.value for f in figures]
-        errors = [[f.value - f.low for f in figures], [f.high - f.value for f in figures]]
-        style = {"color": colours, "edgecolor": "#333", "hatch": HATCHES[n], "label": name}
-        above = places + (n - (len(shown) - 1) / 2) * height
-        axes.barh(above, values, height, xerr=errors, error_kw={"capsize": 2}, **style)
+    _draw_bars(axes, panel, rows, colours)
     if panel.spread:
-        boxes = {"positions": places, "orientation": "horizontal", "patch_artist": True, "widths": 0.6}
-        drawn = axes.boxplot(panel.spread, medianprops={"color": "black"}, **boxes)
-        for box, colour in zip(drawn["boxes"], colours, strict=True):
-            box.set_facecolor(colour)
-        axes.set_yticks(places, names)
-    if len(shown) > 1:
-        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=3)  # no bar is behind it there
+        _draw_boxes(axes, panel, rows, colours)
+        axes.set_yticks(rows, names)
+    if len(panel.known_series) > 1:
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=3)  # below, clear of the bars
     axes.set_xlim(left=0)
-    room = max(0.0, 3 - len(names)) / 2  # one platform alone would be a wall
-    axes.set_ylim(-0.5 - room, len(names) - 0.5 + room)
+    margin = max(0.0, 3 - len(names)) / 2  # a single platform's bar does not fill the panel
+    axes.set_ylim(-0.5 - margin, len(names) - 0.5 + margin)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(lambda value, _: THOUSANDS(value) if value >= 1000 else f"{value:g}")
     axes.invert_yaxis()
+
+
+def _draw_bars(axes: Any, panel: Panel, rows: np.ndarray, colours: Sequence[str]) -> None:
+    series = panel.known_series
+    height = 0.8 / max(1, len(series))
+    for n, (name, measured) in enumerate(series.items()):
+        values = [value.value for value in measured]
+        style = {"color": colours, "edgecolor": "#333", "hatch": HATCHES[n], "label": name}
+        positions = rows + (n - (len(series) - 1) / 2) * height
+        errors = [[value.error_below for value in measured], [value.error_above for value in measured]]
+        axes.barh(positions, values, height, xerr=errors, error_kw={"capsize": 2}, **style)
+
+
+def _draw_boxes(axes: Any, panel: Panel, rows: np.ndarray, colours: Sequence[str]) -> None:
+    style = {"positions": rows, "orientation": "horizontal", "patch_artist": True, "widths": 0.6}
+    boxes = axes.boxplot(panel.spread, medianprops={"color": "black"}, **style)["boxes"]
+    for box, colour in zip(boxes, colours, strict=True):
+        box.set_facecolor(colour)

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.common.secrets import mask
-from sweeper.report.best import BestResult, best_results
+from sweeper.report.best import BestResult, find_best_results
 from sweeper.tracking import mlflow_store
 
 
@@ -34,7 +34,7 @@ class Stored:
     @cached_property
     def best_results(self) -> list[BestResult]:
         """The best result of each device at each kind of work."""
-        return best_results(self.trials)
+        return find_best_results(self.trials)
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
@@ -51,12 +51,14 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
         client = MlflowClient(tracking_uri=uri)
         ids = {stored.name: stored.experiment_id for stored in client.search_experiments()}
         if experiment is not None and experiment not in ids:
-            raise UserInputError(f"--experiment {experiment}: {suggest(experiment, ids)}")
+            raise UserInputError(f"--experiment {experiment}: unknown experiment. {suggest(experiment, ids)}")
         selected = [ids[experiment]] if experiment else list(ids.values())
         parents = _runs(client, selected, mlflow_store.SWEEP_KIND)
         names = {run.info.run_name for run in parents}
         if sweep is not None and sweep not in names:
-            raise UserInputError(f"--sweep {sweep}: {suggest(sweep, names) if names else 'the store has no sweep'}")
+            raise UserInputError(
+                f"--sweep {sweep}: unknown sweep. {suggest(sweep, names) if names else 'The store has no sweep.'}"
+            )
         imported = [] if sweep else _runs(client, selected, mlflow_store.IMPORTED_KIND)
         if not (parents or imported):
             raise UserInputError(f"{mask(uri)}: the store has no sweep yet")

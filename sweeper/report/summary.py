@@ -1,4 +1,4 @@
-"""The report's tables, as headings and cells, whatever they are shown in."""
+"""The tables of the report, as headings and cells for any output format."""
 
 from __future__ import annotations
 
@@ -10,54 +10,69 @@ from typing import Any
 import pandas as pd
 
 from sweeper.report import published
-from sweeper.report.best import SPEEDS, WORK, BestResult, varying
+from sweeper.report.best import SPEED_UNITS, WORK_COLUMNS, BestResult, list_varying_parameters
 from sweeper.report.store import Stored
+from sweeper.ui.format import format_number
 from sweeper.ui.tables import markdown_of
 
-PEAKS = "Peaks"
-MEMORY = ("peak_device_gib", "peak_memory_gib")
+SWEEPS = "Sweeps"
+BEST_RESULTS = "Best results"
+UNRANKED = "Published and imported results"
+MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
+SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
+SECONDS_PER_DAY = 86400
+SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
 class Table:
-    """aside: figures that were not measured here, shown in another style."""
+    """A table of the report.
+
+    Attributes:
+        unranked: the values were not measured here; the table is shown in another style.
+    """
 
     title: str
     heading: list[str]
     rows: list[list[str]]
     note: str = ""
-    aside: bool = False
+    unranked: bool = False
 
 
-def tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
-    """What ran, the peaks, and apart from them what others have measured of such models."""
-    own = [sweeps_table(stored), peak_table(stored.best_results, stored.trials, price_per_hour)]
-    own = [each for each in own if each.rows]  # a store may have imported results alone
-    models = {peak.work["model"] for peak in stored.best_results if "model" in peak.work}
-    rows = [*published.published(models), *published.imported(stored.imported)]
-    heading, rows = _filled(published.HEADING, rows)
-    return [*own, Table("Others' figures", heading, rows, published.NOTE, aside=True)] if rows else own
+def build_tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
+    """Return the tables that have rows: the sweeps, their best results, and published and imported results."""
+    models = {result.work["model"] for result in stored.best_results if "model" in result.work}
+    others = [*published.list_published(models), *published.list_imported(stored.imported)]
+    tables = [
+        build_sweeps_table(stored),
+        build_best_results_table(stored.best_results, stored.trials, price_per_hour),
+        Table(UNRANKED, *_drop_empty_columns(published.HEADING, others), published.NOTE, unranked=True),
+    ]
+    return [table for table in tables if table.rows]  # a store may have imported results alone
 
 
-def sweeps_table(stored: Stored) -> Table:
-    """What ran where, and how it ended."""
+def build_sweeps_table(stored: Stored) -> Table:
+    """Return a row for each sweep: its workload and device, when it ran and how its trials ended."""
     heading = ["sweep", "workload", "device", "power limit W", "began", "ended", "state", "trials", "versions"]
-    rows = [_sweep(sweep, stored.trials) for sweep in stored.sweeps.sort_values("start").to_dict("records")]
-    return Table("What ran where", *_filled(heading, rows))
+    rows = [_format_sweep(sweep, stored.trials) for sweep in stored.sweeps.sort_values("start").to_dict("records")]
+    return Table(SWEEPS, *_drop_empty_columns(heading, rows))
 
 
-def _sweep(sweep: dict[Any, Any], trials: pd.DataFrame) -> list[str]:
-    own = trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
-    outcomes = own["tag.outcome"].value_counts() if len(own) else pd.Series(dtype=int)
-    tainted = int((own["tag.tainted"] == "yes").sum()) if "tag.tainted" in own else 0
-    counts = [f"{count} {name}" for name, count in outcomes.items()] + [f"{tainted} tainted"] * (tainted > 0)
-    limits = own["tag.power_limit_w"].dropna().unique() if "tag.power_limit_w" in own else []
-    versions = {name: _text(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
+def _format_sweep(sweep: dict[Any, Any], all_trials: pd.DataFrame) -> list[str]:
+    trials = (
+        all_trials[all_trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(all_trials) else all_trials
+    )
+    outcomes = trials["tag.outcome"].value_counts() if len(trials) else pd.Series(dtype=int)
+    tainted = int((trials["tag.tainted"] == "yes").sum()) if "tag.tainted" in trials else 0
+    counts = [f"{count} {name}" for name, count in outcomes.items()]
+    counts += [f"{tainted} tainted"] if tainted else []
+    power_limits = trials["tag.power_limit_w"].dropna().unique() if "tag.power_limit_w" in trials else []
+    versions = {name: _join_lines(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
     return [
         sweep["run"],
-        _text(sweep.get("tag.workload")),
-        _text(sweep.get("tag.machine")) or _text(sweep.get("tag.device")),
-        " or ".join(sorted(limits)),
+        _join_lines(sweep.get("tag.workload")),
+        _join_lines(sweep.get("tag.machine")) or _join_lines(sweep.get("tag.device")),
+        " or ".join(sorted(power_limits)),
         *("" if pd.isna(sweep[when]) else f"{sweep[when]:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")),
         sweep["status"].lower(),
         ", ".join(counts),
@@ -65,62 +80,70 @@ def _sweep(sweep: dict[Any, Any], trials: pd.DataFrame) -> list[str]:
     ]
 
 
-def peak_table(found: Sequence[BestResult], trials: pd.DataFrame, price_per_hour: float | None) -> Table:
-    """The best of each device at each kind of work. Rows of different work stand apart and are not compared."""
-    kinds = [name for name in WORK if any(name in peak.work for peak in found)]
-    shares = {"mfu": "MFU", "hfu": "HFU", "mamf_utilization": "of reached"}
-    shown = [name for name in shares if any(not math.isnan(peak.metric(name)) for peak in found)]
-    heading = [*kinds, "device", "speed", "95%", "per device", "TFLOP/s"]
-    heading += [f"{shares[name]} %" for name in shown] + ["GiB", "repeats", "of trials"]
-    tokens = any(peak.speed == "tokens_per_s" for peak in found)
-    heading += ["10^9 tokens a day"] * tokens + ["cost of 10^6 tokens"] * (tokens and price_per_hour is not None)
-    heading += ["as executed"]
-    rows = []
-    for peak in found:
-        figure, count = peak.figure, peak.devices
-        interval = f"{_short(figure.low)} to {_short(figure.high)}" if figure.known else ""
-        cells = [peak.work.get(name, "") for name in kinds]
-        cells += [peak.platform, f"{_short(figure.value)} {SPEEDS[peak.speed]}"]
-        cells += [interval, _short(figure.value / count) if count > 1 else ""]
-        cells += [_short(peak.metric("tflops")) if peak.speed != "tflops" else ""]  # not what stands there already
-        cells += ["" if math.isnan(peak.metric(name)) else f"{100 * peak.metric(name):.1f}" for name in shown]
-        memory = next((v for n in MEMORY if not math.isnan(v := peak.metric(n))), math.nan)
-        cells += ["" if math.isnan(memory) else f"{memory:.4g}", _repeats(peak), str(len(peak.trials))]
-        if tokens:
-            of_tokens = peak.speed == "tokens_per_s"
-            cells.append(f"{figure.value * 86400 / 1e9:.3g}" if of_tokens else "")
-            if price_per_hour is not None:
-                cells.append(f"{count * price_per_hour / figure.value / 3600 * 1e6:.3g}" if of_tokens else "")
-        of_sweep = trials[trials["tag.sweeper.study"] == peak.trial["tag.sweeper.study"]]
-        own = {name: peak.trial.get(f"param.{name}") for name in varying(of_sweep)}
-        cells.append(" ".join(f"{name}={value}" for name, value in own.items()))
-        rows.append(cells)
-    note = f"Rows that differ in {', '.join(WORK)} are of different work, and are not ranked together."
-    if any(peak.rounds for peak in found):
+def build_best_results_table(
+    results: Sequence[BestResult], trials: pd.DataFrame, price_per_hour: float | None
+) -> Table:
+    """Return a row for each best result. Rows of different work are not compared.
+
+    Args:
+        trials: all trials of the store; the parameters that vary within a result's sweep are shown.
+        price_per_hour: of one device; None to leave out the cost of tokens.
+    """
+    work_names = [name for name in WORK_COLUMNS if any(name in result.work for result in results)]
+    heading = [*work_names, "device", "speed", "95%", "per device", "TFLOP/s", *SHARES.values()]
+    heading += ["GiB", "repeats", "of trials", "10^9 tokens a day", "cost of 10^6 tokens", "as executed"]
+    rows = [_format_result(result, work_names, trials, price_per_hour) for result in results]
+    note = f"Rows that differ in {', '.join(WORK_COLUMNS)} are different work and are not ranked together."
+    if any(result.rounds for result in results):
         note += (
-            " Rounds: the winner of a sweep's finals, with the mean of its rounds there; else the best single trial."
+            " Repeats in rounds: the winner of a sweep's finals, with the mean of its rounds there; otherwise the best "
+            "single trial."
         )
-    return Table(PEAKS, *_filled(heading, rows), note)
+    return Table(BEST_RESULTS, *_drop_empty_columns(heading, rows), note)
 
 
-def _repeats(peak: BestResult) -> str:
-    return f"{peak.rounds} rounds" if peak.rounds else _short(peak.metric("steps"))
+def _format_result(
+    result: BestResult, work_names: Sequence[str], trials: pd.DataFrame, price_per_hour: float | None
+) -> list[str]:
+    speed, is_tokens = result.speed, result.speed_metric == "tokens_per_s"
+    tokens_per_day = SECONDS_PER_DAY * speed.value if is_tokens else math.nan
+    cost_per_token = math.nan
+    if is_tokens and price_per_hour is not None:
+        cost_per_token = result.devices * price_per_hour / SECONDS_PER_HOUR / speed.value
+    sweep_trials = trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]]
+    varying = list_varying_parameters(sweep_trials)
+    return [
+        *(result.work.get(name, "") for name in work_names),
+        result.platform,
+        f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
+        f"{format_number(speed.low)} to {format_number(speed.high)}" if speed.has_interval else "",
+        format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
+        format_number(result.get_metric("tflops")) if result.speed_metric != "tflops" else "",  # not the speed again
+        *(_format_percent(result.get_metric(name)) for name in SHARES),
+        format_number(result.get_first_metric(MEMORY_METRICS)),
+        f"{result.rounds} rounds" if result.rounds else format_number(result.get_metric("steps")),
+        str(len(result.trials)),
+        format_number(tokens_per_day / 1e9),
+        format_number(1e6 * cost_per_token),
+        " ".join(f"{name}={result.trial.get(f'param.{name}')}" for name in varying),
+    ]
 
 
-def _filled(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Without the columns that have nothing in them."""
+def _format_percent(share: float) -> str:
+    return "" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def _drop_empty_columns(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
     return [heading[n] for n in filled], [[row[n] for n in filled] for row in rows]
 
 
-def _short(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _text(value: object) -> str:
+def _join_lines(value: object) -> str:
+    """Return the lines of a tag that has one for each of several values, joined by "or"."""
     return " or ".join(value.splitlines()) if isinstance(value, str) else ""
 
 
-def markdown(tables: Sequence[Table]) -> str:
-    parts = [["## " + each.title, markdown_of(each.heading, each.rows), each.note] for each in tables]
+def build_markdown(tables: Sequence[Table]) -> str:
+    """Return the tables with their titles and notes as Markdown."""
+    parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
     return "\n\n".join(text for part in parts for text in part if text)

@@ -120,7 +120,7 @@ class Store:
         metrics: Mapping[str, float],
         tags: Mapping[str, str],
         artifacts: Mapping[str, str],
-        pictures: Sequence[str],
+        plots: Sequence[str],
         abandoned: Sequence[int] = (),
     ) -> None:
         """End the parent run with the results of the sweep.
@@ -130,7 +130,7 @@ class Store:
             metrics: metrics of the sweep by name.
             tags: tags of the sweep by name.
             artifacts: texts by file name.
-            pictures: paths of image files.
+            plots: paths of image files.
             abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
                 run, which ends as cancelled.
         """
@@ -145,8 +145,8 @@ class Store:
         )
         for path, text in artifacts.items():
             self._client.log_text(self.parent_id, text, path)
-        for path in pictures:
-            self._client.log_artifact(self.parent_id, path, "pictures")
+        for path in plots:
+            self._client.log_artifact(self.parent_id, path, "plots")
         self._client.set_terminated(self.parent_id, status, now_ms)
 
     def _open_experiment(self, name: str) -> str:

@@ -1,15 +1,17 @@
-"""Pictures of a search: Optuna's own and a heatmap, as images and on one interactive page.
+"""The plots of a finished search: PNG images, and one interactive page with all of them.
 
-The page carries its JavaScript (plotly.js, 5 MB) with it, so that it opens anywhere, MLflow's artifact view included.
+The page includes plotly.js (5 MB), so that it opens anywhere, in MLflow's artifact view too.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
@@ -19,14 +21,70 @@ from optuna.exceptions import ExperimentalWarning
 from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord
 
-FEWEST_TRIALS = 20  # below that a table says more
-MOST_CELLS = 20  # along each side of the heatmap
-PLOTS = {
-    "history": "plot_optimization_history",
-    "parallel_coordinates": "plot_parallel_coordinate",
-    "slice": "plot_slice",
-    "importances": "plot_param_importances",
-}
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sweeper.ui.charts import GridAxis
+
+MIN_TRIALS = 20  # a table shows fewer better
+MAX_CELLS = 20  # along each side of the heatmap
+MIN_SIZE_IN = (9.0, 6.0)
+DPI = 110
+PAGE = "plots.html"
+PARALLEL_COORDINATES = "Parallel coordinates (the brighter, the better)"
+IMPORTANCES = "Parameter importances (Kelley's epsilon squared)"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The ranked trials of one search.
+
+    Attributes:
+        study: an Optuna study of the trials in memory, for Optuna's plots.
+        parameters: a column for each parameter that varies, as text, as MLflow stores them.
+        label: the objective and its unit.
+    """
+
+    study: optuna.Study
+    parameters: pd.DataFrame
+    label: str
+
+    @property
+    def minimize(self) -> bool:
+        return self.study.direction is optuna.study.StudyDirection.MINIMIZE
+
+    @cached_property
+    def values(self) -> pd.Series:
+        """The objective of each trial, in the unit of `label`."""
+        import pandas as pd
+
+        return pd.Series([trial.value for trial in self.study.trials], dtype=float)
+
+    @cached_property
+    def ranks(self) -> pd.Series:
+        """The rank of each trial from 0 to 1, the highest for the best."""
+        return self.values.rank(pct=True, ascending=not self.minimize)
+
+    @cached_property
+    def importances(self) -> dict[str, float]:
+        """The importance of each parameter; empty where there is nothing to compare."""
+        from sweeper.ui.importance import compute_importances
+
+        if self.values.nunique() < 2 or self.parameters.shape[1] < 2:
+            return {}
+        return compute_importances(self.ranks, self.parameters)
+
+    @cached_property
+    def heatmap(self) -> tuple[GridAxis, GridAxis, np.ndarray] | None:
+        """The axes of the first two parameters with several values, and the best value in each cell."""
+        from sweeper.ui.charts import build_grid_axis, find_best_in_cells
+
+        columns = {name: [trial.params[name] for trial in self.study.trials] for name in map(str, self.parameters)}
+        varying = [name for name, values in columns.items() if len(set(values)) > 1]
+        if len(varying) < 2:
+            return None
+        x, y = (build_grid_axis(name, columns[name], MAX_CELLS) for name in varying[:2])
+        return x, y, find_best_in_cells(x, y, self.values.to_list(), minimize=self.minimize)
 
 
 def draw(
@@ -36,99 +94,117 @@ def draw(
     objective: str,
     direction: str,
 ) -> list[Path]:
-    """The files, in `folder`: a PNG for each picture and `pictures.html` with all of them. None for a small search.
+    """Write a PNG for each plot and the page with all of them. Returns their paths, none for a small search.
 
-    `records` are the ranked trials of one search; `distributions` are those of the parameters that vary.
+    Args:
+        records: the ranked trials of one search.
+        distributions: those of the parameters that vary.
+        direction: "maximize" or "minimize".
     """
-    if len(records) < FEWEST_TRIALS or not distributions:
+    if len(records) < MIN_TRIALS or not distributions:
         return []
-    label, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
-    named = f"{label} {unit}".strip()
+    search = build_search_result(records, distributions, objective, direction)
+    folder.mkdir(exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return [*_write_images(folder, search), _write_page(folder / PAGE, search)]
+
+
+def build_search_result(
+    records: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution], objective: str, direction: str
+) -> SearchResult:
+    """Return the trials as an Optuna study and as a table."""
+    import pandas as pd
+
+    name, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
     study = optuna.create_study(direction=direction)
     for record in records:
         value = record.metrics[objective] * factor
         study.add_trial(optuna.create_trial(params=dict(record.params), distributions=dict(distributions), value=value))
-    varied = len({trial.value for trial in study.trials}) > 1
-    plots = {name: plot for name, plot in PLOTS.items() if name != "importances" or (varied and len(distributions) > 1)}
-    folder.mkdir(exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        images = _images(folder, study, plots, named)
-        return [*images, _page(folder / "pictures.html", study, plots, named)]
+    parameters = pd.DataFrame({name: [str(record.params[name]) for record in records] for name in distributions})
+    return SearchResult(study, parameters, f"{name} {unit}".strip())
 
 
-def _images(folder: Path, study: optuna.Study, plots: Mapping[str, str], named: str) -> list[Path]:
+def _write_images(folder: Path, search: SearchResult) -> list[Path]:
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
-    from optuna.visualization import matplotlib as drawn
+    from optuna.visualization import matplotlib as optuna_plots
 
-    paths = []
-    for name, plot in plots.items():
-        axes = getattr(drawn, plot)(study, target_name=named)
-        figure = np.ravel(axes)[0].figure
-        paths.append(_saved(figure, folder / f"{name}.png"))
-    if cells := heat(study.trials, minimize=study.direction.name == "MINIMIZE"):
-        x, y, xs, ys, best = cells
-        figure, axes = pyplot.subplots(figsize=(9, 7))
-        image = axes.imshow(best, origin="lower", aspect="auto", cmap="viridis")
-        axes.grid(False)
-        axes.set_xticks(range(len(xs)), xs, rotation=90)
-        axes.set_yticks(range(len(ys)), ys)
-        axes.set(xlabel=x, ylabel=y, title=f"best {named} over all else")
-        figure.colorbar(image, label=named)
-        paths.append(_saved(figure, folder / "heatmap.png"))
+    def draw_with_optuna(plot: Callable[..., Any]) -> Any:
+        return np.ravel(plot(search.study, target_name=search.label))[0].figure
+
+    figures = {
+        "history": draw_with_optuna(optuna_plots.plot_optimization_history),
+        "parallel_coordinates": draw_with_optuna(optuna_plots.plot_parallel_coordinate),
+        "slice": draw_with_optuna(optuna_plots.plot_slice),
+    }
+    if search.importances:
+        figures["importances"] = _draw_importances(search.importances)
+    if search.heatmap:
+        figures["heatmap"] = _draw_heatmap(*search.heatmap, search.label)
+    paths = [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
     pyplot.close("all")
     return paths
 
 
-def _saved(figure: Any, path: Path) -> Path:
-    figure.set_size_inches(max(9.0, figure.get_size_inches()[0]), max(6.0, figure.get_size_inches()[1]))
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+def _draw_importances(importances: Mapping[str, float]) -> Any:
+    from matplotlib import pyplot
+
+    from sweeper.ui.colours import COLOURS
+    from sweeper.ui.importance import MEASURE
+
+    figure, axes = pyplot.subplots()
+    axes.barh(list(importances), list(importances.values()), color=COLOURS[0])
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel=MEASURE, title=IMPORTANCES)
+    return figure
+
+
+def _draw_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> Any:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 7))
+    image = axes.imshow(best, origin="lower", aspect="auto", cmap="viridis")
+    axes.grid(False)
+    axes.set_xticks(range(len(x.labels)), x.labels, rotation=90)
+    axes.set_yticks(range(len(y.labels)), y.labels)
+    axes.set(xlabel=x.title, ylabel=y.title, title=_heatmap_title(label))
+    figure.colorbar(image, label=label)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.set_size_inches(*np.maximum(MIN_SIZE_IN, figure.get_size_inches()))
+    figure.savefig(path, dpi=DPI, bbox_inches="tight")
     return path
 
 
-def _page(path: Path, study: optuna.Study, plots: Mapping[str, str], named: str) -> Path:
-    import plotly.graph_objects as go
-    from optuna import visualization as drawn
+def _write_page(path: Path, search: SearchResult) -> Path:
+    """Write the interactive plots. The first one includes plotly.js for all."""
+    from optuna import visualization as optuna_plots
 
-    figures = [getattr(drawn, plot)(study, target_name=named) for name, plot in plots.items()]
-    if cells := heat(study.trials, minimize=study.direction.name == "MINIMIZE"):
-        x, y, xs, ys, best = cells
-        figure = go.Figure(go.Heatmap(z=best, x=xs, y=ys, colorscale="Viridis", colorbar={"title": named}))
-        figure.update_layout(title=f"best {named} over all else")
-        figure.update_xaxes(title=x, type="category").update_yaxes(title=y, type="category")
-        figures.append(figure)
+    from sweeper.ui import charts
+
+    parallel_coordinates = charts.build_parallel_coordinates(
+        search.parameters, search.ranks, search.values, search.label
+    )
+    figures = [
+        optuna_plots.plot_optimization_history(search.study, target_name=search.label),
+        parallel_coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 100}),
+        optuna_plots.plot_slice(search.study, target_name=search.label),
+    ]
+    if search.importances:
+        figures.append(charts.build_importances(search.importances).update_layout(title=IMPORTANCES))
+    if search.heatmap:
+        heatmap = charts.build_heatmap(*search.heatmap, search.label)
+        figures.append(heatmap.update_layout(title=_heatmap_title(search.label)))
     parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in enumerate(figures)]
-    path.write_text(f"<!doctype html><meta charset='utf-8'><title>{named}</title>\n" + "\n".join(parts))
+    head = f"<!doctype html><meta charset='utf-8'><title>{escape(search.label)}</title>\n"
+    path.write_text(head + "\n".join(parts))
     return path
 
 
-def heat(
-    trials: Sequence[optuna.trial.FrozenTrial], *, minimize: bool
-) -> tuple[str, str, list[str], list[str], list[list[float]]] | None:
-    """The best value in each cell over the first two parameters that vary: their names, the cells' names along x and y,
-    and the values by row (y), NaN where nothing was tried. None where fewer than two vary."""
-    varying = [name for name in trials[0].params if len({trial.params[name] for trial in trials}) > 1][:2]
-    if len(varying) < 2:
-        return None
-    places, names = zip(*(_cells([trial.params[name] for trial in trials]) for name in varying), strict=True)
-    better = min if minimize else max
-    best = [[math.nan] * len(names[0]) for _ in names[1]]
-    for trial, column, row in zip(trials, *places, strict=True):
-        assert trial.value is not None
-        so_far = best[row][column]
-        best[row][column] = trial.value if math.isnan(so_far) else better(so_far, trial.value)
-    return varying[0], varying[1], names[0], names[1], best
-
-
-def _cells(values: Sequence[Any]) -> tuple[list[int], list[str]]:
-    """Which cell each value falls into, and what the cells are called: the values themselves where they are few."""
-    numbers = all(isinstance(value, (int, float)) for value in values)
-    different = sorted(set(values), key=None if numbers else str)
-    if len(different) <= MOST_CELLS or not numbers:
-        return [different.index(value) for value in values], [str(value) for value in different]
-    edges = np.linspace(different[0], different[-1], MOST_CELLS + 1)
-    places = np.clip(np.digitize(values, edges) - 1, 0, MOST_CELLS - 1)
-    return [int(place) for place in places], [f"{edge:.4g}+" for edge in edges[:-1]]
+def _heatmap_title(label: str) -> str:
+    return f"best {label} over all other parameters"

@@ -124,7 +124,7 @@ class Results:
     def draw_plots(self, study: Study) -> list[Path]:
         """Draw the plots into the sweep's folder and return their paths; none for a small search."""
         in_order = sorted(self.best, key=lambda record: record.number)
-        return plots.draw(self.plan.folder / "pictures", in_order, study.distributions, self.objective, self.direction)
+        return plots.draw(self.plan.folder / "plots", in_order, study.distributions, self.objective, self.direction)
 
     def keep_ceilings(self) -> None:
         """Store the rates of a search for the highest matmul rate, for training on such devices later."""

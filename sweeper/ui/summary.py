@@ -209,8 +209,8 @@ class Summary:
         """Return where the results, the plots and the MLflow runs are."""
         folder = self.results.plan.folder
         lines = [f"results  {relative_path(folder / 'trials.csv')}"]
-        if (folder / "pictures" / "pictures.html").exists():
-            lines.append(f"plots    {relative_path(folder / 'pictures' / 'pictures.html')}")
+        if (folder / "plots" / "plots.html").exists():
+            lines.append(f"plots    {relative_path(folder / 'plots' / 'plots.html')}")
         if recording.is_complete:
             return lines + self._review(recording)
         trials = len(self.results.records) + len(self.results.remeasured)

@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over its own pipe: DevTools messages, each ended by a zero byte."""
+"""Headless Chromium, driven over a pipe with DevTools messages. Each message ends with a zero byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WORDS = [
+ARGUMENTS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -24,14 +24,23 @@ WORDS = [
     "--remote-debugging-pipe",
     "--hide-scrollbars",
 ]
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class Page:
-    """One page. `requests` are the addresses that it has asked for, `errors` what its console has said of errors."""
+    """A browser tab.
 
-    def __init__(self, say: int, hear: int) -> None:
-        self._say, self._hear, self._rest, self._number, self._session = say, hear, b"", 0, ""
+    Attributes:
+        requests: the URLs that it has requested.
+        errors: the exceptions, and the errors and warnings of its console.
+    """
+
+    def __init__(self, write_fd: int, read_fd: int) -> None:
+        self._write_fd = write_fd
+        self._read_fd = read_fd
+        self._buffer = b""
+        self._last_id = 0
+        self._session = ""
         self.requests: list[str] = []
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -40,76 +49,82 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
+        """Call a DevTools method and return its result. Events that arrive meanwhile are recorded."""
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": parameters}
         message |= {"sessionId": self._session} if self._session else {}
-        os.write(self._say, json.dumps(message).encode() + b"\0")
-        while (answer := self._next()).get("id") != self._number:
-            self._note(answer)
-        assert "error" not in answer, f"{method}: {answer['error']}"
-        return dict(answer["result"])
+        os.write(self._write_fd, json.dumps(message).encode() + b"\0")
+        while (response := self._read_message()).get("id") != self._last_id:
+            self._record_event(response)
+        assert "error" not in response, f"{method}: {response['error']}"
+        return dict(response["result"])
 
-    def _next(self) -> dict[str, Any]:
-        by = time.monotonic() + PATIENCE_S
-        while b"\0" not in self._rest:
-            assert select.select([self._hear], [], [], max(0.0, by - time.monotonic()))[0], "Chromium says nothing"
-            chunk = os.read(self._hear, 1 << 20)
-            assert chunk, "Chromium has ended"
-            self._rest += chunk
-        line, _, self._rest = self._rest.partition(b"\0")
+    def _read_message(self) -> dict[str, Any]:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while b"\0" not in self._buffer:
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            assert select.select([self._read_fd], [], [], remaining_s)[0], "Chromium does not respond"
+            chunk = os.read(self._read_fd, 1 << 20)
+            assert chunk, "Chromium has exited"
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(line))
 
-    def _note(self, event: dict[str, Any]) -> None:
-        method, said = event.get("method"), event.get("params", {})
+    def _record_event(self, event: dict[str, Any]) -> None:
+        method, params = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
-            self.requests.append(said["request"]["url"])
+            self.requests.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.errors.append(str(said["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
-            self.errors.append(str(said["args"]))
-        elif method == "Log.entryAdded" and said["entry"]["level"] == "error":
-            self.errors.append(str(said["entry"]))
+            self.errors.append(str(params["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.errors.append(str(params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.errors.append(str(params["entry"]))
 
-    def open(self, address: str, *, width: int, dark: bool) -> None:
-        """And wait for its scripts."""
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
+    def open(self, url: str, *, width: int, dark: bool) -> None:
+        """Open a URL in a window of this width and wait until it is loaded."""
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", features=features)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=address)
-        self.ask("new Promise(done => document.readyState == 'complete' ? done() : addEventListener('load', done))")
+        self.call("Page.navigate", url=url)
+        self.evaluate(
+            "new Promise(done => document.readyState == 'complete' ? done() : addEventListener('load', done))"
+        )
 
-    def ask(self, expression: str) -> Any:
-        """The value of an expression there, or of what it promises."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression, or of its promise."""
+        response = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in response, response
+        return response["result"].get("value")
 
-    def picture(self, path: Path, selector: str = "html") -> None:
-        """A PNG of the first such element."""
-        box = self.ask(
+    def save_screenshot(self, path: Path, selector: str = "html") -> None:
+        """Save a PNG of the first element that matches."""
+        box = self.evaluate(
             f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect(); "
             "return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height} })()"
         )
-        shot = self.call("Page.captureScreenshot", clip={**box, "scale": 1}, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        screenshot = self.call("Page.captureScreenshot", clip={**box, "scale": 1}, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(screenshot["data"]))
 
 
 @contextmanager
-def opened() -> Iterator[Page]:
-    """A browser with one page."""
-    (to_read, say), (hear, to_write) = os.pipe(), os.pipe()
+def open_page() -> Iterator[Page]:
+    """Start a browser with one tab."""
+    browser_reads, write_fd = os.pipe()
+    read_fd, browser_writes = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # It reads what it is told from 3, and answers into 4.
-        shell = f'exec 3<&{to_read} 4>&{to_write}; exec "$@"'
-        command = ["/bin/bash", "-c", shell, "chromium", str(CHROMIUM), *WORDS, f"--user-data-dir={profile}"]
-        browser = subprocess.Popen(command, pass_fds=[to_read, to_write], stderr=subprocess.DEVNULL)
-        os.close(to_read)
-        os.close(to_write)
+        # Chromium reads commands from descriptor 3 and writes responses to 4.
+        script = f'exec 3<&{browser_reads} 4>&{browser_writes}; exec "$@"'
+        arguments = [str(CHROMIUM), *ARGUMENTS, f"--user-data-dir={profile}"]
+        command = ["/bin/bash", "-c", script, "chromium", *arguments]
+        browser = subprocess.Popen(command, pass_fds=[browser_reads, browser_writes], stderr=subprocess.DEVNULL)
+        os.close(browser_reads)
+        os.close(browser_writes)
         try:
-            yield Page(say, hear)
+            yield Page(write_fd, read_fd)
         finally:
-            os.close(say)
-            os.close(hear)
+            os.close(write_fd)
+            os.close(read_fd)
             browser.terminate()
             browser.wait()

@@ -124,7 +124,7 @@ def test_mlflow_holds_the_sweep(held: Ended) -> None:
     note, link = "mlflow.note.content", f"{parent.info.run_id}/artifacts/report.html"
     wait_for(lambda: link in place.runs("sweep")[0].data.tags[note])
     assert "| trial | x | y |" in parent.data.tags[note]
-    best_results = (artifacts / "report.html").read_text().split("<h2>Peaks</h2>")[1].split("</table>")[0]
+    best_results = (artifacts / "report.html").read_text().split("<h2>Best results</h2>")[1].split("</table>")[0]
     winner = next(child for child in children if child.data.metrics["score"] == best)
     assert all(f"{name}={value}" in best_results for name, value in winner.data.params.items())
     for child in children:

@@ -1,4 +1,4 @@
-"""What is wrong with a node is found, and said with what to do."""
+"""Tests of the doctor: problems of nodes, GPUs and stores are reported with a remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.doctor.__main__ import Finding, of_gpu, of_nodes, of_stores
+from sweeper.doctor.checks import check_gpu, check_nodes, check_store
 from tests.conftest import REPOSITORY, Place
 from workloads.api import host
 from workloads.api.contract import Infeasible, Rank
@@ -19,102 +19,111 @@ GPU = {"number": 0, "answers": True, "name": "NVIDIA H200", "driver": "580.1", "
 GPU |= {"power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980, "uncorrected_errors": 0}
 
 
-def node(name: str = "n0", **changes: Any) -> dict[str, Any]:
-    plain = {
-        "node": name,
+def node_state(node: str = "n0", **changes: Any) -> dict[str, Any]:
+    """Return the state of a healthy node, with `changes`."""
+    healthy = {
+        "node": node,
         "versions": {"torch": "2.13", "ray": "2.60"},
         "cpus": 8,
         "shared_gib": 16.0,
         "free_gib": 64.0,
+        "disk_gib": 100.0,
+        "gpus": [GPU],
     }
-    return plain | {"disk_gib": 100.0, "gpus": [GPU]} | changes
+    return healthy | changes
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
-    assert list(of_nodes([node("n0"), node("n1")])) == []
+def test_healthy_equal_nodes_have_no_findings() -> None:
+    assert list(check_nodes([node_state("n0"), node_state("n1")])) == []
 
 
 @pytest.mark.parametrize(
-    ("healths", "where", "what"),
+    ("node_states", "location", "problem"),
     [
-        ([node(shared_gib=0.06)], "n0", "/dev/shm has 0.1 GiB"),
-        ([node(free_gib=1.0)], "n0", "1.0 GiB of memory"),
-        ([node(disk_gib=1.0)], "n0", "1.0 GiB of disk"),
-        ([node("a"), node("b"), node("c", versions={"torch": "2.11", "ray": "2.60"})], "nodes", "but c 2.11"),
+        ([node_state(shared_gib=0.06)], "n0", "/dev/shm has 0.1 GiB"),
+        ([node_state(free_gib=1.0)], "n0", "1.0 GiB of memory"),
+        ([node_state(disk_gib=1.0)], "n0", "1.0 GiB of disk"),
         (
-            [node("a"), node("b"), node("c", gpus=[GPU | {"driver": "570.2"}])],
+            [node_state("a"), node_state("b"), node_state("c", versions={"torch": "2.11", "ray": "2.60"})],
             "nodes",
-            "driver is 580.1 on most, but c 570.2",
+            "torch is 2.13 on most nodes, but c 2.11",
         ),
-        ([node("a"), node("b"), node("c", gpus=[GPU, GPU])], "nodes", "c 2 x NVIDIA H200"),
+        (
+            [node_state("a"), node_state("b"), node_state("c", gpus=[GPU | {"driver": "570.2"}])],
+            "nodes",
+            "driver is 580.1 on most nodes, but c 570.2",
+        ),
+        ([node_state("a"), node_state("b"), node_state("c", gpus=[GPU, GPU])], "nodes", "c 2 x NVIDIA H200"),
     ],
     ids=["shared", "memory", "disk", "version", "driver", "gpus"],
 )
-def test_what_a_node_lacks_and_where_nodes_differ(healths: list[dict[str, Any]], where: str, what: str) -> None:
-    (found,) = of_nodes(healths)
-    assert found.where == where and what in found.what and found.do
+def test_a_problem_of_a_node_and_a_difference_between_nodes_are_reported(
+    node_states: list[dict[str, Any]], location: str, problem: str
+) -> None:
+    (finding,) = check_nodes(node_states)
+    assert finding.location == location and problem in finding.problem and finding.remedy
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "problem"),
     [
-        ({"used_gib": 40.0}, "40.0 GiB of it are in use"),
+        ({"used_gib": 40.0}, "40.0 GiB of its memory are in use"),
         ({"power_limit_w": 450.0}, "450 W of 700 W"),
         ({"clock_limit_mhz": 1200}, "1200 MHz of 1980 MHz"),
-        ({"uncorrected_errors": 3}, "3 memory errors"),
+        ({"uncorrected_errors": 3}, "3 uncorrected memory errors"),
     ],
 )
-def test_what_is_wrong_with_a_gpu(changes: dict[str, Any], what: str) -> None:
-    (found,) = of_gpu("n0 GPU 0", GPU | changes)
-    assert what in found.what and found.spoils
+def test_a_problem_of_a_gpu_is_reported_and_affects_results(changes: dict[str, Any], problem: str) -> None:
+    (finding,) = check_gpu("n0 GPU 0", GPU | changes)
+    assert problem in finding.problem and finding.affects_results
 
 
-def test_a_store_that_does_not_answer_is_found() -> None:
-    (found,) = of_stores("http://127.0.0.1:9")
-    assert isinstance(found, Finding) and "nothing answers there" in found.what
+def test_a_store_that_does_not_respond_is_reported() -> None:
+    (finding,) = check_store("http://127.0.0.1:9")
+    assert finding.location == "store" and "nothing answers there" in finding.problem
 
 
-def test_the_health_of_this_machine_is_plain() -> None:
-    found = read_node_state(".")
-    assert found["free_gib"] > 0 and found["versions"]["ray"] and found["gpus"] == []
-    assert "nodes" not in {finding.where for finding in of_nodes([found, found])}
+def test_the_state_of_this_machine_is_read() -> None:
+    state = read_node_state(".")
+    assert state["free_gib"] > 0 and state["versions"]["ray"] and state["gpus"] == []
+    assert "nodes" not in {finding.location for finding in check_nodes([state, state])}
 
 
-def test_a_sum_needs_somebody_to_sum_with() -> None:
+def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
     with pytest.raises(Infeasible, match="gpus=2 or more"):
         run_trial("allreduce", {}, Rank())
 
 
-def test_the_doctor_tries_what_is_here(place: Place) -> None:
+def test_the_command_exercises_this_machine(place: Place) -> None:
     command = [sys.executable, "-m", "sweeper.doctor", "--dir", str(place.path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert "TFLOP/s in the mean" in done.stdout and "GB/s each way" in done.stdout, done.stdout + done.stderr
+    assert "at once: mean" in done.stdout and "GB/s per device" in done.stdout, done.stdout + done.stderr
     assert done.returncode == int("\n! " in done.stdout) and "Traceback" not in done.stderr
 
 
-def test_a_gpu_that_has_fallen_off_the_bus_is_named_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the driver answers for the second of three: its handle cannot be had."""
+def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has no handle for the second of three GPUs."""
     import pynvml
 
-    def handle(number: int) -> object:
+    def get_handle(number: int) -> object:
         if number == 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return number + 1
 
-    def refused(*_: object) -> None:
+    def not_supported(*_: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     for name in ("DeviceGetMemoryInfo", "DeviceGetPowerManagementLimit", "DeviceGetApplicationsClock"):
-        monkeypatch.setattr(pynvml, f"nvml{name}", refused)
+        monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
     for name in ("DeviceGetTotalEccErrors", "SystemGetDriverVersion", "DeviceGetComputeRunningProcesses"):
-        monkeypatch.setattr(pynvml, f"nvml{name}", refused)
+        monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", get_handle)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
     assert host.gpu_names() == ("NVIDIA H200", "", "NVIDIA H200")
     assert host.node_activity().keys() == {"node_load"}
-    findings = list(of_nodes([read_node_state(".")]))
-    (lost,) = [finding for finding in findings if "GPU 1" in finding.where]
-    assert lost.spoils and "does not answer" in lost.what
+    findings = list(check_nodes([read_node_state(".")]))
+    (lost,) = [finding for finding in findings if "GPU 1" in finding.location]
+    assert lost.affects_results and "does not respond" in lost.problem

@@ -134,7 +134,7 @@ def test_the_client_records_trials_steps_results_and_the_report(uri: str, place:
     client = TrackingClient(store_arguments(uri), place.path, place.path, lock_fd)
     client.log_step(0, "0000", 1, 1e9, {"score": 0.5})
     client.log_trial(record(0))
-    results = {"status": "FINISHED", "metrics": {"best_score": 1.5}, "tags": {}, "artifacts": {}, "pictures": []}
+    results = {"status": "FINISHED", "metrics": {"best_score": 1.5}, "tags": {}, "artifacts": {}, "plots": []}
     assert client.close(results, patience_s=60), client.last_error
     assert client.is_open and client.pending == 0 and client.last_error == ""
     client.detach()
@@ -154,7 +154,7 @@ def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, place: Pla
     """The recording process receives a driver's messages; a folder stands where the report has to go."""
     store = open_store(uri)
     (place.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()
-    results = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "pictures": []}
+    results = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "plots": []}
     messages = [{"open": store_arguments(uri)}, {"record": record(0).to_json()}, {"close": results}]
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper.tracking.process"],

@@ -204,7 +204,9 @@ def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
 def test_a_plan_shows_tried_and_excluded_points_and_the_projection(say: Callable[..., Done], tmp_path: Path) -> None:
     done = say("workload=parallel", "gpus=2", "plan=true", "projection.nodes=1,16", "price_per_hour=2.5")
     assert done.code == 0, done.err
-    tried, excluded = (int(n.replace(",", "")) for n in re.findall(r"(?m)^([\d,]+) (?:valid|excluded) points", done.out))
+    tried, excluded = (
+        int(n.replace(",", "")) for n in re.findall(r"(?m)^([\d,]+) (?:valid|excluded) points", done.out)
+    )
     assert 0 < tried < 100 and tried + excluded == 41_472
     assert "the degrees multiply to the number of ranks" in done.out
     assert "fixed    model=llama_tiny sequence_length=64" in done.out
