@@ -104,6 +104,17 @@ class Place:
         return list(client.search_runs(experiments, f"tags.`sweeper.kind` = '{kind}'", max_results=5000))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first, so that pytest-xdist's workers end at about the same time."""
+    items.sort(key=expected_duration_s, reverse=True)
+
+
+def expected_duration_s(item: pytest.Item) -> float:
+    """Return the seconds that `@pytest.mark.long(seconds)` gives a test; 0 without the mark."""
+    mark = item.get_closest_marker("long")
+    return float(mark.args[0]) if mark else 0.0
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's tables with nothing in them, to be copied: making them takes longer than filling them."""

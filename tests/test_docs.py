@@ -1,55 +1,181 @@
-"""What docs/workloads.md shows runs as it stands there."""
+"""The examples of the documentation run as they stand there, and every recorded metric is documented."""
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from sweeper.common.metrics import DISPLAY
-from tests.conftest import REPOSITORY, Place
+from sweeper.common.metrics import DISPLAY, derive
+from sweeper.config.resolution import CONF
+from tests.conftest import REPOSITORY, Place, environment
+from workloads.api.contract import Measurement
 
-_DISPLAY = re.findall(
-    r"```\w+\n((?:# @package _global_\n)?# (\S+)\n.+?)```", (REPOSITORY / "docs/workloads.md").read_text(), re.DOTALL
-)
-BLOCKS = {name: text for text, name in _DISPLAY}  # whole: what a reader copies
-
-
-def test_every_figure_of_a_table_is_explained() -> None:
-    explained = re.findall(r"`([^`]+)`", (REPOSITORY / "docs/metrics.md").read_text())
-    endings = tuple(name.removeprefix("…") for name in explained if name.startswith("…"))
-    names = set(DISPLAY) - {"m", "n", "k"}
-    assert {name for name in names if not name.endswith(endings)} <= set(explained)
+WORKLOADS_PAGE = (REPOSITORY / "docs/workloads.md").read_text()
+# Each block of code is a whole file, whose name stands in its first or second line.
+FILES = {
+    name: text
+    for text, name in re.findall(r"```\w+\n((?:# @package _global_\n)?# (\S+)\n.+?)```", WORKLOADS_PAGE, re.DOTALL)
+}
 
 
-def written(place: Place, name: str, text: str | None = None) -> Path:
-    path = place.path / name
+def write_example(folder: Path, name: str, text: str | None = None) -> Path:
+    """Write a file of the page, or another text under its name."""
+    path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text or BLOCKS[name])
+    path.write_text(text or FILES[name])
     return path
 
 
-@pytest.mark.soak
-def test_a_command_in_ten_lines(place: Place) -> None:
+@pytest.fixture
+def example_package(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The page's workload, installed with its entry point, and its YAML file."""
+    write_example(place.path, "mytool/bandwidth.py")
+    write_example(place.path, "mytool-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mytool\nVersion: 1\n")
+    entry = re.search(r"(\[project.entry-points.+?)```", WORKLOADS_PAGE, re.DOTALL)
+    assert entry
+    line = entry[1].splitlines()[1].replace('"', "")
+    write_example(place.path, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{line}\n")
+    write_example(place.path, "my_conf/workload/bandwidth.yaml")
+    monkeypatch.setenv("PYTHONPATH", str(place.path))
+    return place
+
+
+def test_a_bandwidth_workload_takes_few_lines() -> None:
+    python = [line for line in FILES["mytool/bandwidth.py"].splitlines() if line.strip()]
+    yaml = [line for line in FILES["my_conf/workload/bandwidth.yaml"].splitlines() if line.strip()]
+    assert len(python) <= 45 and len(yaml) <= 5
+
+
+@pytest.mark.long(15)
+def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package: Place) -> None:
+    arguments = ("--config-dir", "my_conf", "workload=bandwidth", "search=grid", "hardware=cpu")
+    done = example_package.run(*arguments)
+    assert done.code == 0 and "3 complete" in done.out, done.out + done.err
+    runs = example_package.runs("trial")
+    for run in runs:
+        moved_gb = 2 * int(run.data.params["mib"]) * 2**20 / 1e9
+        assert run.data.metrics["gb_per_s"] == pytest.approx(moved_gb / run.data.metrics["step_time_ms"] * 1e3)
+
+
+def test_the_example_workload_runs_by_hand(example_package: Place) -> None:
+    path = {"PYTHONPATH": f"{REPOSITORY}:{example_package.path}"}
+    command = [sys.executable, "-m", "workloads", "bandwidth", "mib=1", "repeats=3"]
+    done = subprocess.run(command, env=environment() | path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and '"bytes_per_step": 2097152' in done.stdout, done.stderr
+
+
+@pytest.mark.long(20)
+def test_the_example_command_runs(place: Place) -> None:
     script = "import sys, time\nfor n in range(20):\n    print(f'loss={9 / (n + 1):.3f} took 5.0 ms', flush=True)\n"
-    train = written(place, "train.py", script)
-    written(
-        place, "mine/workload/tuner.yaml", BLOCKS["mine/workload/tuner.yaml"].replace("/home/me/train.py", str(train))
-    )
-    done = place.run("--config-dir", str(place.path / "mine"), "workload=tuner", "search=grid", "finals.top=0")
+    train = write_example(place.path, "train.py", script)
+    name = "my_conf/workload/tuner.yaml"
+    write_example(place.path, name, FILES[name].replace("/home/me/train.py", str(train)))
+    done = place.run("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
     assert done.code == 0 and "6 complete" in done.out, done.out + done.err
 
 
-@pytest.mark.soak
-def test_a_workload_of_another_package(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(place, "mytool/workload.py")
-    written(place, "mytool-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mytool\nVersion: 1\n")
-    entry = re.search(r"(\[project.entry-points.+?)```", (REPOSITORY / "docs/workloads.md").read_text(), re.DOTALL)
-    assert entry
-    line = entry[1].splitlines()[1].replace('"', "")
-    written(place, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{line}\n")
-    written(place, "mine/workload/sort.yaml")
-    monkeypatch.setenv("PYTHONPATH", str(place.path))
-    done = place.run("--config-dir", str(place.path / "mine"), "workload=sort", "budget.trials=3", "finals.top=0")
-    assert done.code == 0 and "3 complete" in done.out, done.out + done.err
+# ── metrics ──
+
+
+def documented_metrics() -> tuple[set[str], tuple[str, ...], tuple[str, ...]]:
+    """Return the names in docs/metrics.md, and those that are a prefix or a suffix with `…`."""
+    names = set(re.findall(r"`([^`]+)`", (REPOSITORY / "docs/metrics.md").read_text()))
+    prefixes = tuple(name.removesuffix("…") for name in names if name.endswith("…"))
+    suffixes = tuple(name.removeprefix("…") for name in names if name.startswith("…"))
+    return names, prefixes, suffixes
+
+
+def is_documented(metric: str) -> bool:
+    names, prefixes, suffixes = documented_metrics()
+    return metric in names or metric.startswith(prefixes) or metric.endswith(suffixes)
+
+
+def literal_metrics(path: Path) -> set[str]:
+    """Return the string keys that a workload's file writes into its metrics: dict literals and subscripts."""
+    keys: list[ast.expr | None] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "metrics":
+            keys += [key for inner in ast.walk(node.value) if isinstance(inner, ast.Dict) for key in inner.keys]
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "metrics":
+                    keys.append(target.slice)
+                elif ast.unparse(target) == "metrics" and node.value is not None:
+                    keys += [key for inner in ast.walk(node.value) if isinstance(inner, ast.Dict) for key in inner.keys]
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def derived_metrics() -> set[str]:
+    """Return the names of every metric that can be derived."""
+    measurement = Measurement(
+        executed={},
+        step_times_s=(1.0, 1.1, 1.2),
+        sustained_step_times_s=(1.0, 1.1, 1.2),
+        independent=True,
+        baseline_step_times_s=(2.0, 2.1, 2.2),
+        bytes_per_step=1e9,
+        flops_per_step=1e12,
+        hardware_flops_per_step=2e12,
+        tokens_per_step=100,
+        matrix_dtype="bf16",
+    )
+    return set(derive([measurement] * 2, {"bf16": 100.0}, {"bf16": 80.0}, bandwidth_tb_s=1.0))
+
+
+def test_every_metric_of_a_table_is_documented() -> None:
+    assert not {name for name in DISPLAY if not is_documented(name)}
+
+
+def test_every_derived_metric_is_documented() -> None:
+    names = derived_metrics()
+    assert {"mfu_sustained", "hfu", "bandwidth_utilization", "tokens_per_s_per_gpu", "gpu_spread"} <= names
+    assert not {name for name in names if not is_documented(name)}
+
+
+@pytest.mark.parametrize(
+    "workload", sorted(path.name for path in (REPOSITORY / "workloads").iterdir() if path.is_dir())
+)
+def test_every_metric_that_a_workload_reports_is_documented(workload: str) -> None:
+    if workload in ("api", "__pycache__"):
+        return
+    files = list((REPOSITORY / "workloads" / workload).rglob("*.py"))
+    names = set().union(*map(literal_metrics, files)) if files else set[str]()
+    assert not {name for name in names if not is_documented(name)}
+
+
+def test_shared_metrics_are_documented() -> None:
+    names = literal_metrics(REPOSITORY / "workloads/telemetry.py")
+    assert "sm_clock_mhz" in names and not {name for name in names if not is_documented(name)}
+
+
+# ── configuration and pages ──
+
+
+def test_every_key_of_the_configuration_has_a_line_of_help() -> None:
+    lines = (CONF / "config.yaml").read_text().split("\nname:")[1].split("\nhydra:")[0].splitlines()
+    keys = [line for line in lines if re.match(r" *\w+:", line)]
+    assert len(keys) > 20 and not [line for line in keys if "#" not in line and not line.rstrip().endswith(":")]
+
+
+def test_every_workload_and_model_of_the_page_exists() -> None:
+    for group in ("workload", "model"):
+        choices = {path.stem for path in (CONF / group).glob("*.yaml")}
+        named = set(re.findall(rf"(?<![\w-]){group}=(\w+)", WORKLOADS_PAGE)) - {"tuner", "bandwidth"}
+        assert named <= choices
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))])
+def test_the_links_of_a_page_lead_to_files(page: str) -> None:
+    folder = (REPOSITORY / page).parent
+    links = re.findall(r"\]\(([^)#:]+)\)", (REPOSITORY / page).read_text())
+    assert not [link for link in links if not (folder / link).exists()]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150

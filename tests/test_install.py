@@ -12,6 +12,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
+pytestmark = [pytest.mark.long(14), pytest.mark.xdist_group("installed")]
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -31,6 +33,14 @@ def test_the_command_finds_its_configuration_from_any_directory(installed: dict[
     where = "import sweeper.config.resolution as c; print(c.CONF)"
     at = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=installed, capture_output=True, text=True)
     assert at.stdout.strip() == f"{installed['PYTHONPATH']}/sweeper/conf"
+    words = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu", "plan=true"]
+    done = subprocess.run(words, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "until 2 trials" in done.stdout
+
+
+@pytest.mark.soak
+def test_the_installed_command_runs_a_sweep(installed: dict[str, str], tmp_path: Path) -> None:
     words = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu"]
     done = subprocess.run(words, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr

@@ -17,9 +17,9 @@ from sweeper.common.trials import TrialRecord
 
 MAX_RESTARTS = 3
 MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
-# A report on a small sweep takes 3 s of CPU time, 2 of them to import MLflow (3.17). On thousands of trials it takes
-# longer, and is then written after the driver has gone.
-REPORT_PATIENCE_S = 5.0
+# A report takes 3 s of CPU time, 2 of them to import MLflow (3.17), and longer on thousands of trials. It is then
+# written after the driver has gone.
+REPORT_PATIENCE_S = 2.0
 
 
 class TrackingClient:

@@ -97,6 +97,7 @@ def job(place: Place) -> Iterator[Job]:
         shutil.rmtree(folder, ignore_errors=True)  # Ray's logs, which a job leaves on its nodes
 
 
+@pytest.mark.long(26)
 def test_a_job_runs_over_all_its_nodes_and_leaves_nothing(job: Job) -> None:
     process = job.start(*PROBE, "gpus=2", "search=random", "budget.trials=4", f"space.ledger={job.ledger}")
     try:

@@ -113,7 +113,10 @@ class RayNode:
         raise NotImplementedError
 
     def close(self) -> None:
-        for pid in self.pids():
+        pids = self.pids()
+        with suppress(AttributeError):
+            pids.append(self.process.pid)  # not listed while it is starting
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(AttributeError):

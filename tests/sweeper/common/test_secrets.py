@@ -67,6 +67,7 @@ def test_a_parameter_that_looks_like_a_secret_is_refused(say: Callable[..., Done
     assert done.code == 2 and "looks like a secret" in done.err and SECRET not in done.err
 
 
+@pytest.mark.long(14)
 def test_neither_the_books_nor_the_terminal_hold_a_secret_that_a_command_was_given(place: Place) -> None:
     script = f"print('token={SECRET}'); raise SystemExit(1)"
     words = ["workload=command", f"command.run=['{{python}}', -c, \"{script}\"]", "budget.trials=1"]

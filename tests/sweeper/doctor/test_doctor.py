@@ -94,6 +94,7 @@ def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
         run_trial("allreduce", {}, Rank())
 
 
+@pytest.mark.long(27)
 def test_the_command_exercises_this_machine(place: Place) -> None:
     command = [sys.executable, "-m", "sweeper.doctor", "--dir", str(place.path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)

@@ -282,6 +282,7 @@ def test_the_debug_model_of_torchtitan_trains(place: Place) -> None:
 # ── the command line ──
 
 
+@pytest.mark.long(23)
 def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(place: Place) -> None:
     """Megatron-LM is not installed: a program in its place prints its log, with the degrees of its command line."""
     (place.path / "pretrain_gpt.py").write_text(
@@ -298,6 +299,9 @@ def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(place: Pl
     for trial_run in trial_runs:
         assert trial_run.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
         assert trial_run.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
+        assert trial_run.data.metrics["predicted_tokens_per_s"] > 0
+    (sweep_run,) = place.runs("sweep")
+    assert sweep_run.data.metrics["predicted_error"] > 0
 
 
 @pytest.mark.soak
@@ -330,6 +334,7 @@ def test_a_trial_that_timed_out_leaves_no_process_and_its_output_is_recorded(pla
     assert record["status"] == "timed_out" and "so far so good" in record["detail"]
 
 
+@pytest.mark.long(25)
 def test_steps_are_recorded_while_a_trial_runs_and_poor_trials_are_pruned(place: Place) -> None:
     """Five programs of nearly the same speed; the two after them are ten times slower and are pruned."""
     program = "import sys, time\nfor n in range(40):\n    time.sleep(0.03)\n    print('took', sys.argv[1])\n"

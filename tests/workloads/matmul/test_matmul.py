@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.matrix import covering
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
@@ -93,8 +94,7 @@ def test_every_layout_gives_the_product_and_is_the_layout_in_memory(layout: str,
     assert Matmul().run(parameters, Rank(device=device)).machine_info["layout"] == layout
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+@pytest.mark.parametrize(("layout", "name"), covering(["nn", "nt", "tn"], ["fp32", "fp16", "bf16"], strength=1))
 def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str) -> None:
     """On tinygrad's interpreter, which needs no GPU: the copies, layouts and conversions are the same as on one."""
     dtype = TORCH_DTYPES[name]

@@ -39,9 +39,7 @@ LAYOUTS = [
     Layout(dp_replicate=2, micro_batch=2),
     Layout(dp_replicate=2, dp_shard=2, checkpointing="full"),
     Layout(tp=2, micro_batch=4),
-    Layout(tp=2, micro_batch=4, checkpointing="selective"),
     Layout(cp=2, micro_batch=4),
-    Layout(cp=4, micro_batch=4),
     Layout(cp=2, tp=2, micro_batch=4),
     Layout(cp=2, dp_shard=2, checkpointing="full"),
     Layout(dp_shard=2, tp=2, micro_batch=2, checkpointing="selective"),
@@ -52,12 +50,18 @@ LAYOUTS = [
     Layout(pp=2, dp_shard=2, checkpointing="full"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="interleaved"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="zero_bubble", reshard_after_forward=False),
-    Layout(dp_replicate=2, tp=2),
     Layout(pp=2, tp=2, micro_batch=2),
     Layout(pp=2, cp=2, micro_batch=2),
+]
+# Slow ones, which combine what the layouts above have.
+LONG_LAYOUTS = [
+    Layout(tp=2, micro_batch=4, checkpointing="selective"),
+    Layout(cp=4, micro_batch=4),
+    Layout(dp_replicate=2, tp=2),
     Layout(pp=2, dp_shard=2, tp=2),
 ]
 LAYOUTS = [replace(layout, global_batch=BATCH) for layout in LAYOUTS]
+LONG_LAYOUTS = [replace(layout, global_batch=BATCH) for layout in LONG_LAYOUTS]
 
 
 Trained = tuple[list[float], dict[str, Tensor]]  # losses, and the first step's gradients
@@ -182,8 +186,16 @@ def reference() -> Trained:
     return losses, gradients
 
 
+@pytest.mark.long(40)
+@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    assert_same_training(ranks.train(layout), reference)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", LONG_LAYOUTS, ids=str)
+def test_every_long_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
     assert_same_training(ranks.train(layout), reference)
 
 
@@ -214,7 +226,7 @@ def gpus() -> Iterator[Ranks]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.world_size == 2], ids=str)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS + LONG_LAYOUTS if layout.world_size == 2], ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_layouts_over_two_gpus_train_like_one_cpu_process(
     layout: Layout, compiled: bool, gpus: Ranks, reference: Trained
@@ -237,6 +249,8 @@ def assert_same_training(trained: list[Trained], reference: Trained, tolerance: 
         assert error < tolerance, name
 
 
+@pytest.mark.long(40)
+@pytest.mark.xdist_group("ranks")
 def test_fp8_layers_train_the_same_in_every_layout_and_near_fp32(ranks: Ranks, reference: Trained) -> None:
     one_rank = Layout(micro_batch=2, global_batch=BATCH)
     (fp8_reference,) = ranks.train(one_rank, recipe="fp8_tensorwise")
@@ -278,6 +292,7 @@ def test_a_tied_model_trains() -> None:
     assert losses[0] > losses[1] > losses[2]
 
 
+@pytest.mark.soak  # `make test` runs such trials in test_run.py, and a sweep with estimates in test_command.py
 def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(place: Place) -> None:
     """The same two workers run all trials, each in a new process group."""
     fixed = ["space.micro_batch=4", "space.checkpointing=none", "space.cp=1", "space.pp=1"]

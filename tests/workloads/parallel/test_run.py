@@ -1,0 +1,59 @@
+"""Trials of `workload=parallel` over two ranks, without Ray: forked processes, with gloo between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from typing import Any
+
+import pytest
+import torch
+
+from workloads.api.contract import Measurement, Rank
+from workloads.api.trial import run_trial
+
+FIXED = {"model": "llama_tiny", "sequence_length": 64, "global_batch": 8, "micro_batch": 4, "compile": False}
+FIXED |= {"dtype": "fp32", "steps": 2}
+TRIALS = [FIXED | {"dp_shard": 2}, FIXED | {"tp": 2}]
+
+
+def run_trials(number: int, rendezvous: str, results: Any) -> None:
+    """Run all trials as one of two ranks, and put their measurements or a traceback into `results`."""
+    torch.set_num_threads(1)
+    try:
+        ranks = [
+            Rank(number, 2, ranks_per_node=2, rendezvous=rendezvous, sequence_number=n + 1) for n in range(len(TRIALS))
+        ]
+        results.put([run_trial("parallel", trial, rank) for trial, rank in zip(TRIALS, ranks, strict=True)])
+    except Exception:
+        results.put(traceback.format_exc())
+
+
+@pytest.mark.long(10)
+def test_trials_of_different_layouts_follow_each_other_in_the_same_two_processes() -> None:
+    fork: Any = multiprocessing.get_context("fork")  # importing torch in a new process takes seconds
+    results = fork.Queue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [fork.Process(target=run_trials, args=(n, rendezvous, results), daemon=True) for n in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        by_rank: list[list[Measurement]] = [results.get(timeout=100) for _ in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(isinstance(answer, str) for answer in by_rank), by_rank
+    loss = by_rank[0][0].metrics["loss"]
+    for sharded, tensor_parallel in by_rank:
+        for measurement in (sharded, tensor_parallel):
+            assert len(measurement.step_times_s) == 2
+            assert measurement.metrics["loss"] == pytest.approx(loss, abs=1e-4)
+            assert measurement.metrics["loss"] < measurement.metrics["first_loss"]
+            assert sum(value for name, value in measurement.metrics.items() if name.startswith("calls_")) > 0
+        # Blocks with whole weights have a manual backward pass with kernels of its own.
+        assert sharded.machine_info["attention"] == "cpu"
+        assert tensor_parallel.machine_info["attention"] == "scaled_dot_product_attention"
+    assert sorted(trials[0].tokens_per_step for trials in by_rank) == [0, 8 * 64]  # rank 0 reports those of all
