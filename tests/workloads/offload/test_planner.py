@@ -91,15 +91,23 @@ def test_what_cannot_work_says_by_how_much() -> None:
         plan(2, 1)
 
 
-def test_slow_copies_make_it_keep_more_rounds_worth_of_tokens() -> None:
-    """With a link ten times slower weights have to be worth more tokens each time that they come."""
-    slow = replace(H200, up_s_per_byte=10 * H200.up_s_per_byte, down_s_per_byte=10 * H200.down_s_per_byte)
-    fast_plan = choose(MODEL, 8192, 8, Budget(16, 200), H200)
-    slow_plan = choose(MODEL, 8192, 8, Budget(16, 200), slow)
-    assert (
-        slow_plan.times.copied_bytes <= fast_plan.times.copied_bytes
-        and slow_plan.times.step_s >= fast_plan.times.step_s
-    )
+SLOW_LINK = replace(H200, up_s_per_byte=10 * H200.up_s_per_byte, down_s_per_byte=10 * H200.down_s_per_byte)
+
+
+@pytest.mark.parametrize("sequences", [8, 32])
+def test_slower_copies_make_a_slower_plan_that_copies_less(sequences: int) -> None:
+    fast = choose(MODEL, 8192, sequences, Budget(16, 200), H200)
+    slow = choose(MODEL, 8192, sequences, Budget(16, 200), SLOW_LINK)
+    assert slow.times.copied_bytes < fast.times.copied_bytes
+    assert slow.times.step_s > fast.times.step_s
+
+
+def test_slower_copies_make_rounds_of_more_tokens() -> None:
+    """Layers stream in every round, so with a link that is ten times slower a step has fewer rounds of more tokens."""
+    fast, slow = (choose(MODEL, 8192, 32, Budget(16, 200), rates).plan for rates in (H200, SLOW_LINK))
+    assert slow.rounds < fast.rounds
+    assert slow.chunks * slow.chunk_tokens > fast.chunks * fast.chunk_tokens
+    assert slow.tokens_per_step == fast.tokens_per_step == 32 * 8192
 
 
 TINY = {"model": "llama_tiny", "sequence_length": 32, "sequences_per_step": 4, "dtype": "fp32", "steps": 3}
