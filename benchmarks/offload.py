@@ -81,7 +81,8 @@ def measured(row: Row, steps: int) -> str:
         f"{per_s:8,.0f} | {f['predicted_tokens_per_s']:8,.0f} | {f'{reference:,.0f}' if reference else '':>6} | "
         f"{m.flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
         f"{m.hardware_flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
-        f"{f['waiting']:5.1%} | {f['optimizer']:5.1%} | {f['peak_device_gib']:6.1f} | {f['peak_host_gib']:6.1f} | "
+        f"{f['copy_wait_share']:5.1%} | {f['optimizer_share']:5.1%} | "
+        f"{f['peak_device_gib']:6.1f} | {f['peak_host_gib']:6.1f} | "
         f"{f['copied_gib_per_step']:6.0f} | {f['sm_clock_mhz']:5.0f} | {time.perf_counter() - started:4.0f}"
     )
 

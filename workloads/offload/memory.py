@@ -88,7 +88,7 @@ class Queues:
     def acquire(self, *buffers: Buffer) -> None:
         """Computation queued from now on waits for what is queued on these."""
         if self.on_gpu and any(buffer.last is not None for buffer in buffers):
-            with self.span("waiting"):
+            with self.span("copy_wait"):
                 self._wait(torch.cuda.current_stream(), *buffers)
 
     def release(self, *buffers: Buffer) -> None:

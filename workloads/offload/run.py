@@ -122,10 +122,10 @@ def _train(
         "loss": losses[-1],
         "first_loss": losses[0],
         "predicted_tokens_per_s": tokens / predicted.times.step_s,
-        "predicted_waiting": predicted.times.waiting_s / predicted.times.step_s,
+        "predicted_copy_wait_share": predicted.times.waiting_s / predicted.times.step_s,
         "peak_host_gib": arena.used / GIB,
-        "waiting": spent_s.get("waiting", 0.0) / times_s[-1],
-        "optimizer": spent_s.get("optimizer", 0.0) / times_s[-1],
+        "copy_wait_share": spent_s.get("copy_wait", 0.0) / times_s[-1],
+        "optimizer_share": spent_s.get("optimizer", 0.0) / times_s[-1],
         "copied_gib_per_step": copied_bytes / count / GIB,
         "rounds": float(plan.rounds),
     }

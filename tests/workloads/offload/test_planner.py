@@ -121,6 +121,8 @@ def test_a_trial_trains_within_its_host_budget_and_the_same_whatever_the_plan() 
     measured = run_trial("offload", {**TINY, "device_gib": tight, "host_gib": 0.05}, Rank())
     assert 0 < measured.metrics["peak_host_gib"] <= 0.05 and measured.metrics["copied_gib_per_step"] > 0
     assert measured.metrics["loss"] == pytest.approx(roomy.metrics["loss"], abs=1e-5)
+    for share in ("copy_wait_share", "optimizer_share", "predicted_copy_wait_share"):
+        assert 0 <= measured.metrics[share] <= 1
     assert measured.hardware_flops_per_step >= roomy.hardware_flops_per_step > roomy.flops_per_step
 
 
