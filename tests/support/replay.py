@@ -19,10 +19,10 @@ from torch import Tensor
 from workloads.llama.attention import KERNELS
 from workloads.llama.shapes import LlamaShape
 from workloads.offload import engine as engines
-from workloads.offload.layout import KEPT, Plan
+from workloads.offload.cost_model import Rates
 from workloads.offload.memory import Arena, Buffer, Queues
 from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import Rates
+from workloads.offload.plan import KEPT, Plan
 
 META = torch.device("meta")
 COMPUTES = "compute"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from workloads.api.contract import Measurement, Rank, Workload
 from workloads.llama import shapes
-from workloads.offload.layout import trained_bytes
+from workloads.offload.plan import trained_bytes
 
 
 def _least_gib(model: str) -> float:

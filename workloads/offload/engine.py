@@ -20,11 +20,10 @@ from workloads.llama.attention import Kernel
 from workloads.llama.block import Activations, BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.ends import Ends
-from workloads.offload.layout import Plan, kept_names
+from workloads.offload.embedding_head import Ends
 from workloads.offload.memory import Arena, Buffer, Queues
 from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import AHEAD, GRADIENT_SLOTS, WEIGHT_SLOTS
+from workloads.offload.plan import AHEAD, GRADIENT_SLOTS, WEIGHT_SLOTS, Plan, kept_names
 from workloads.offload.slots import ByName, Slots
 
 

@@ -20,12 +20,13 @@ from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters
+from workloads.offload.cost_model import Budget, Model
+from workloads.offload.device_rates import kernel_of, machine_rates
 from workloads.offload.engine import Engine
-from workloads.offload.layout import AGAIN, trained_bytes
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import GIB, Budget, Model, Prediction, choose
-from workloads.offload.rates import kernel_of, machine_rates
+from workloads.offload.plan import AGAIN, GIB, trained_bytes
+from workloads.offload.planner import Prediction, choose
 from workloads.telemetry import monitor_gpu
 from workloads.trace import record_trace
 

@@ -21,11 +21,11 @@ from workloads.llama.flops import hardware_flops_per_token
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import run
+from workloads.offload.device_rates import kernel_of
 from workloads.offload.engine import Engine
-from workloads.offload.layout import AGAIN, KEPT, Keeps, LayerPlan, Plan, kept_bytes, kept_names
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
-from workloads.offload.rates import kernel_of
+from workloads.offload.plan import AGAIN, KEPT, Keeps, LayerPlan, Plan, kept_bytes, kept_names
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

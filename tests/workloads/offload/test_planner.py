@@ -20,9 +20,10 @@ from tests.support import replay
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.shapes import MODELS
-from workloads.offload.layout import LayerPlan
-from workloads.offload.planner import GIB, Budget, Model, Prediction, Rates, choose
-from workloads.offload.rates import machine_rates
+from workloads.offload.cost_model import Budget, Model, Rates
+from workloads.offload.device_rates import machine_rates
+from workloads.offload.plan import GIB, LayerPlan
+from workloads.offload.planner import Prediction, choose
 
 CPU = torch.device("cpu")
 SHAPE = replace(MODELS["llama3_8b"], layers=8)

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.layout import Place
 from workloads.offload.memory import Buffer, Queues
 from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import LOGIT_TOKENS
+from workloads.offload.plan import LOGIT_TOKENS, Place
 
 
 class Ends:

@@ -11,6 +11,13 @@ from workloads.llama.shapes import LlamaShape
 Place = Literal["device", "host"]
 Keeps = Literal["full", "gate", "projections", "attention", "input"]
 
+GIB = 2**30
+WEIGHT_SLOTS = 2  # for layers that stream: the one that computes, and the next on its way
+GRADIENT_SLOTS = 3  # and one on its way home
+AHEAD = 2  # so many chunks' activations are on their way back before they are needed
+LOGIT_TOKENS = 2048  # what the loss takes at a time
+KINDS: tuple[Keeps, ...] = ("full", "gate", "projections", "attention", "input")  # from the most that is kept
+
 # What of `workloads.llama.block.Activations` each kind keeps; the rest is computed again.
 KEPT: dict[Keeps, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),

@@ -14,10 +14,10 @@ from workloads.llama.attention import Kernel, fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.offload.layout import KEPT, Keeps
+from workloads.offload.cost_model import Rates
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW
-from workloads.offload.planner import KINDS, LOGIT_TOKENS, Rates
+from workloads.offload.plan import KEPT, KINDS, LOGIT_TOKENS, Keeps
 from workloads.timing import time_in_turns
 
 TOKENS = {"cuda": 8192, "cpu": 64}  # at least so many in a chunk that is timed
