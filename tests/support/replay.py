@@ -1,7 +1,7 @@
-"""What an engine queues for a GPU, replayed at given rates without one: how long a step takes, and where it waits.
+"""Simulate the work that an engine queues for a GPU, at given rates and without a GPU.
 
-The engine itself runs, on tensors without memory; its computation and its copies become pieces of work on the streams
-that they would be queued on, each after what it waits for. Copies of one direction share its rate.
+The engine itself runs, on meta tensors. Its computation and its copies become pieces of work on the streams that they
+would be queued on; each piece starts after those that it waits for. Copies in one direction share its bandwidth.
 """
 
 from __future__ import annotations
@@ -19,65 +19,71 @@ from torch import Tensor
 from workloads.llama.attention import KERNELS
 from workloads.llama.shapes import LlamaShape
 from workloads.offload import engine as engines
-from workloads.offload.cost_model import Rates
-from workloads.offload.memory import Arena, Buffer, Queues
+from workloads.offload.cost_model import DeviceRates
+from workloads.offload.memory import Arena, Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW
-from workloads.offload.plan import KEPT, Plan
+from workloads.offload.plan import SAVED_TENSORS, Plan
 
 META = torch.device("meta")
-COMPUTES = "compute"
+COMPUTE = "compute"
 
 
 @dataclass(eq=False)
 class Work:
-    """Seconds of computation, or bytes to copy; `left` of it."""
+    """A piece of work on a stream, the work that it waits for, and the time at which it is done.
+
+    Attributes:
+        stream: the resource ("compute", "h2d" or "d2h") and the kind of traffic.
+        remaining: seconds of computation or bytes to copy.
+    """
 
     stream: tuple[str, str]
-    left: float
+    remaining: float
     after: list[Work]
     done_s: float | None = None
 
 
-class Host(Arena):
-    """Tensors without memory that stand for those of the host."""
+class MetaArena(Arena):
+    """An arena of meta tensors, which stand for tensors on the host."""
 
     def __init__(self) -> None:
-        self.taken = dict[int, Tensor]()
+        self._tensors = dict[int, Tensor]()
 
-    def take(self, numbers: int, dtype: torch.dtype) -> Tensor:
-        found = torch.empty(numbers, dtype=dtype, device=META)
-        self.taken[found.untyped_storage()._cdata] = found
-        return found
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(numel, dtype=dtype, device=META)
+        self._tensors[tensor.untyped_storage()._cdata] = tensor
+        return tensor
 
-    def holds(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.taken
+    def contains(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._tensors
 
 
-class TrackingClient(Queues):
-    """Queues that write down what is queued."""
+class RecordingCopyStreams(CopyStreams):
+    """Streams that record the work that is queued on them."""
 
-    def __init__(self, host: Host) -> None:
-        self.host, self.work = host, list[Work]()
+    def __init__(self, arena: MetaArena) -> None:
+        self.arena, self.work = arena, list[Work]()
 
-    def copy(self, target: Buffer, source: Buffer, lane: str = "parameters") -> None:
-        way = "down" if self.host.holds(target.tensor) else "up"
-        after = [work for work in (target.last, source.last) if work is not None]
-        target.last = source.last = self.add(way, lane, float(source.tensor.nbytes), after)
+    def copy(self, target: Buffer, source: Buffer, traffic: str = "parameters") -> None:
+        direction = "d2h" if self.arena.contains(target.tensor) else "h2d"
+        after = [work for work in (target.last_event, source.last_event) if work is not None]
+        done = self.record(direction, traffic, float(source.tensor.nbytes), after)
+        target.last_event = source.last_event = done
 
     def acquire(self, *buffers: Buffer) -> None:
-        self.add(COMPUTES, "", 0.0, [buffer.last for buffer in buffers if buffer.last is not None])
+        self.record(COMPUTE, "", 0.0, [buffer.last_event for buffer in buffers if buffer.last_event is not None])
 
     def release(self, *buffers: Buffer) -> None:
-        done = self.add(COMPUTES, "", 0.0, [])
+        done = self.record(COMPUTE, "", 0.0, [])
         for buffer in buffers:
-            buffer.last = done
+            buffer.last_event = done
 
     def compute(self, seconds: float) -> None:
-        self.add(COMPUTES, "", seconds, [])
+        self.record(COMPUTE, "", seconds, [])
 
-    def add(self, kind: str, lane: str, amount: float, after: list[Any]) -> Any:
-        """The work, in the place of the event that a GPU would record."""
-        self.work.append(Work((kind, lane), amount, after))
+    def record(self, resource: str, traffic: str, amount: float, after: list[Any]) -> Any:
+        """Append a piece of work and return it in the place of the event that a GPU would record."""
+        self.work.append(Work((resource, traffic), amount, after))
         return self.work[-1]
 
     @contextmanager
@@ -85,47 +91,50 @@ class TrackingClient(Queues):
         yield
 
 
-def seconds_of(work: list[Work], rates: Rates) -> float:
-    """Carry the work out: each stream in its order, everything after what it waits for."""
+def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
+    """Return the seconds that the work takes: each stream in its order, each piece after those that it waits for."""
     streams: dict[tuple[str, str], deque[Work]] = defaultdict(deque)
-    for each in work:
-        streams[each.stream].append(each)
-    rate = {COMPUTES: 1.0, "up": 1 / rates.up_s_per_byte, "down": 1 / rates.down_s_per_byte}
+    for work in queued:
+        streams[work.stream].append(work)
+    resource_rates = {COMPUTE: 1.0, "h2d": 1 / rates.h2d_s_per_byte, "d2h": 1 / rates.d2h_s_per_byte}
     now_s = 0.0
     while any(streams.values()):
-        ready = [s[0] for s in streams.values() if s and all(w.done_s is not None for w in s[0].after)]
-        assert ready, "everything waits"
-        beside = Counter(each.stream[0] for each in ready if each.left > 0)
-        speed = [rate[each.stream[0]] / max(1, beside[each.stream[0]]) for each in ready]
-        took_s = min(each.left / fast for each, fast in zip(ready, speed, strict=True))
-        now_s += took_s
-        for each, fast in zip(ready, speed, strict=True):
-            each.left -= took_s * fast
-            if each.left <= 1e-9 * fast:
-                each.left, each.done_s = 0.0, now_s
-                streams[each.stream].popleft()
+        heads = [stream[0] for stream in streams.values() if stream]
+        ready = [work for work in heads if all(earlier.done_s is not None for earlier in work.after)]
+        assert ready, "deadlock: all work waits for other work"
+        running = Counter(work.stream[0] for work in ready if work.remaining > 0)
+        work_rates = [resource_rates[work.stream[0]] / max(1, running[work.stream[0]]) for work in ready]
+        elapsed_s = min(work.remaining / rate for work, rate in zip(ready, work_rates, strict=True))
+        now_s += elapsed_s
+        for work, rate in zip(ready, work_rates, strict=True):
+            work.remaining -= elapsed_s * rate
+            if work.remaining <= 1e-9 * rate:
+                work.remaining, work.done_s = 0.0, now_s
+                streams[work.stream].popleft()
     return now_s
 
 
-def steps_s(shape: LlamaShape, plan: Plan, rates: Rates, monkeypatch: pytest.MonkeyPatch, steps: int) -> float:
-    """Seconds of so many steps under the plan, from the first copy to the last."""
-    host = Host()
-    queues = TrackingClient(host)
-    monkeypatch.setattr(engines, "Queues", lambda device: queues)
+def simulate_steps_s(
+    shape: LlamaShape, plan: Plan, rates: DeviceRates, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> float:
+    """Return the seconds of `steps` steps under the plan, from the first copy to the last."""
+    arena = MetaArena()
+    copy_streams = RecordingCopyStreams(arena)
+    monkeypatch.setattr(engines, "CopyStreams", lambda device: copy_streams)
 
-    class Update(AdamW):
+    class SimulatedAdamW(AdamW):
         def apply(self, step: int, w: Tensor, *others: Any) -> None:
-            queues.compute(w.nbytes * rates.update_s_per_byte)
+            copy_streams.compute(w.nbytes * rates.optimizer_s_per_byte)
 
-    engine = engines.Engine(shape, plan, host, META, KERNELS["cpu"], optimizer=Update())
-    tokens, sequences = plan.chunk_tokens, plan.sequences
+    engine = engines.Engine(shape, plan, arena, META, KERNELS["cpu"], optimizer=SimulatedAdamW())
+    tokens, sequences = plan.chunk_tokens, plan.sequences_per_chunk
 
     def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(size, dtype=dtype, device=META)
 
-    def forward(w: Any, x: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        queues.compute(tokens * rates.forward_s)
-        made = {
+    def forward(weights: Any, x: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        copy_streams.compute(tokens * rates.forward_s_per_token)
+        activations = {
             "x": x,
             "q": empty(sequences, plan.chunk_length, shape.heads, shape.head_size),
             "kv": empty(sequences, plan.chunk_length, 2 * shape.kv_heads, shape.head_size),
@@ -135,21 +144,22 @@ def steps_s(shape: LlamaShape, plan: Plan, rates: Rates, monkeypatch: pytest.Mon
             "gate": empty(tokens, shape.intermediate_size),
             "up": empty(tokens, shape.intermediate_size),
         }
-        return empty(*x.shape), made
+        return empty(*x.shape), activations
 
-    def backward(w: Any, g: Any, kept: dict[str, Tensor], rope: Any, d_out: Tensor, *_: Any) -> Tensor:
-        keeps = next(keeps for keeps, names in KEPT.items() if {*names, "kv"} == {*kept, "kv"})
-        queues.compute(tokens * (rates.backward_s + rates.again_s[keeps]))
+    def backward(weights: Any, gradients: Any, saved: dict[str, Tensor], rope: Any, d_out: Tensor, *_: Any) -> Tensor:
+        choice = next(choice for choice, names in SAVED_TENSORS.items() if {*names, "kv"} == {*saved, "kv"})
+        copy_streams.compute(tokens * (rates.backward_s_per_token + rates.recompute_s_per_token[choice]))
         return empty(*d_out.shape)
 
     def loss(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        queues.compute(tokens * rates.head_s)
+        copy_streams.compute(tokens * rates.lm_head_s_per_token)
         return torch.zeros((), device=META), empty(*x.shape)
 
     monkeypatch.setattr(engine._math, "forward", forward)
     monkeypatch.setattr(engine._math, "backward", backward)
-    monkeypatch.setattr(engine._ends, "loss", loss)
-    batch = empty(plan.rounds, plan.groups, plan.sequences, plan.sequence_length + 1, dtype=torch.long)
+    monkeypatch.setattr(engine._embedding_and_head, "loss", loss)
+    batch_size = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
+    batch = empty(*batch_size, dtype=torch.long)
     for _ in range(steps):
         engine.step(batch)
-    return seconds_of(queues.work, rates)
+    return simulate_s(copy_streams.work, rates)

@@ -1,4 +1,4 @@
-"""`workload=llama8b` and its sisters: training a Llama on one GPU within a budget of device and of host memory."""
+"""`workload=llama8b`, `llama1b`, `llama_tiny`: train a Llama on one GPU within budgets of device and host memory."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from typing import Literal
 
 from workloads.api.contract import Measurement, Rank, Workload
 from workloads.llama import shapes
-from workloads.offload.plan import trained_bytes
+from workloads.offload.plan import count_training_state_bytes
 
 
-def _least_gib(model: str) -> float:
-    return trained_bytes(shapes.MODELS[model], 2) / 2**30
+def _count_min_cpu_gib(model: str) -> float:
+    """Return the GiB of weights, gradients and optimizer states with two bytes per number."""
+    return count_training_state_bytes(shapes.MODELS[model], 2) / 2**30
 
 
 @dataclass(frozen=True)
 class OffloadParameters:
-    """Steps of AdamW, everything in one type or with the optimizer's part in fp32.
+    """Parameters of an offloaded training run with AdamW.
 
-    device_gib: what the allocator of the device may hold; host_gib: the pinned arena, the only host memory that state
-    is kept in. On a CPU the device's budget is planned for and not enforced.
-    sequences_per_step: what one step trains on; a planner divides it into rounds and chunks
-    master_weights: keep the optimizer's states, and a copy of the weights, in fp32
-    checkpoint: a Hugging Face folder to begin from; null: random weights from the seed
-    data, tokenizer: tokens to train on, see `workloads.llama.text`; null: made-up ones
-    profile: train one more step and keep a trace of it, with the ranges of `workloads.offload.engine` in it
-    save_to: a folder to write such a checkpoint to at the end; null: none
+    Attributes:
+        device_gib: the limit of the device's allocator. On a CPU the plan keeps to it, but nothing enforces it.
+        host_gib: the limit of the pinned arena, the only host memory that state is stored in.
+        sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
+        dtype: of weights, gradients and activations.
+        master_weights: keep the optimizer's states and a copy of the weights in fp32.
+        data, tokenizer: the tokens to train on, see `workloads.llama.data`; None: synthetic tokens.
+        checkpoint: a Hugging Face folder to start from; None: random weights from `seed`.
+        save_to: a folder that a Hugging Face checkpoint is written to at the end; None: none is written.
+        profile: run one more step under PyTorch's profiler and keep its trace, with the ranges of
+            `workloads.offload.engine`.
     """
 
     device_gib: float = field(metadata={"min": 0})
     host_gib: float = field(metadata={"min": 0, "host_memory": True})
-    model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _least_gib})
+    model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32"] = "bf16"
@@ -47,7 +51,7 @@ class OffloadParameters:
 
 
 class Offload(Workload):
-    """One training run under a plan of its own."""
+    """Training on one GPU under the fastest plan for its memory budgets."""
 
     name = "offload"
     Parameters = OffloadParameters

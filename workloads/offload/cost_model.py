@@ -1,4 +1,4 @@
-"""What a plan needs of memory and time, by this machine's measured rates. No torch."""
+"""The memory and the time that a placement needs, by the measured rates of the device. No torch."""
 
 from __future__ import annotations
 
@@ -6,173 +6,231 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from workloads.llama.shapes import LlamaShape
 from workloads.offload.plan import (
-    AHEAD,
     GIB,
     GRADIENT_SLOTS,
     LOGIT_TOKENS,
+    PREFETCHED_CHUNKS,
     WEIGHT_SLOTS,
-    Keeps,
-    Place,
-    kept_bytes,
-    keys_values_bytes,
+    Location,
+    SavedActivations,
+    count_kv_bytes_per_token,
+    count_saved_bytes_per_token,
 )
 
-SLACK = 1.03  # of what an allocator holds, over what is asked of it
+ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that are allocated from it
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What one machine was measured to do for one model and sequence length. Seconds for a token and a block, forward,
-    and backward with all kept; `again_s` more where less is kept; for a token and the head with its loss; for a byte
-    up, down, and of weights updated.
+class DeviceRates:
+    """The measured rates of one device for one model and sequence length.
 
-    workspace_bytes: what the backward pass of a block needs for a token while it runs
-    chunk_tokens: the fewest in a chunk that this holds for
+    Attributes:
+        forward_s_per_token, backward_s_per_token: of one block, with every activation saved.
+        recompute_s_per_token: additional time of the backward pass of one block, by what is saved.
+        lm_head_s_per_token: of the LM head with its loss, forward and backward.
+        h2d_s_per_byte, d2h_s_per_byte: of copies from the host to the device and back, while both run.
+        optimizer_s_per_byte: of AdamW, for each byte of weights.
+        workspace_bytes_per_token: peak memory that the backward pass of one block allocates.
+        min_chunk_tokens: the fewest tokens of a chunk that these rates hold for.
     """
 
-    forward_s: float
-    backward_s: float
-    again_s: Mapping[Keeps, float]
-    head_s: float
-    up_s_per_byte: float
-    down_s_per_byte: float
-    update_s_per_byte: float
-    workspace_bytes: float
-    chunk_tokens: int
+    forward_s_per_token: float
+    backward_s_per_token: float
+    recompute_s_per_token: Mapping[SavedActivations, float]
+    lm_head_s_per_token: float
+    h2d_s_per_byte: float
+    d2h_s_per_byte: float
+    optimizer_s_per_byte: float
+    workspace_bytes_per_token: float
+    min_chunk_tokens: int
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     device_gib: float
     host_gib: float
 
 
 @dataclass(frozen=True)
-class Model:
-    """What is to be trained: a shape, bytes of a number, and bytes of the optimizer's states for a parameter."""
+class ModelSizes:
+    """The sizes of the model to train.
+
+    Attributes:
+        element_bytes: bytes of one number of weights, gradients and activations.
+        state_bytes_per_parameter: bytes of the optimizer's states of one parameter.
+    """
 
     shape: LlamaShape
     element_bytes: int
-    state_bytes: int
+    state_bytes_per_parameter: int
 
     @cached_property
-    def ends_parameters(self) -> int:
+    def embedding_and_head_parameters(self) -> int:
         return self.shape.embedding_and_head_parameters
 
     @cached_property
-    def layer_bytes(self) -> int:
+    def layer_weight_bytes(self) -> int:
         return self.shape.layer_parameters * self.element_bytes
 
     @cached_property
     def layer_state_bytes(self) -> int:
-        return self.shape.layer_parameters * self.state_bytes
+        return self.shape.layer_parameters * self.state_bytes_per_parameter
 
 
 @dataclass(frozen=True)
-class Homes:
-    """How a step is divided, how many layers' weights and gradients stay on the device, how many layers' states do, and
-    where those of the ends are. What is kept of activations is decided after."""
+class Placement:
+    """How a step is divided and which state stays on the device, before the saved activations are chosen.
+
+    The first five fields are as in `workloads.offload.plan.Plan`.
+
+    Attributes:
+        resident_layers: number of layers whose weights and gradients stay on the device.
+        resident_state_layers: number of layers whose optimizer states stay on the device.
+        embedding_and_head_states: where the optimizer's states of the embedding, last norm and LM head are stored.
+    """
 
     sequence_length: int
-    sequences: int
-    pieces: int
-    chunks: int
-    rounds: int
-    resident: int
-    states_resident: int
-    ends_states: Place
+    sequences_per_chunk: int
+    segments_per_sequence: int
+    chunks_per_round: int
+    accumulation_rounds: int
+    resident_layers: int
+    resident_state_layers: int
+    embedding_and_head_states: Location
 
     @property
     def chunk_tokens(self) -> int:
-        return self.sequences * self.sequence_length // self.pieces
+        return self.sequences_per_chunk * self.sequence_length // self.segments_per_sequence
 
     @property
     def round_tokens(self) -> int:
-        return self.chunk_tokens * self.chunks
+        return self.chunk_tokens * self.chunks_per_round
 
 
 # ── memory ──
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes that are left for activations."""
+class ActivationMemory:
+    """Bytes of a budget that are left for saved activations."""
 
-    device: float
-    host: float
-
-
-def room_within(homes: Homes, model: Model, budget: Budget, rates: Rates) -> Room | tuple[float, str]:
-    """What is left for activations, or by how many GiB it does not fit at all."""
-    device, host = fixed_device_bytes(homes, model, rates), fixed_host_bytes(homes, model)
-    room = Room(budget.device_gib * GIB / SLACK - device, budget.host_gib * GIB - host)
-    least = model.shape.layers * layer_kept_bytes(homes, model, "input")
-    on_device = max(0.0, room.device)
-    lacks = max(0.0, -room.device) + max(0.0, least - on_device - max(0.0, room.host)) + max(0.0, -room.host)
-    if lacks == 0:
-        return room
-    parts = f"device {device / GIB:.3g}, host {host / GIB:.3g}, activations {least / GIB:.3g} GiB"
-    return lacks / GIB, f"{lacks / GIB:.3g} GiB too little at best ({parts})"
+    device_bytes: float
+    host_bytes: float
 
 
-def layer_kept_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
-    """Of the activations that a layer keeps of a round."""
-    sequence = keys_values_bytes(model.shape, model.element_bytes) if homes.pieces > 1 else 0
-    return homes.round_tokens * (kept_bytes(model.shape, keeps, model.element_bytes, homes.pieces) + sequence)
+class Shortfall(NamedTuple):
+    """The GiB by which a placement exceeds a budget, and the memory that it needs as text."""
+
+    gib: float
+    needs: str
 
 
-def moving_bytes(homes: Homes, model: Model, keeps: Keeps) -> int:
-    """On the device, of activations that wait on the host: those on their way, and those in use or leaving."""
-    chunk = homes.chunk_tokens * kept_bytes(model.shape, keeps, model.element_bytes, homes.pieces)
-    sequence = keys_values_bytes(model.shape, model.element_bytes) * homes.sequences * homes.sequence_length
-    return (AHEAD + 1) * chunk + (2 * sequence if homes.pieces > 1 else 0)
+def compute_activation_memory(
+    placement: Placement, model: ModelSizes, budget: MemoryBudget, rates: DeviceRates
+) -> ActivationMemory | Shortfall:
+    """Return the memory that is left for saved activations, or by how much the placement exceeds the budget.
+
+    A placement exceeds it if even layers that save their input alone do not fit.
+    """
+    device = count_fixed_device_bytes(placement, model, rates)
+    host = count_fixed_host_bytes(placement, model)
+    memory = ActivationMemory(budget.device_gib * GIB / ALLOCATOR_SLACK - device, budget.host_gib * GIB - host)
+    fewest = model.shape.layers * count_layer_saved_bytes(placement, model, "input")
+    on_device = max(0.0, memory.device_bytes)
+    missing = (
+        max(0.0, -memory.device_bytes)
+        + max(0.0, fewest - on_device - max(0.0, memory.host_bytes))
+        + max(0.0, -memory.host_bytes)
+    )
+    if missing == 0:
+        return memory
+    needs = f"device {device / GIB:.3g}, host {host / GIB:.3g}, activations {fewest / GIB:.3g} GiB"
+    return Shortfall(missing / GIB, needs)
 
 
-def fixed_device_bytes(homes: Homes, model: Model, rates: Rates) -> float:
-    """What a plan needs on the device beside the activations that it keeps."""
-    shape, element_bytes, layer = model.shape, model.element_bytes, model.layer_bytes
-    streamed, moving = shape.layers - homes.resident, shape.layers - homes.states_resident
-    vocabulary = shape.vocabulary * shape.hidden_size
-    total = 2.0 * model.ends_parameters * element_bytes
-    states_of_ends = model.ends_parameters if homes.ends_states == "device" else vocabulary
-    total += states_of_ends * model.state_bytes
-    total += 2 * layer * homes.resident + model.layer_state_bytes * homes.states_resident
-    total += layer * (min(WEIGHT_SLOTS, streamed) + min(GRADIENT_SLOTS, streamed))
-    total += model.layer_state_bytes * min(2, moving)
-    total += (
-        (homes.round_tokens + 4 * homes.chunk_tokens) * shape.hidden_size * element_bytes
-    )  # between two blocks, and in the ends
-    if homes.pieces > 1:  # keys and values of a sequence, and their gradients in fp32
-        sequence = keys_values_bytes(shape, element_bytes) * homes.sequences * homes.sequence_length
-        total += sequence * (1 + 4 / element_bytes)
-    loss = 3 * min(LOGIT_TOKENS, homes.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
-    return total + max(loss, homes.chunk_tokens * rates.workspace_bytes)
+def count_layer_saved_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
+    """Return the bytes of the activations that a layer saves in a round."""
+    segments = placement.segments_per_sequence
+    kv_of_sequences = count_kv_bytes_per_token(model.shape, model.element_bytes) if segments > 1 else 0
+    of_chunks = count_saved_bytes_per_token(model.shape, saved_activations, model.element_bytes, segments)
+    return placement.round_tokens * (of_chunks + kv_of_sequences)
 
 
-def fixed_host_bytes(homes: Homes, model: Model) -> float:
-    """What a plan keeps on the host beside activations."""
-    streamed, moving = model.shape.layers - homes.resident, model.shape.layers - homes.states_resident
-    total = float(model.ends_parameters * model.state_bytes) if homes.ends_states == "host" else 0.0
-    total += model.layer_state_bytes * moving
-    return total + streamed * model.layer_bytes * (2 if homes.rounds > 1 else 1)
+def count_transfer_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
+    """Return the device memory for activations that are saved on the host.
+
+    It holds the chunks that are being copied back, and the one that is in use or being copied to the host.
+    """
+    segments = placement.segments_per_sequence
+    per_token = count_saved_bytes_per_token(model.shape, saved_activations, model.element_bytes, segments)
+    chunks = (PREFETCHED_CHUNKS + 1) * placement.chunk_tokens * per_token
+    return chunks + 2 * _count_segmented_kv_bytes(placement, model)
+
+
+def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes) -> int:
+    """Return the bytes of a layer's keys and values of whole sequences that are in several segments; 0 if none are."""
+    if placement.segments_per_sequence == 1:
+        return 0
+    per_token = count_kv_bytes_per_token(model.shape, model.element_bytes)
+    return per_token * placement.sequences_per_chunk * placement.sequence_length
+
+
+def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: DeviceRates) -> float:
+    """Return the device memory that a placement needs in addition to the saved activations."""
+    shape, element_bytes, layer = model.shape, model.element_bytes, model.layer_weight_bytes
+    streamed_layers = shape.layers - placement.resident_layers
+    streamed_state_layers = shape.layers - placement.resident_state_layers
+    embedding_parameters = shape.vocabulary * shape.hidden_size
+    total = 2.0 * model.embedding_and_head_parameters * element_bytes
+    # States on the host are copied to the device for one weight at a time, of which the embedding is the largest.
+    states_on_device = placement.embedding_and_head_states == "device"
+    parameters = model.embedding_and_head_parameters if states_on_device else embedding_parameters
+    total += parameters * model.state_bytes_per_parameter
+    total += 2 * layer * placement.resident_layers + model.layer_state_bytes * placement.resident_state_layers
+    total += layer * (min(WEIGHT_SLOTS, streamed_layers) + min(GRADIENT_SLOTS, streamed_layers))
+    total += model.layer_state_bytes * min(2, streamed_state_layers)
+    # Hidden states between two blocks, and what the embedding and the LM head compute with.
+    total += (placement.round_tokens + 4 * placement.chunk_tokens) * shape.hidden_size * element_bytes
+    total += _count_segmented_kv_bytes(placement, model) * (1 + 4 / element_bytes)  # and their gradients in fp32
+    loss = 3 * min(LOGIT_TOKENS, placement.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
+    return total + max(loss, placement.chunk_tokens * rates.workspace_bytes_per_token)
+
+
+def count_fixed_host_bytes(placement: Placement, model: ModelSizes) -> float:
+    """Return the host memory that a placement needs in addition to the saved activations.
+
+    Gradients of streamed layers are stored on the host between accumulation rounds, so not if there is one round only.
+    """
+    streamed_layers = model.shape.layers - placement.resident_layers
+    streamed_state_layers = model.shape.layers - placement.resident_state_layers
+    states = float(model.embedding_and_head_parameters * model.state_bytes_per_parameter)
+    total = states if placement.embedding_and_head_states == "host" else 0.0
+    total += model.layer_state_bytes * streamed_state_layers
+    return total + streamed_layers * model.layer_weight_bytes * (2 if placement.accumulation_rounds > 1 else 1)
 
 
 # ── time ──
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of a step, how many of them the matrix units wait for copies, and the bytes copied."""
+class StepTimes:
+    """The predicted time of a step, or of a part of it.
+
+    Attributes:
+        copy_wait_s: the seconds of `step_s` in which computation waits for copies.
+        copied_bytes: bytes copied in both directions.
+    """
 
     step_s: float
-    waiting_s: float
+    copy_wait_s: float
     copied_bytes: float
 
-    def is_better_than(self, other: Times) -> bool:
-        """Faster; of two that are as fast, the one that copies less."""
+    def is_better_than(self, other: StepTimes) -> bool:
+        """Return whether this step is faster, or as fast (within a relative 1e-9) with fewer bytes copied."""
         if abs(self.step_s - other.step_s) > 1e-9 * other.step_s:
             return self.step_s < other.step_s
         return self.copied_bytes < other.copied_bytes
@@ -180,50 +238,79 @@ class Times:
 
 @dataclass(frozen=True)
 class _Pass:
-    """So many times over all layers; up and down: how many vectors of a layer that streams are copied each way, its
-    weights or its gradients; states: whether the optimizer's states come and go."""
+    """A pass over all layers, forward or backward.
 
-    times: int
-    up: int
-    down: int = 0
+    Attributes:
+        count: passes of this kind in a step.
+        h2d_vectors, d2h_vectors: vectors of a streamed layer, weights or gradients, that are copied in each direction.
+        updates: the optimizer updates each layer, and streamed optimizer states are copied in both directions.
+    """
+
+    count: int
+    h2d_vectors: int
+    d2h_vectors: int = 0
     backward: bool = False
-    states: bool = False
+    updates: bool = False
 
 
-def layer_times(homes: Homes, keeps: Keeps, place: Place, model: Model, rates: Rates) -> Times:
-    """A layer's part of a step, the mean of those that stream and those that stay.
+def _list_passes(rounds: int) -> list[_Pass]:
+    """Return the passes of a step. After the first round the accumulated gradients are copied to the device too."""
+    forward = _Pass(rounds, h2d_vectors=1)
+    last_backward = _Pass(1, h2d_vectors=2 if rounds > 1 else 1, d2h_vectors=1, backward=True, updates=True)
+    if rounds == 1:
+        return [forward, last_backward]
+    first_backward = _Pass(1, h2d_vectors=1, d2h_vectors=1, backward=True)
+    middle_backward = _Pass(rounds - 2, h2d_vectors=2, d2h_vectors=1, backward=True)
+    return [forward, last_backward, first_backward, middle_backward]
 
-    Copies and computation overlap; in each pass over a layer the longer of them is what it takes, since little is sent
+
+def predict_layer_times(
+    placement: Placement, saved_activations: SavedActivations, saved_on: Location, model: ModelSizes, rates: DeviceRates
+) -> StepTimes:
+    """Predict one layer's part of a step, as the mean over streamed and resident layers.
+
+    Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since little is copied
     further ahead than one layer.
     """
-    layers, layer = model.shape.layers, model.layer_bytes
-    # What comes and goes of a layer, and the share of layers of which it does: of weights, and of states.
-    vectors = ((layer, 1 - homes.resident / layers), (0, homes.resident / layers))
-    all_states = ((model.layer_state_bytes, 1 - homes.states_resident / layers), (0, homes.states_resident / layers))
-    activations = layer_kept_bytes(homes, model, keeps) if place == "host" else 0
-    forward_s = homes.round_tokens * rates.forward_s
-    backward_s = homes.round_tokens * (rates.backward_s + rates.again_s[keeps])
-    more = homes.rounds > 1  # then what the rounds before have gathered comes up too
-    passes = [_Pass(homes.rounds, up=1), _Pass(1, up=1 + more, down=1, backward=True, states=True)]
-    if more:
-        passes += [_Pass(1, up=1, down=1, backward=True), _Pass(homes.rounds - 2, up=2, down=1, backward=True)]
-    total_s = waiting_s = copied = 0.0
-    for p, (vector, share), (states, share_of_states) in product(passes, vectors, all_states):
-        times = p.times * share * share_of_states
-        up = p.up * vector + p.states * states + p.backward * activations
-        down = p.down * vector + p.states * states + (not p.backward) * activations
-        own_s = (backward_s if p.backward else forward_s) + p.states * layer * rates.update_s_per_byte
-        takes_s = max(own_s, up * rates.up_s_per_byte, down * rates.down_s_per_byte)
-        total_s += times * takes_s
-        waiting_s += times * (takes_s - own_s)
-        copied += times * (up + down)
-    return Times(total_s, waiting_s, copied)
+    layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
+    # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.
+    resident, resident_states = placement.resident_layers / layers, placement.resident_state_layers / layers
+    vectors = ((weight_bytes, 1 - resident), (0, resident))
+    optimizer_states = ((model.layer_state_bytes, 1 - resident_states), (0, resident_states))
+    activations = count_layer_saved_bytes(placement, model, saved_activations) if saved_on == "host" else 0
+    recompute_s = rates.recompute_s_per_token[saved_activations]
+    forward_s = placement.round_tokens * rates.forward_s_per_token
+    backward_s = placement.round_tokens * (rates.backward_s_per_token + recompute_s)
+    step_s = copy_wait_s = copied_bytes = 0.0
+    for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(
+        _list_passes(placement.accumulation_rounds), vectors, optimizer_states
+    ):
+        count = layer_pass.count * share * state_share
+        state_copy_bytes = state_bytes if layer_pass.updates else 0
+        h2d_bytes = layer_pass.h2d_vectors * vector_bytes + state_copy_bytes
+        d2h_bytes = layer_pass.d2h_vectors * vector_bytes + state_copy_bytes
+        if layer_pass.backward:
+            h2d_bytes += activations
+        else:
+            d2h_bytes += activations
+        update_s = weight_bytes * rates.optimizer_s_per_byte if layer_pass.updates else 0.0
+        compute_s = (backward_s if layer_pass.backward else forward_s) + update_s
+        pass_s = max(compute_s, h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
+        step_s += count * pass_s
+        copy_wait_s += count * (pass_s - compute_s)
+        copied_bytes += count * (h2d_bytes + d2h_bytes)
+    return StepTimes(step_s, copy_wait_s, copied_bytes)
 
 
-def ends_times(homes: Homes, model: Model, rates: Rates) -> Times:
-    tokens = homes.round_tokens * homes.rounds
-    work_s = tokens * rates.head_s + model.ends_parameters * model.element_bytes * rates.update_s_per_byte
-    moved = model.ends_parameters * model.state_bytes if homes.ends_states == "host" else 0
-    # fetched, updated and sent back, with nothing else to do
-    waiting_s = moved * (rates.up_s_per_byte + rates.down_s_per_byte)
-    return Times(work_s + waiting_s, waiting_s, 2 * moved)
+def predict_embedding_and_head_times(placement: Placement, model: ModelSizes, rates: DeviceRates) -> StepTimes:
+    """Predict the part of a step outside the blocks: embedding, last norm, LM head and their update.
+
+    States on the host are copied to the device, updated and copied back, with nothing to compute meanwhile.
+    """
+    tokens = placement.round_tokens * placement.accumulation_rounds
+    weight_bytes = model.embedding_and_head_parameters * model.element_bytes
+    compute_s = tokens * rates.lm_head_s_per_token + weight_bytes * rates.optimizer_s_per_byte
+    states_on_host = placement.embedding_and_head_states == "host"
+    state_bytes = model.embedding_and_head_parameters * model.state_bytes_per_parameter if states_on_host else 0
+    copy_wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
+    return StepTimes(compute_s + copy_wait_s, copy_wait_s, 2 * state_bytes)

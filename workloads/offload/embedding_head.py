@@ -1,4 +1,4 @@
-"""What is before the first block and after the last."""
+"""The parts of a Llama outside its blocks: token embedding, last norm and LM head."""
 
 from __future__ import annotations
 
@@ -11,47 +11,58 @@ from torch import Tensor, nn
 from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.memory import Buffer, Queues
+from workloads.offload.memory import Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW
-from workloads.offload.plan import LOGIT_TOKENS, Place
+from workloads.offload.plan import LOGIT_TOKENS, Location
 
 
-class Ends:
-    """Embedding, last norm and head: on the device while training, their optimizer's states where the plan says."""
+class EmbeddingAndHead:
+    """Embedding, last norm and LM head. Weights and gradients stay on the device, optimizer states where the plan says.
+
+    Attributes:
+        sizes: the size of each weight by its name in `workloads.llama.model.Llama`.
+    """
 
     def __init__(
         self,
         shape: LlamaShape,
-        math_: BlockMath,
+        block_math: BlockMath,
         device: torch.device,
         dtype: torch.dtype,
-        queues: Queues,
-        states: Callable[[int], tuple[Buffer, ...]],
-        states_on: Place,
+        copy_streams: CopyStreams,
+        allocate_states: Callable[[int], tuple[Buffer, ...]],
+        states_on: Location,
     ) -> None:
-        """`states` makes the optimizer's states of so many numbers, where they stay."""
-        self._math, self._queues, self._states_on = math_, queues, states_on
+        """Allocate weights, gradients and states.
+
+        Args:
+            allocate_states: returns the optimizer states of so many parameters, stored on `states_on`.
+        """
+        self._math, self._copy_streams, self._states_on = block_math, copy_streams, states_on
         self.sizes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (shape.vocabulary, shape.hidden_size),
             "norm.weight": (shape.hidden_size,),
         }
         if not shape.tied:
             self.sizes["lm_head.weight"] = (shape.vocabulary, shape.hidden_size)
-        self._weights, self._gradients = (
-            {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()} for _ in "wg"
-        )
-        self._states = {name: states(math.prod(size)) for name, size in self.sizes.items()}
+        self._weights = {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()}
+        self._gradients = {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()}
+        self._states = {name: allocate_states(math.prod(size)) for name, size in self.sizes.items()}
         self._lm_head = "embedding.weight" if shape.tied else "lm_head.weight"
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[…, length] to [tokens, width]."""
+        """Return the embeddings of tokens[…, length] as [tokens, hidden_size]."""
         return nn.functional.embedding(tokens.flatten(), self._weights["embedding.weight"])
 
     def embed_backward(self, tokens: Tensor, d_x: Tensor) -> None:
+        """Add the gradient of the embedding."""
         self._gradients["embedding.weight"].index_add_(0, tokens.flatten(), d_x)
 
     def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """One chunk's part of the step's mean loss, and its gradient with respect to x[tokens, width]."""
+        """Return `share` times the mean loss of a chunk, and its gradient with respect to x[tokens, hidden_size].
+
+        The gradients of the last norm and the LM head are added to theirs.
+        """
         norm, lm_head = self._weights["norm.weight"], self._weights[self._lm_head]
         normed = self._math.norm(x, norm)
         loss, d_normed = loss_and_gradients(
@@ -62,34 +73,34 @@ class Ends:
         return loss, d_x
 
     def update(self, optimizer: AdamW, step: int) -> None:
-        for name, states in self._states.items():
-            on_device = states
+        """Update every weight and zero its gradient. States on the host are copied to the device and back."""
+        device = self._weights["norm.weight"].device
+        for name, stored in self._states.items():
+            states = stored
             if self._states_on == "host":
-                on_device = tuple(Buffer(torch.empty_like(each.tensor, device=self._device)) for each in states)
-                for there, here in zip(on_device, states, strict=True):
-                    self._queues.release(there)
-                    self._queues.copy(there, here)
-            self._queues.acquire(*on_device)
-            vectors = self._weights[name].view(-1), self._gradients[name].view(-1)
-            with self._queues.span("optimizer"):
-                optimizer.apply(step, *vectors, *(each.tensor for each in on_device))
+                states = tuple(Buffer(torch.empty_like(buffer.tensor, device=device)) for buffer in stored)
+                for on_device, on_host in zip(states, stored, strict=True):
+                    self._copy_streams.release(on_device)
+                    self._copy_streams.copy(on_device, on_host)
+            self._copy_streams.acquire(*states)
+            weights, gradients = self._weights[name].view(-1), self._gradients[name].view(-1)
+            with self._copy_streams.span("optimizer"):
+                optimizer.apply(step, weights, gradients, *(buffer.tensor for buffer in states))
             self._gradients[name].zero_()
-            self._queues.release(*on_device)
-            if on_device is not states:
-                for there, here in zip(on_device, states, strict=True):
-                    self._queues.copy(here, there)
-                self._queues.acquire(*on_device)  # what left them is done before their memory is another's
+            self._copy_streams.release(*states)
+            if states is not stored:
+                for on_device, on_host in zip(states, stored, strict=True):
+                    self._copy_streams.copy(on_host, on_device)
+                self._copy_streams.acquire(*states)  # so that their memory is not reused before the copies are done
 
-    @property
-    def _device(self) -> torch.device:
-        return self._weights["norm.weight"].device
-
-    def load(self, named: Callable[[str], Tensor]) -> None:
+    def load(self, get_weight: Callable[[str], Tensor]) -> None:
+        """Copy all weights from `get_weight(name)`, and the fp32 master weights where there are any."""
         for name, weight in self._weights.items():
-            value = named(name)
+            value = get_weight(name)
             weight.copy_(value)
             for master in self._states[name][2:]:
                 master.tensor.copy_(value.flatten())
 
-    def weights(self) -> dict[str, Tensor]:
+    def copy_weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights on the host."""
         return {name: weight.cpu().clone() for name, weight in self._weights.items()}

@@ -1,56 +1,50 @@
-"""Carrying out a plan: forward, backward and AdamW of a Llama whose layers come and go.
+"""Training a Llama under a plan: forward, backward and AdamW, with layers copied between host and device.
 
-Each block's parameters are one flat vector, so that a layer moves in one copy. A few slots on the device take turns for
-layers that stream; the next layer is on its way while one computes, and so are the activations of the next chunks. A
-step visits the layers up and down once a round; in the last round each layer is updated as soon as its gradients are
-whole, with its states on their way meanwhile.
+The parameters of each block are one flat vector, so that a layer is copied at once. Streamed layers share a few slots
+on the device: the next layer is copied while one computes, and so are the activations of the next chunks. Each round of
+a step runs forward over all layers and backward over them. In the last round each layer is updated as soon as its
+gradients are complete; its optimizer states are copied during its backward pass.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from workloads import trace
 from workloads.llama.attention import Kernel
-from workloads.llama.block import Activations, BlockMath
+from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
-from workloads.offload.embedding_head import Ends
-from workloads.offload.memory import Arena, Buffer, Queues
-from workloads.offload.optimizer import AdamW
-from workloads.offload.plan import AHEAD, GRADIENT_SLOTS, WEIGHT_SLOTS, Plan, kept_names
-from workloads.offload.slots import ByName, Slots
+from workloads.offload.activations import ActivationStack
+from workloads.offload.embedding_head import EmbeddingAndHead
+from workloads.offload.memory import Arena, Buffer, CopyStreams
+from workloads.offload.optimizer import AdamW, Precision
+from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, Location, Plan, list_saved_tensors
+from workloads.offload.slots import LayerSlots, NamedTensors
 
 
 @dataclass
-class State:
-    """What is kept of one group of parameters between steps, each where the plan has it: momentum, variance and, where
-    asked for, the weights in fp32; no gradients where none wait from one round to the next."""
+class LayerState:
+    """The stored tensors of one layer, each where the plan says.
+
+    Attributes:
+        optimizer_states: momentum, variance and, with master weights, the weights in fp32.
+        gradients: None if they stay in their slot, because a step has one round.
+    """
 
     weights: Buffer
-    states: tuple[Buffer, ...]
+    optimizer_states: tuple[Buffer, ...]
     gradients: Buffer | None = None
-
-
-@dataclass
-class Kept:
-    """One chunk's activations at one layer, by name: on the device, on the host, or on their way back from there."""
-
-    here: Activations = field(default_factory=dict)
-    on_host: dict[str, Buffer] = field(default_factory=dict)
-    coming: dict[str, Buffer] = field(default_factory=dict)
 
 
 class Engine:
     """A model in training under a plan. `step` takes tokens and returns the mean loss.
 
-    Everything is in `dtype`, with `master_weights` the optimizer's states are in fp32 and so is a copy of the weights;
-    the optimizer's arithmetic is in fp32 in any case. Host memory is taken from `arena`.
+    The arithmetic of the optimizer is in fp32 for every `precision`. Host memory is allocated from `arena`.
     """
 
     def __init__(
@@ -61,261 +55,262 @@ class Engine:
         device: torch.device,
         kernel: Kernel,
         *,
-        dtype: torch.dtype = torch.bfloat16,
-        master_weights: bool = False,
+        precision: Precision | None = None,
         optimizer: AdamW | None = None,
     ) -> None:
-        assert len(plan.layers) <= shape.layers and plan.chunks % plan.pieces == 0
-        self.shape, self.plan, self.device, self.dtype = shape, plan, device, dtype
-        self.optimizer, self.steps_done = optimizer or AdamW(), 0
-        self.queues, self._arena = Queues(device), arena
-        self._states_dtype = torch.float32 if master_weights else dtype
-        self._states_count = 3 if master_weights else 2
+        """Allocate everything that the plan stores; the weights are zero until `load` or `initialize`.
+
+        Raises:
+            OutOfMemory: the arena is too small.
+        """
+        assert len(plan.layers) <= shape.layers and plan.chunks_per_round % plan.segments_per_sequence == 0
+        self.shape, self.plan, self.device = shape, plan, device
+        self.precision = precision or Precision()
+        self.optimizer = optimizer or AdamW()
+        self.steps_done = 0
+        self.copy_streams, self._arena = CopyStreams(device), arena
         with torch.device("meta"):
-            self._shapes = {name: p.shape for name, p in Block(shape).named_parameters()}
-        size = sum(s.numel() for s in self._shapes.values())
+            self._shapes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
+        self._layer_numel = sum(size.numel() for size in self._shapes.values())
         self.rope = rope_table(shape, plan.sequence_length, device)
         self._layers = [
-            State(
-                self._buffer(size, layer.weights),
-                self._states(size, layer.states),
-                self._buffer(size, layer.gradients) if plan.rounds > 1 or layer.gradients == "device" else None,
+            LayerState(
+                self._allocate(self._layer_numel, layer.weights),
+                self._allocate_states(self._layer_numel, layer.optimizer_states),
+                self._allocate(self._layer_numel, layer.gradients)
+                if plan.accumulation_rounds > 1 or layer.gradients == "device"
+                else None,
             )
             for layer in plan.layers
         ]
-        self._weights = self._slots(
-            [s.weights for s in self._layers], [p.weights == "device" for p in plan.layers], WEIGHT_SLOTS
+        self._weights = self._build_slots(
+            [layer.weights for layer in self._layers],
+            [layer.weights == "device" for layer in plan.layers],
+            WEIGHT_SLOTS,
         )
-        self._gradients = self._slots(
-            [s.gradients for s in self._layers], [p.gradients == "device" for p in plan.layers], GRADIENT_SLOTS
+        self._gradients = self._build_slots(
+            [layer.gradients for layer in self._layers],
+            [layer.gradients == "device" for layer in plan.layers],
+            GRADIENT_SLOTS,
         )
-        moving = sum(layer.states == "host" for layer in plan.layers)
-        self._state_slots = [self._states(size, "device") for _ in range(min(2, moving))]
+        streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
+        self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
         self._math = BlockMath(shape, kernel, compiled=device.type != "cpu")
-        self._ends = Ends(
-            shape, self._math, device, dtype, self.queues, lambda n: self._states(n, plan.ends_states), plan.ends_states
+        self._embedding_and_head = EmbeddingAndHead(
+            shape,
+            self._math,
+            device,
+            self.precision.dtype,
+            self.copy_streams,
+            lambda numel: self._allocate_states(numel, plan.embedding_and_head_states),
+            plan.embedding_and_head_states,
         )
-        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}  # host memory for activations, by size
-        self._kept: list[Kept] = []
-        self._leaving: deque[list[Buffer]] = deque()
+        self._saved = ActivationStack(arena, device, self.copy_streams)
         self._keys_values = self._d_keys_values = torch.empty(0)
 
-    def _buffer(self, numbers: int, place: str, dtype: torch.dtype | None = None) -> Buffer:
-        if place == "host":
-            return Buffer(self._arena.take(numbers, dtype or self.dtype))
-        return Buffer(torch.zeros(numbers, dtype=dtype or self.dtype, device=self.device))
+    def _allocate(self, numel: int, location: Location, dtype: torch.dtype | None = None) -> Buffer:
+        dtype = dtype or self.precision.dtype
+        if location == "host":
+            return Buffer(self._arena.allocate(numel, dtype))
+        return Buffer(torch.zeros(numel, dtype=dtype, device=self.device))
 
-    def _states(self, numbers: int, place: str) -> tuple[Buffer, ...]:
-        return tuple(self._buffer(numbers, place, self._states_dtype) for _ in range(self._states_count))
+    def _allocate_states(self, numel: int, location: Location) -> tuple[Buffer, ...]:
+        return tuple(
+            self._allocate(numel, location, self.precision.state_dtype) for _ in range(self.precision.state_count)
+        )
 
-    def _slots(self, homes: Sequence[Buffer | None], stays: list[bool], count: int) -> Slots:
-        size = sum(shape.numel() for shape in self._shapes.values())
-        return Slots(homes, stays, count, lambda: self._buffer(size, "device"), self._by_name, self.queues)
+    def _build_slots(self, stored: Sequence[Buffer | None], resident: list[bool], shared_slots: int) -> LayerSlots:
+        return LayerSlots(
+            stored,
+            resident,
+            shared_slots,
+            lambda: self._allocate(self._layer_numel, "device"),
+            self._split,
+            self.copy_streams,
+        )
 
-    def _by_name(self, flat: Tensor) -> ByName:
-        parts = flat.split([shape.numel() for shape in self._shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+    def _split(self, flat: Tensor) -> NamedTensors:
+        """Return views of a layer's vector by parameter name."""
+        parts = flat.split([size.numel() for size in self._shapes.values()])
+        return {name: part.view(size) for (name, size), part in zip(self._shapes.items(), parts, strict=True)}
 
     # ── a step ──
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """One step on tokens[rounds, groups, sequences, sequence_length + 1]; the mean loss, on the device."""
+        """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device.
+
+        Raises:
+            ValueError: the tokens have another shape than the plan.
+        """
         plan = self.plan
-        expected = (plan.rounds, plan.groups, plan.sequences, plan.sequence_length + 1)
+        expected = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
         if tuple(tokens.shape) != expected:
-            raise ValueError(f"tokens are {tuple(tokens.shape)}, the plan has {expected}")
+            raise ValueError(f"tokens have shape {tuple(tokens.shape)}, the plan needs {expected}")
         self.steps_done += 1
         loss = torch.zeros((), device=self.device)
-        for number, groups in enumerate(tokens.to(self.device)):
-            loss += self._round(groups, first=number == 0, last=number == plan.rounds - 1)
-        self._ends.update(self.optimizer, self.steps_done)
+        for n, groups in enumerate(tokens.to(self.device)):
+            loss += self._run_round(groups, is_first=n == 0, is_last=n == plan.accumulation_rounds - 1)
+        self._embedding_and_head.update(self.optimizer, self.steps_done)
         return loss
 
-    def _round(self, groups: Tensor, *, first: bool, last: bool) -> Tensor:
+    def _run_round(self, groups: Tensor, *, is_first: bool, is_last: bool) -> Tensor:
+        """Run forward and backward over all layers; update them in the last round. Return its part of the loss."""
         length = self.plan.chunk_length
-        inputs = [piece for group in groups for piece in group[:, :-1].split(length, dim=1)]
-        targets = [piece for group in groups for piece in group[:, 1:].split(length, dim=1)]
-        x = [self._ends.embed(each) for each in inputs]
+        inputs = [chunk for group in groups for chunk in group[:, :-1].split(length, dim=1)]
+        targets = [chunk for group in groups for chunk in group[:, 1:].split(length, dim=1)]
+        x = [self._embedding_and_head.embed(chunk) for chunk in inputs]
         for n in range(len(self.plan.layers)):
-            weights = self._weights.fetch(n)
-            for m in [m for m in self._weights.streamed if m > n][:1]:
-                self._weights.fetch(m)
-            self.queues.acquire(weights.buffer)
-            with trace.annotate(f"layer {n} forward"):
-                for c in range(len(x)):
-                    x[c] = self._up(n, weights.by_name, c, x[c])
-            self.queues.release(weights.buffer)
-        self._return_activations()
-        loss, share = torch.zeros((), device=self.device), 1.0 / (len(x) * self.plan.rounds)
+            self._forward_layer(n, x)
+        self._saved.prefetch()
+        loss = torch.zeros((), device=self.device)
+        share = 1.0 / (len(x) * self.plan.accumulation_rounds)
         with trace.annotate("head and loss"):
-            for c, wanted in enumerate(targets):
-                chunk_loss, x[c] = self._ends.loss(x[c], wanted, share)
+            for c, chunk_targets in enumerate(targets):
+                chunk_loss, x[c] = self._embedding_and_head.loss(x[c], chunk_targets, share)
                 loss += chunk_loss
         for n in reversed(range(len(self.plan.layers))):
-            self._layer_down(n, x, first=first, last=last)
-        self._leave(0)
-        for each, d_each in zip(inputs, x, strict=True):
-            self._ends.embed_backward(each, d_each)
+            self._backward_layer(n, x, is_first=is_first, is_last=is_last)
+        self._saved.free_sent(0)
+        for chunk, d_chunk in zip(inputs, x, strict=True):
+            self._embedding_and_head.embed_backward(chunk, d_chunk)
         return loss
 
-    def _up(self, n: int, w: ByName, c: int, x: Tensor) -> Tensor:
-        """Block n on chunk c, keeping of it what the plan says."""
-        plan, rope, piece = self.plan, self._rope(c), c % self.plan.pieces
-        start, end = piece * plan.chunk_length, (piece + 1) * plan.chunk_length
-        if plan.pieces > 1 and piece == 0:
-            size = (plan.sequences, plan.sequence_length, 2 * self.shape.kv_heads, self.shape.head_size)
-            self._keys_values = torch.empty(size, dtype=self.dtype, device=self.device)
-        out, made = self._math.forward(w, x, rope, self._keys_values[:, :start] if piece else None)
-        found = {name: made[name] for name in kept_names(plan.layers[n].keeps, plan.pieces)}
-        if plan.pieces > 1:
-            self._keys_values[:, start:end] = made["kv"]
-            if piece == plan.pieces - 1:
-                found["keys_values"] = self._keys_values
-        self._keep(found, plan.layers[n].kept_on)
+    def _forward_layer(self, n: int, x: list[Tensor]) -> None:
+        """Run block n on all chunks. `x` has the chunks' inputs of the block, and then its outputs."""
+        weights = self._weights.fetch(n)
+        for m in [m for m in self._weights.streamed_layers if m > n][:1]:
+            self._weights.fetch(m)
+        self.copy_streams.acquire(weights.buffer)
+        with trace.annotate(f"layer {n} forward"):
+            for c in range(len(x)):
+                x[c] = self._forward_chunk(n, weights.tensors, c, x[c])
+        self.copy_streams.release(weights.buffer)
+
+    def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
+        """Run block n on chunk c and save the activations that the plan selects."""
+        plan, rope, segment = self.plan, self._slice_rope(c), c % self.plan.segments_per_sequence
+        start, end = segment * plan.chunk_length, (segment + 1) * plan.chunk_length
+        if plan.segments_per_sequence > 1 and segment == 0:
+            size = (plan.sequences_per_chunk, plan.sequence_length, 2 * self.shape.kv_heads, self.shape.head_size)
+            self._keys_values = torch.empty(size, dtype=self.precision.dtype, device=self.device)
+        out, activations = self._math.forward(weights, x, rope, self._keys_values[:, :start] if segment else None)
+        names = list_saved_tensors(plan.layers[n].saved_activations, plan.segments_per_sequence)
+        saved = {name: activations[name] for name in names}
+        if plan.segments_per_sequence > 1:
+            self._keys_values[:, start:end] = activations["kv"]
+            if segment == plan.segments_per_sequence - 1:
+                saved["keys_values"] = self._keys_values
+        self._saved.push(saved, plan.layers[n].saved_on)
         return out
 
-    def _rope(self, c: int) -> Tensor:
-        return self.rope.split(self.plan.chunk_length, dim=1)[c % self.plan.pieces]
+    def _slice_rope(self, c: int) -> Tensor:
+        """Return the rotations of chunk c's positions."""
+        return self.rope.split(self.plan.chunk_length, dim=1)[c % self.plan.segments_per_sequence]
 
-    def _layer_down(self, n: int, d: list[Tensor], *, first: bool, last: bool) -> None:
-        """Backward through block n for all chunks, the last first, then its gradients stored or its weights updated.
-        `d` are the chunks' gradients, of the block's outputs and then of its inputs."""
-        weights, gradients = self._weights.fetch(n), self._gradients.of(n)
-        if first:
-            gradients.holds = n
+    def _backward_layer(self, n: int, d: list[Tensor], *, is_first: bool, is_last: bool) -> None:
+        """Run backward through block n for all chunks, the last first; then store its gradients or update its weights.
+
+        `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs.
+        """
+        weights, gradients = self._weights.fetch(n), self._gradients.get(n)
+        if is_first:
+            gradients.layer = n
         else:
             self._gradients.fetch(n)
-        states = self._fetch_states(n) if last else ()  # first: the next layer's wait for a slot, these need not
-        for slots in [self._weights] if first else [self._weights, self._gradients]:
-            for m in [m for m in reversed(slots.streamed) if m < n][:1]:
+        # Before the copies of the next layer, which wait for a slot: the states wait for none.
+        states = self._fetch_states(n) if is_last else ()
+        for slots in [self._weights] if is_first else [self._weights, self._gradients]:
+            for m in [m for m in reversed(slots.streamed_layers) if m < n][:1]:
                 slots.fetch(m)
-        self.queues.acquire(weights.buffer, gradients.buffer)
-        if first:
+        self.copy_streams.acquire(weights.buffer, gradients.buffer)
+        if is_first:
             gradients.buffer.tensor.zero_()
         with trace.annotate(f"layer {n} backward"):
             for c in reversed(range(len(d))):
-                d[c] = self._down(weights.by_name, gradients.by_name, c, d[c])
-        self.queues.release(weights.buffer, gradients.buffer)
-        if last:
+                d[c] = self._backward_chunk(weights.tensors, gradients.tensors, c, d[c])
+        self.copy_streams.release(weights.buffer, gradients.buffer)
+        if is_last:
             self._update(n, states)
         else:
             self._gradients.store(n)
 
-    def _down(self, w: ByName, g: ByName, c: int, d_out: Tensor) -> Tensor:
-        plan, piece = self.plan, c % self.plan.pieces
-        found = self._arrived(self._kept.pop())
-        if plan.pieces == 1:
-            return self._math.backward(w, g, found, self._rope(c), d_out)
-        if piece == plan.pieces - 1:
-            self._keys_values = found.pop("keys_values")
+    def _backward_chunk(self, weights: NamedTensors, gradients: NamedTensors, c: int, d_out: Tensor) -> Tensor:
+        """Run backward through a block for chunk c, whose activations were saved last."""
+        plan, segment = self.plan, c % self.plan.segments_per_sequence
+        activations = self._saved.pop()
+        if plan.segments_per_sequence == 1:
+            return self._math.backward(weights, gradients, activations, self._slice_rope(c), d_out)
+        if segment == plan.segments_per_sequence - 1:
+            self._keys_values = activations.pop("keys_values")
             self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
-        start, end = piece * plan.chunk_length, (piece + 1) * plan.chunk_length
-        earlier, found["kv"] = self._keys_values[:, :start] if piece else None, self._keys_values[:, start:end]
+        start, end = segment * plan.chunk_length, (segment + 1) * plan.chunk_length
+        earlier = self._keys_values[:, :start] if segment else None
+        activations["kv"] = self._keys_values[:, start:end]
         d_keys_values = self._d_keys_values[:, start:end], self._d_keys_values[:, :start]
-        return self._math.backward(w, g, found, self._rope(c), d_out, earlier, d_keys_values)
-
-    # ── activations ──
-
-    def _keep(self, found: Activations, place: str) -> None:
-        if place == "device":
-            self._kept.append(Kept(here=found))
-            return
-        sources = {name: Buffer(t.contiguous()) for name, t in found.items()}
-        self.queues.release(*sources.values())
-        targets = {name: Buffer(self._take(source.tensor)) for name, source in sources.items()}
-        for name, source in sources.items():
-            self.queues.copy(targets[name], source, "activations")
-        self._kept.append(Kept(on_host=targets))
-        self._leaving.append(list(sources.values()))
-        self._leave(1)
-
-    def _leave(self, most: int) -> None:
-        """Let go of the device's memory of all but the last `most` chunks that were sent to the host, once they are."""
-        while len(self._leaving) > most:
-            self.queues.acquire(*self._leaving.popleft())
-
-    def _take(self, like: Tensor) -> Tensor:
-        free = self._free.setdefault((like.numel(), like.dtype), [])
-        flat = free.pop() if free else self._arena.take(like.numel(), like.dtype)
-        return flat.view(like.shape)
-
-    def _return_activations(self) -> None:
-        """Send those of the first chunks that are needed on their way."""
-        for kept in self._kept[-AHEAD:]:
-            self._fetch(kept)
-
-    def _fetch(self, kept: Kept) -> None:
-        for name, there in kept.on_host.items():
-            kept.coming[name] = Buffer(torch.empty_like(there.tensor, device=self.device))
-            self.queues.release(kept.coming[name])
-            self.queues.copy(kept.coming[name], there, "activations")
-
-    def _arrived(self, kept: Kept) -> Activations:
-        """One chunk's activations, once they are on the device; those of a later one are sent for."""
-        if len(self._kept) >= AHEAD:
-            self._fetch(self._kept[-AHEAD])
-        self.queues.acquire(*kept.coming.values())
-        for there in kept.on_host.values():
-            self._free[there.tensor.numel(), there.tensor.dtype].append(there.tensor.flatten())
-        return kept.here | {name: there.tensor for name, there in kept.coming.items()}
+        return self._math.backward(weights, gradients, activations, self._slice_rope(c), d_out, earlier, d_keys_values)
 
     # ── the optimizer ──
 
     def _fetch_states(self, n: int) -> tuple[Buffer, ...]:
-        """The optimizer's states of layer n on the device, or on their way there."""
-        state = self._layers[n]
-        if self.plan.layers[n].states == "device":
-            return state.states
-        there = self._state_slots[n % len(self._state_slots)]
-        for target, source in zip(there, state.states, strict=True):
-            self.queues.copy(target, source)
-        return there
+        """Return the optimizer states of layer n on the device. Queues their copies if they are on the host."""
+        layer = self._layers[n]
+        if self.plan.layers[n].optimizer_states == "device":
+            return layer.optimizer_states
+        slot = self._state_slots[n % len(self._state_slots)]
+        for target, source in zip(slot, layer.optimizer_states, strict=True):
+            self.copy_streams.copy(target, source)
+        return slot
 
     def _update(self, n: int, states: tuple[Buffer, ...]) -> None:
-        buffers = self._weights.of(n).buffer, self._gradients.of(n).buffer, *states
-        self.queues.acquire(*buffers)
-        with self.queues.span("optimizer"), trace.annotate(f"layer {n} update"):
-            self.optimizer.apply(self.steps_done, *(each.tensor for each in buffers))
-        self.queues.release(*buffers)
-        self._weights.store(n)  # first: the next but one layer's come into the same slot
-        if self.plan.layers[n].states == "host":
-            for target, source in zip(self._layers[n].states, states, strict=True):
-                self.queues.copy(target, source)
+        """Update layer n. `states` are its optimizer states on the device."""
+        weights, gradients = self._weights.get(n).buffer, self._gradients.get(n).buffer
+        self.copy_streams.acquire(weights, gradients, *states)
+        with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
+            self.optimizer.apply(
+                self.steps_done, weights.tensor, gradients.tensor, *(buffer.tensor for buffer in states)
+            )
+        self.copy_streams.release(weights, gradients, *states)
+        self._weights.store(n)  # before the states: the weights of the next layer but one are copied into this slot
+        if self.plan.layers[n].optimizer_states == "host":
+            for target, source in zip(self._layers[n].optimizer_states, states, strict=True):
+                self.copy_streams.copy(target, source)
 
-    # ── what goes in and out ──
+    # ── weights in and out ──
 
-    def load(self, named: Callable[[str], Tensor]) -> None:
-        """Take all weights from `named`, by their names in `workloads.llama.model.Llama`."""
-        for n, state in enumerate(self._layers):
-            for kind in (state.weights, *state.states[2:]):
-                flat = torch.cat([named(f"blocks.{n}.{name}").flatten() for name in self._shapes])
-                kind.tensor.copy_(flat)
-        self._weights.forget()
-        self._ends.load(named)
+    def load(self, get_weight: Callable[[str], Tensor]) -> None:
+        """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
+        for n, layer in enumerate(self._layers):
+            for buffer in (layer.weights, *layer.optimizer_states[2:]):
+                flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
+                buffer.tensor.copy_(flat)
+        self._weights.invalidate()
+        self._embedding_and_head.load(get_weight)
         self.synchronize()
 
-    def load_random(self, seed: int) -> None:
-        """Normal weights with a deviation of 0.02, norms of one, biases of zero; the same whatever the plan."""
-        generator = torch.Generator(self.device).manual_seed(seed)
+    def initialize(self, seed: int) -> None:
+        """Draw normal weights with a deviation of 0.02; norms are one, biases zero. They do not depend on the plan."""
+        device, dtype = self.device, self.precision.dtype
+        generator = torch.Generator(device).manual_seed(seed)
 
-        def random(name: str) -> Tensor:
-            size = self._ends.sizes.get(name) or self._shapes[name.split(".", 2)[2]]
+        def draw(name: str) -> Tensor:
+            size = self._embedding_and_head.sizes.get(name) or self._shapes[name.split(".", 2)[2]]
             if len(size) == 1:
-                return torch.full(size, 0.0 if name.endswith("bias") else 1.0, dtype=self.dtype, device=self.device)
-            return torch.empty(size, dtype=self.dtype, device=self.device).normal_(std=0.02, generator=generator)
+                return torch.full(size, 0.0 if name.endswith("bias") else 1.0, dtype=dtype, device=device)
+            return torch.empty(size, dtype=dtype, device=device).normal_(std=0.02, generator=generator)
 
-        self.load(random)
+        self.load(draw)
 
-    def weights(self) -> dict[str, Tensor]:
-        """All weights by name, copies on the host."""
+    def copy_weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights on the host, by their names in `workloads.llama.model.Llama`."""
         self.synchronize()
-        found = self._ends.weights()
-        for n, state in enumerate(self._layers):
-            parts = self._by_name(state.weights.tensor.cpu())
-            found |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
-        return found
+        weights = self._embedding_and_head.copy_weights()
+        for n, layer in enumerate(self._layers):
+            parts = self._split(layer.weights.tensor.cpu())
+            weights |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
+        return weights
 
     def synchronize(self) -> None:
-        if self.queues.on_gpu:
+        """Wait for all work that is queued on the device."""
+        if self.copy_streams.on_gpu:
             torch.cuda.synchronize(self.device)

@@ -7,12 +7,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UPDATE_PIECE = 1 << 24  # numbers at a time on a CPU, so that the fp32 in between stays small
+CPU_UPDATE_NUMEL = 1 << 24  # numbers that a CPU updates at a time, so that the fp32 intermediates stay small
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The data types of a training run.
+
+    Attributes:
+        dtype: of weights, gradients and activations.
+        master_weights: the optimizer's states are fp32, and one of them is a copy of the weights.
+    """
+
+    dtype: torch.dtype = torch.bfloat16
+    master_weights: bool = False
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return torch.float32 if self.master_weights else self.dtype
+
+    @property
+    def state_count(self) -> int:
+        """Number of states of a parameter: momentum, variance and possibly the master weight."""
+        return 3 if self.master_weights else 2
+
+    @property
+    def state_bytes_per_parameter(self) -> int:
+        return self.state_count * self.state_dtype.itemsize
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """Loshchilov and Hutter 2019; with bias correction, as PyTorch has it. The arithmetic is in fp32."""
+    """AdamW (Loshchilov and Hutter 2019) with bias correction as in PyTorch. The arithmetic is in fp32."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -21,23 +47,24 @@ class AdamW:
     weight_decay: float = 0.1
 
     def apply(self, step: int, w: Tensor, g: Tensor, m: Tensor, v: Tensor, master: Tensor | None = None) -> None:
-        """Update flat vectors in place; `step` counts from one.
+        """Update the weights `w` and the states `m` and `v` in place.
 
-        master: the weights in fp32, which are then updated, and `w` becomes what `w` can hold of them.
+        Args:
+            step: the number of the step, from one.
+            w, g, m, v: flat vectors: weights, gradients, momentum and variance.
+            master: the weights in fp32. Where they are given, they are updated, and `w` is rounded from them.
         """
-        # Never one tensor twice: a compiled function that writes to it would copy it first.
+        # No tensor is passed twice: a compiled function that writes to it would copy it first.
         vectors = [w, g, m, v] if master is None else [w, g, m, v, master]
-        piece = UPDATE_PIECE if w.device.type == "cpu" else w.numel()
-        # Numbers that change from step to step are tensors, or a compiled function would be compiled again.
-        scales = (
-            torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device),
-            torch.full((), 1 / (1 - self.beta2**step), device=w.device),
-        )
+        numel = CPU_UPDATE_NUMEL if w.device.type == "cpu" else w.numel()
+        # Numbers that change from step to step are tensors: a compiled function would be compiled again for others.
+        rate = torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device)
+        correction = torch.full((), 1 / (1 - self.beta2**step), device=w.device)
         decay = 1 - self.learning_rate * self.weight_decay
         update = _update if w.device.type == "cpu" else _compiled_update
         with torch.no_grad():
-            for parts in zip(*(t.split(piece) for t in vectors), strict=True):
-                update(parts, *scales, decay, self.beta1, self.beta2, self.epsilon)
+            for parts in zip(*(vector.split(numel) for vector in vectors), strict=True):
+                update(parts, rate, correction, decay, self.beta1, self.beta2, self.epsilon)
 
 
 def _update(
@@ -54,8 +81,8 @@ def _update(
     m32 = torch.lerp(g32, m.float(), beta1)
     v32 = torch.lerp(g32 * g32, v.float(), beta2)
     w32 = (masters[0] if masters else w).float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
-    for kept in (w, *masters):
-        kept.copy_(w32)
+    for target in (w, *masters):
+        target.copy_(w32)
     m.copy_(m32)
     v.copy_(v32)
 

@@ -1,4 +1,7 @@
-"""Where everything of a training run lives: what a planner decides and an engine carries out. No torch."""
+"""The plan of a training run: where every tensor is stored and how a step is divided. No torch.
+
+`workloads.offload.planner` chooses a plan, `workloads.offload.engine` carries it out.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,29 @@ from typing import Literal
 from workloads.llama.flops import RecomputedLayer
 from workloads.llama.shapes import LlamaShape
 
-Place = Literal["device", "host"]
-Keeps = Literal["full", "gate", "projections", "attention", "input"]
+Location = Literal["device", "host"]
+SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
 GIB = 2**30
-WEIGHT_SLOTS = 2  # for layers that stream: the one that computes, and the next on its way
-GRADIENT_SLOTS = 3  # and one on its way home
-AHEAD = 2  # so many chunks' activations are on their way back before they are needed
-LOGIT_TOKENS = 2048  # what the loss takes at a time
-KINDS: tuple[Keeps, ...] = ("full", "gate", "projections", "attention", "input")  # from the most that is kept
+WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the layer that computes, one for the next copy
+GRADIENT_SLOTS = 3  # the same, and one for the copy back to the host
+PREFETCHED_CHUNKS = 2  # chunks whose activations are copied back before the backward pass needs them
+LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
-# What of `workloads.llama.block.Activations` each kind keeps; the rest is computed again.
-KEPT: dict[Keeps, tuple[str, ...]] = {
+# The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
+# fewest. The backward pass recomputes the others.
+SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
     "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
     "projections": ("x", "q", "kv", "attn_out", "lse", "residual"),
     "attention": ("x", "attn_out", "lse"),
     "input": ("x",),
 }
+SAVED_ACTIVATIONS: tuple[SavedActivations, ...] = tuple(SAVED_TENSORS)
 
-
-# What of a block is computed again, and by which kinds; its last product never is.
-AGAIN: dict[RecomputedLayer, tuple[Keeps, ...]] = {
+# The choices under which the backward pass recomputes an operation of a block. The block's last product is never
+# recomputed: the backward pass does not use its result.
+RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
     "qkv": ("attention", "input"),
     "attention": ("input",),
     "output": ("attention", "input"),
@@ -40,82 +44,100 @@ AGAIN: dict[RecomputedLayer, tuple[Keeps, ...]] = {
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One block. Its weights, gradients and optimizer states lie on the device or stream from the host.
+    """Where the tensors of one block are stored. Those on the host are copied to the device for each use.
 
-    keeps: which activations wait for the backward pass: all (full), all but one of the two wide ones inside the MLP
-    (gate), or but both (projections), the block's input and what attention made of it, or the input alone; kept_on:
-    where they wait
+    Attributes:
+        saved_activations: what the forward pass saves for the backward pass: every activation (full), all but one of
+            the MLP's two wide ones (gate), all but both (projections), the block's input and the output of attention
+            (attention), or the block's input alone (input).
+        saved_on: where the saved activations are stored.
     """
 
-    weights: Place = "device"
-    gradients: Place = "device"
-    states: Place = "device"
-    keeps: Keeps = "full"
-    kept_on: Place = "device"
+    weights: Location = "device"
+    gradients: Location = "device"
+    optimizer_states: Location = "device"
+    saved_activations: SavedActivations = "full"
+    saved_on: Location = "device"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A step is `rounds` times forward and backward over `chunks` chunks. A chunk is `sequences` whole sequences, or,
-    where `pieces` is more than one, one of so many pieces of them, one after the other.
+    """How a training step is divided, and where its tensors are stored.
 
-    layers: the blocks, in order; ends_states: of embedding, last norm and head, whose weights and gradients stay on the
-    device
+    A step accumulates gradients over `accumulation_rounds` rounds. A round runs forward and backward over all layers
+    once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences or, where
+    `segments_per_sequence` is more than one, one segment of each of them; the segments of a sequence follow one another
+    as separate chunks.
+
+    Attributes:
+        layers: the blocks, in order.
+        embedding_and_head_states: where the optimizer's states of the embedding, last norm and LM head are stored;
+            their weights and gradients stay on the device.
     """
 
     layers: tuple[LayerPlan, ...]
-    ends_states: Place
+    embedding_and_head_states: Location
     sequence_length: int
-    sequences: int
-    chunks: int
-    rounds: int
-    pieces: int = 1
+    sequences_per_chunk: int
+    chunks_per_round: int
+    accumulation_rounds: int
+    segments_per_sequence: int = 1
 
     @property
-    def groups(self) -> int:
-        """So many times `sequences` sequences are in a round."""
-        return self.chunks // self.pieces
+    def groups_per_round(self) -> int:
+        """Number of groups of `sequences_per_chunk` sequences in a round."""
+        return self.chunks_per_round // self.segments_per_sequence
 
     @property
     def chunk_length(self) -> int:
-        return self.sequence_length // self.pieces
+        """Tokens of one sequence that are in a chunk."""
+        return self.sequence_length // self.segments_per_sequence
 
     @property
     def chunk_tokens(self) -> int:
-        return self.sequences * self.chunk_length
+        return self.sequences_per_chunk * self.chunk_length
 
     @property
     def tokens_per_step(self) -> int:
-        return self.chunk_tokens * self.chunks * self.rounds
+        return self.chunk_tokens * self.chunks_per_round * self.accumulation_rounds
 
 
-def trained_bytes(shape: LlamaShape, element_bytes: int) -> int:
-    """Weights, gradients and the optimizer's two states, in numbers of `width` bytes: the least that training takes."""
+def count_training_state_bytes(shape: LlamaShape, element_bytes: int) -> int:
+    """Return the bytes of weights, gradients and the optimizer's two states, all of `element_bytes` per number.
+
+    No training run needs less.
+    """
     return 4 * shape.parameters * element_bytes
 
 
-def kept_names(keeps: Keeps, pieces: int) -> tuple[str, ...]:
-    """What a chunk leaves at a layer. Of a sequence in pieces keys and values are kept in one: its later pieces need
-    them, whatever is kept."""
-    return tuple(name for name in KEPT[keeps] if pieces == 1 or name != "kv")
+def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequence: int) -> tuple[str, ...]:
+    """Return the names of the tensors that each chunk saves at a layer.
+
+    The keys and values of a sequence in several segments are not among them: they are saved once for the whole
+    sequence under every choice, because its later segments attend to them.
+    """
+    names = SAVED_TENSORS[saved_activations]
+    return tuple(name for name in names if segments_per_sequence == 1 or name != "kv")
 
 
-def kept_bytes(shape: LlamaShape, keeps: Keeps, element_bytes: int, pieces: int) -> int:
-    """For a token, of a type of `width` bytes; the attention's log of sums is fp32."""
-    heads = shape.heads * shape.head_size
+def count_saved_bytes_per_token(
+    shape: LlamaShape, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
+) -> int:
+    """Return the bytes that a chunk saves at a layer for each token. The log-sum-exp of attention (lse) is fp32."""
+    attention_size = shape.heads * shape.head_size
     sizes = {
         "x": shape.hidden_size * element_bytes,
-        "q": heads * element_bytes,
-        "kv": keys_values_bytes(shape, element_bytes),
-        "attn_out": heads * element_bytes,
+        "q": attention_size * element_bytes,
+        "kv": count_kv_bytes_per_token(shape, element_bytes),
+        "attn_out": attention_size * element_bytes,
         "lse": shape.heads * 4,
         "residual": shape.hidden_size * element_bytes,
         "gate": shape.intermediate_size * element_bytes,
         "up": shape.intermediate_size * element_bytes,
     }
-    return sum(sizes[name] for name in kept_names(keeps, pieces))
+    return sum(sizes[name] for name in list_saved_tensors(saved_activations, segments_per_sequence))
 
 
-def keys_values_bytes(shape: LlamaShape, element_bytes: int) -> int:
-    """For a token of a sequence in pieces, whose later pieces need them."""
+def count_kv_bytes_per_token(shape: LlamaShape, element_bytes: int) -> int:
+    """Return the bytes of a layer's keys and values for each token."""
     return 2 * shape.kv_heads * shape.head_size * element_bytes

@@ -1,7 +1,7 @@
-"""Choosing where everything lives: the fastest plan that fits, by this machine's measured rates. No torch.
+"""The search for the fastest plan within memory budgets, by the measured rates of the device. No torch.
 
-Every plan that fits a budget fits every larger one, and the fastest of them is taken, so more memory is never predicted
-to be slower.
+Every plan that fits a budget fits every larger one, and the search takes the fastest of them. So a larger budget is
+never predicted to be slower.
 """
 
 from __future__ import annotations
@@ -17,157 +17,210 @@ from numpy.typing import NDArray
 
 from workloads.api.contract import Infeasible
 from workloads.offload.cost_model import (
-    SLACK,
-    Budget,
-    Homes,
-    Model,
-    Rates,
-    Room,
-    Times,
-    ends_times,
-    fixed_device_bytes,
-    fixed_host_bytes,
-    layer_kept_bytes,
-    layer_times,
-    moving_bytes,
-    room_within,
+    ALLOCATOR_SLACK,
+    ActivationMemory,
+    DeviceRates,
+    MemoryBudget,
+    ModelSizes,
+    Placement,
+    Shortfall,
+    StepTimes,
+    compute_activation_memory,
+    count_fixed_device_bytes,
+    count_fixed_host_bytes,
+    count_layer_saved_bytes,
+    count_transfer_bytes,
+    predict_embedding_and_head_times,
+    predict_layer_times,
 )
-from workloads.offload.plan import KINDS, Keeps, LayerPlan, Place, Plan
+from workloads.offload.plan import SAVED_ACTIVATIONS, LayerPlan, Location, Plan, SavedActivations
 
-MOST_CHUNK_TOKENS = 32768
+MAX_CHUNK_TOKENS = 32768
+LayerCounts = dict[tuple[SavedActivations, Location], int]  # layers by what they save and where
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan with what it is expected to take."""
+    """A plan with its predicted times and memory."""
 
     plan: Plan
-    times: Times
+    times: StepTimes
     device_bytes: float
     host_bytes: float
 
 
-Kept = dict[tuple[Keeps, Place], int]  # how many layers keep what, and where
+@dataclass(frozen=True)
+class _Candidate:
+    placement: Placement
+    layer_counts: LayerCounts
+    times: StepTimes
 
 
-def choose(model: Model, sequence_length: int, sequences_per_step: int, budget: Budget, rates: Rates) -> Prediction:
-    """The fastest plan within the budget. Raises Infeasible, by how much it lacks."""
-    best: tuple[Times, Homes, Kept] | None = None
-    lacking: tuple[float, str] | None = None
-    for homes in _homes(model.shape.layers, sequence_length, sequences_per_step, rates.chunk_tokens):
-        room = room_within(homes, model, budget, rates)
-        if isinstance(room, tuple):
-            lacking = min(lacking, room) if lacking else room
-            continue
-        found = _best_kept(homes, room, model, rates)
-        if found and (best is None or found[0].is_better_than(best[0])):
-            best = found[0], homes, found[1]
-    if best is None:
-        why = lacking[1] if lacking else "no plan has such a shape"
-        raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g}: {why}")
-    return _prediction(*best, model, rates)
+def find_fastest_plan(
+    model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
+) -> Prediction:
+    """Return the plan within the budget that is predicted to be the fastest.
 
-
-def _homes(layers: int, sequence_length: int, sequences_per_step: int, chunk_tokens: int) -> Iterator[Homes]:
-    """Every division of a step into rounds and chunks, with so many layers' weights and states on the device."""
-    coarse = max(1, layers // 16)
-    for sequences, pieces in _chunks(sequence_length, sequences_per_step, chunk_tokens):
-        for rounds in _divisors(sequences_per_step // sequences):
-            chunks = sequences_per_step // sequences // rounds * pieces
-            for resident in sorted({*range(0, layers, coarse), layers}):
-                for states in sorted({0, layers // 2, layers}):
-                    for ends in ("device", "host"):
-                        yield Homes(sequence_length, sequences, pieces, chunks, rounds, resident, states, ends)
-
-
-def _chunks(sequence_length: int, sequences_per_step: int, at_least: int) -> list[tuple[int, int]]:
-    """Sequences in a chunk and pieces of a sequence, so that a chunk has tokens enough to be worth it, and not more
-    than a chunk's memory allows; the smallest of those with enough, if that is too many."""
-    whole = [(sequences, 1) for sequences in _divisors(sequences_per_step)]
-    found = whole + [(1, pieces) for pieces in _divisors(sequence_length)[1:]]
-    at_least = min(at_least, sequence_length * sequences_per_step)
-    found = [(s, p) for s, p in found if s * sequence_length // p >= at_least]
-    tokens = min(s * sequence_length // p for s, p in found)
-    return [(s, p) for s, p in found if s * sequence_length // p <= max(MOST_CHUNK_TOKENS, tokens)]
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _best_kept(homes: Homes, room: Room, model: Model, rates: Rates) -> tuple[Times, Kept] | None:
-    """What layers best keep in this room, on the device first and the rest on the host; None if nothing fits.
-
-    All ways to divide the layers among the kinds are rows of a table, so that one look at each is cheap.
+    Raises:
+        Infeasible: no plan fits; the message has the GiB that are missing.
     """
-    counts = _divisions(model.shape.layers)
-    sizes = np.array([layer_kept_bytes(homes, model, keeps) for keeps in KINDS], dtype=float)
-    moving = np.array([moving_bytes(homes, model, keeps) for keeps in KINDS], dtype=float)
-    all_fit = counts @ sizes <= room.device
-    left = room.device - np.where(all_fit, 0, moving[np.argmax(counts > 0, axis=1)])
-    here = np.zeros_like(counts)
-    for kind, size in enumerate(sizes):
-        here[:, kind] = np.clip(left // size, 0, counts[:, kind])
-        left = left - here[:, kind] * size
-    there = counts - here
-    fits = (left >= 0) & (there @ sizes <= room.host)
+    best: _Candidate | None = None
+    smallest: Shortfall | None = None
+    for placement in _enumerate_placements(
+        model.shape.layers, sequence_length, sequences_per_step, rates.min_chunk_tokens
+    ):
+        memory = compute_activation_memory(placement, model, budget, rates)
+        if isinstance(memory, Shortfall):
+            smallest = min(smallest, memory) if smallest else memory
+            continue
+        candidate = _choose_saved_activations(placement, memory, model, rates)
+        if candidate and (best is None or candidate.times.is_better_than(best.times)):
+            best = candidate
+    if best is None:
+        reason = f"at least {smallest.gib:.3g} GiB more needed ({smallest.needs})" if smallest else "no plan fits"
+        raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
+    return _build_prediction(best, model, rates)
+
+
+def _enumerate_placements(
+    layers: int, sequence_length: int, sequences_per_step: int, min_chunk_tokens: int
+) -> Iterator[Placement]:
+    """Yield every division of a step into rounds and chunks with every number of resident layers.
+
+    Numbers of resident layers go in steps of a sixteenth of the layers.
+    """
+    resident_step = max(1, layers // 16)
+    for sequences, segments in _list_chunk_shapes(sequence_length, sequences_per_step, min_chunk_tokens):
+        groups_per_step = sequences_per_step // sequences
+        for rounds in _list_divisors(groups_per_step):
+            chunks = groups_per_step // rounds * segments
+            for resident in sorted({*range(0, layers, resident_step), layers}):
+                for resident_states in sorted({0, layers // 2, layers}):
+                    for location in ("device", "host"):
+                        yield Placement(
+                            sequence_length, sequences, segments, chunks, rounds, resident, resident_states, location
+                        )
+
+
+def _list_chunk_shapes(sequence_length: int, sequences_per_step: int, min_chunk_tokens: int) -> list[tuple[int, int]]:
+    """Return the sequences of a chunk and the segments of a sequence that a plan may have.
+
+    A chunk has at least `min_chunk_tokens` tokens, or those of the whole step, and at most MAX_CHUNK_TOKENS. If every
+    shape has more, the smallest ones remain.
+    """
+    whole = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
+    shapes = whole + [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
+    tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}
+    min_tokens = min(min_chunk_tokens, sequence_length * sequences_per_step)
+    shapes = [shape for shape in shapes if tokens[shape] >= min_tokens]
+    max_tokens = max(MAX_CHUNK_TOKENS, min(tokens[shape] for shape in shapes))
+    return [shape for shape in shapes if tokens[shape] <= max_tokens]
+
+
+def _list_divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _choose_saved_activations(
+    placement: Placement, memory: ActivationMemory, model: ModelSizes, rates: DeviceRates
+) -> _Candidate | None:
+    """Return the placement with the fastest choice of saved activations, or None if none fits into `memory`.
+
+    The activations of as many layers as fit are saved on the device, those of the others on the host. The ways to
+    divide the layers among the choices are rows of a table [ways, choices], so that all of them are judged at once.
+    """
+    counts = _list_divisions(model.shape.layers)
+    layer_bytes = np.array(
+        [count_layer_saved_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS], dtype=float
+    )
+    transfer_bytes = np.array(
+        [count_transfer_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS], dtype=float
+    )
+    all_on_device = counts @ layer_bytes <= memory.device_bytes
+    # The choice that saves the most of those in a row needs the largest buffers for copies.
+    free_bytes = memory.device_bytes - np.where(all_on_device, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
+    on_device = np.zeros_like(counts)
+    for column, size in enumerate(layer_bytes):
+        on_device[:, column] = np.clip(free_bytes // size, 0, counts[:, column])
+        free_bytes = free_bytes - on_device[:, column] * size
+    on_host = counts - on_device
+    fits = (free_bytes >= 0) & (on_host @ layer_bytes <= memory.host_bytes)
     if not fits.any():
         return None
-    here, there = here[fits], there[fits]
-    of_layers = {
-        place: np.array([astuple(layer_times(homes, keeps, place, model, rates)) for keeps in KINDS])
-        for place in ("device", "host")
+    on_device, on_host = on_device[fits], on_host[fits]
+    layer_times = {
+        location: np.array(
+            [astuple(predict_layer_times(placement, saved, location, model, rates)) for saved in SAVED_ACTIVATIONS]
+        )
+        for location in ("device", "host")
     }
-    times = here @ of_layers["device"] + there @ of_layers["host"] + astuple(ends_times(homes, model, rates))
-    fast = times[:, 0] <= times[:, 0].min() * (1 + 1e-9)
-    best = np.flatnonzero(fast)[np.argmin(times[fast, 2])]
-    kept = Kept()
-    for keeps, on_device, on_host in zip(KINDS, here[best].tolist(), there[best].tolist(), strict=True):
-        kept |= {(keeps, "device"): on_device, (keeps, "host"): on_host}
-    return Times(*times[best].tolist()), {kind: count for kind, count in kept.items() if count}
+    other_times = astuple(predict_embedding_and_head_times(placement, model, rates))
+    times = on_device @ layer_times["device"] + on_host @ layer_times["host"] + other_times
+    fastest = times[:, 0] <= times[:, 0].min() * (1 + 1e-9)
+    best = np.flatnonzero(fastest)[np.argmin(times[fastest, 2])]
+    layer_counts = LayerCounts()
+    for saved, device_layers, host_layers in zip(
+        SAVED_ACTIVATIONS, on_device[best].tolist(), on_host[best].tolist(), strict=True
+    ):
+        layer_counts |= {(saved, "device"): device_layers, (saved, "host"): host_layers}
+    layer_counts = {choice: count for choice, count in layer_counts.items() if count}
+    return _Candidate(placement, layer_counts, StepTimes(*times[best].tolist()))
 
 
 @cache
-def _divisions(layers: int) -> NDArray[np.int64]:
-    """All ways to divide layers among the kinds [ways, kinds]; of many layers, in twos and more, or all of one."""
+def _list_divisions(layers: int) -> NDArray[np.int64]:
+    """Return the ways to divide layers among the choices of saved activations, [ways, choices].
+
+    More than 16 layers are divided in multiples of a sixteenth of them, or all are given to one choice.
+    """
     counts = sorted({*range(0, layers, math.ceil(layers / 16)), layers})
-    ways = [c for c in product(counts, repeat=len(KINDS) - 1) if sum(c) <= layers]
-    return np.array([(*c, layers - sum(c)) for c in ways])
+    ways = [way for way in product(counts, repeat=len(SAVED_ACTIVATIONS) - 1) if sum(way) <= layers]
+    return np.array([(*way, layers - sum(way)) for way in ways])
 
 
-def _prediction(times: Times, homes: Homes, kept: Kept, model: Model, rates: Rates) -> Prediction:
-    layers = model.shape.layers
-    kinds = _spread(kept)
+def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRates) -> Prediction:
+    placement, layer_counts = candidate.placement, candidate.layer_counts
     plan = Plan(
-        tuple(
-            LayerPlan(
-                *(("device", "device") if _evenly(n, homes.resident, layers) else ("host", "host")),
-                "device" if n < homes.states_resident else "host",
-                *kinds[n],
-            )
-            for n in range(layers)
-        ),
-        homes.ends_states,
-        homes.sequence_length,
-        homes.sequences,
-        homes.chunks,
-        homes.rounds,
-        homes.pieces,
+        _build_layer_plans(placement, layer_counts, model.shape.layers),
+        embedding_and_head_states=placement.embedding_and_head_states,
+        sequence_length=placement.sequence_length,
+        sequences_per_chunk=placement.sequences_per_chunk,
+        chunks_per_round=placement.chunks_per_round,
+        accumulation_rounds=placement.accumulation_rounds,
+        segments_per_sequence=placement.segments_per_sequence,
     )
-    device, host = fixed_device_bytes(homes, model, rates), fixed_host_bytes(homes, model)
-    for (keeps, place), count in kept.items():
-        host += count * layer_kept_bytes(homes, model, keeps) if place == "host" else 0
-        device += count * layer_kept_bytes(homes, model, keeps) if place == "device" else 0
-    device += max((moving_bytes(homes, model, keeps) for keeps, place in kept if place == "host"), default=0)
-    return Prediction(plan, times, device * SLACK, host)
+    device_bytes = count_fixed_device_bytes(placement, model, rates)
+    host_bytes = count_fixed_host_bytes(placement, model)
+    for (saved, location), count in layer_counts.items():
+        saved_bytes = count * count_layer_saved_bytes(placement, model, saved)
+        if location == "host":
+            host_bytes += saved_bytes
+        else:
+            device_bytes += saved_bytes
+    on_host = [saved for saved, location in layer_counts if location == "host"]
+    device_bytes += max((count_transfer_bytes(placement, model, saved) for saved in on_host), default=0)
+    return Prediction(plan, candidate.times, device_bytes * ALLOCATOR_SLACK, host_bytes)
 
 
-def _evenly(n: int, chosen: int, of: int) -> bool:
-    """Whether n is among `chosen` of `of`, spread evenly: one that streams has the ones that stay to hide behind."""
-    return (n + 1) * chosen // of > n * chosen // of
+def _build_layer_plans(placement: Placement, layer_counts: LayerCounts, layers: int) -> tuple[LayerPlan, ...]:
+    choices = _spread_evenly(layer_counts)
+    plans = []
+    for n in range(layers):
+        weights: Location = "device" if _is_resident(n, placement.resident_layers, layers) else "host"
+        states: Location = "device" if n < placement.resident_state_layers else "host"
+        plans.append(LayerPlan(weights, weights, states, *choices[n]))
+    return tuple(plans)
 
 
-def _spread(kept: Kept) -> list[tuple[Keeps, Place]]:
-    """What each layer keeps, each kind spread evenly over the layers."""
-    places = [((n + 0.5) / count, kind) for kind, count in kept.items() for n in range(count)]
-    return [kind for _, kind in sorted(places)]
+def _is_resident(n: int, resident: int, layers: int) -> bool:
+    """Return whether layer n is one of `resident` layers that are spread evenly over all.
+
+    So the copies of a streamed layer overlap with the computation of the resident ones beside it.
+    """
+    return (n + 1) * resident // layers > n * resident // layers
+
+
+def _spread_evenly(layer_counts: LayerCounts) -> list[tuple[SavedActivations, Location]]:
+    """Return what each layer saves and where, each choice spread evenly over the layers."""
+    positions = [((n + 0.5) / count, choice) for choice, count in layer_counts.items() for n in range(count)]
+    return [choice for _, choice in sorted(positions)]

@@ -1,4 +1,4 @@
-"""A trial of offloaded training: measure the machine, plan, train."""
+"""A trial of offloaded training: measure the device's rates, choose a plan, train."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters
-from workloads.offload.cost_model import Budget, Model
-from workloads.offload.device_rates import kernel_of, machine_rates
+from workloads.offload.cost_model import MemoryBudget, ModelSizes
+from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.memory import Arena
-from workloads.offload.optimizer import AdamW
-from workloads.offload.plan import AGAIN, GIB, trained_bytes
-from workloads.offload.planner import Prediction, choose
+from workloads.offload.optimizer import AdamW, Precision
+from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
+from workloads.offload.planner import Prediction, find_fastest_plan
 from workloads.telemetry import monitor_gpu
 from workloads.trace import record_trace
 
-KEPT_AS_SAID = {
+SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "full": "all activations",
     "gate": "all but half of the MLP's activations",
     "projections": "all but the MLP's activations",
@@ -41,145 +41,172 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
-    """Train under the fastest plan for the budgets. Raises Infeasible where none fits, before state is allocated."""
+    """Train under the fastest plan within the budgets.
+
+    Raises:
+        Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
+        ArithmeticError: the loss is not finite.
+    """
     device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
-    if why := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
-        raise Infeasible(f"dtype={parameters.dtype} is {why}")
+    if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
+        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     devices.release_memory(device)
     shape = MODELS[parameters.model]
     if device.type == "cpu":
-        _require_room_on_a_cpu(shape, dtype)
+        _require_cpu_memory(shape, dtype)
     if parameters.checkpoint:
-        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # a wrong one is said before anything is measured
-    master_weights = parameters.master_weights and dtype != torch.float32
-    model = Model(shape, dtype.itemsize, 12 if master_weights else 2 * dtype.itemsize)
-    torch.compiler.reset()  # what a process compiled for earlier trials counts against what it may compile at all
+        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
+    precision = Precision(dtype, parameters.master_weights and dtype != torch.float32)
+    model = ModelSizes(shape, dtype.itemsize, precision.state_bytes_per_parameter)
+    torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
     if device.type == "cuda" and not torch.version.hip:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # or a tight budget is lost in pieces
-    with _device_budget(device, parameters.device_gib):
-        rates = machine_rates(parameters.model, parameters.sequence_length, device, dtype, master_weights)
+        # Otherwise a small budget is lost to fragmentation.
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    with _device_memory_limit(device, parameters.device_gib):
+        rates = measure_device_rates(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
-        budget = Budget(parameters.device_gib, parameters.host_gib)
-        predicted = choose(model, parameters.sequence_length, parameters.sequences_per_step, budget, rates)
-        print("\n".join(said(predicted)), flush=True)
-        with Arena(math.ceil(predicted.host_bytes) + (len(predicted.plan.layers) + 8) * 4096, device) as arena:
-            return _train(parameters, shape, predicted, arena, device, dtype, master_weights)
+        budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
+        prediction = find_fastest_plan(model, parameters.sequence_length, parameters.sequences_per_step, budget, rates)
+        print("\n".join(describe_plan(prediction)), flush=True)
+        with Arena(_count_arena_bytes(prediction), device) as arena:
+            return _train(parameters, prediction, arena, device, precision)
 
 
-def _require_room_on_a_cpu(shape: LlamaShape, dtype: torch.dtype) -> None:
-    """There the device's memory is the host's: what cannot train in it at all is said before anything is tried."""
-    needed, available = trained_bytes(shape, dtype.itemsize), available_memory_bytes()
+def _require_cpu_memory(shape: LlamaShape, dtype: torch.dtype) -> None:
+    """Reject a model that this machine cannot train without a GPU, where the device's memory is the host's.
+
+    Raises:
+        Infeasible: weights, gradients and optimizer states alone need more than the available memory.
+    """
+    needed, available = count_training_state_bytes(shape, dtype.itemsize), available_memory_bytes()
     if needed > available:
         raise Infeasible(
-            f"weights, gradients and states are {needed / GIB:.1f} GiB, this machine has {available / GIB:.1f} left, "
-            "and no GPU: workload=llama_tiny is for a CPU"
+            f"weights, gradients and optimizer states need {needed / GIB:.1f} GiB, this machine has no GPU and "
+            f"{available / GIB:.1f} GiB available. Use workload=llama_tiny on a CPU"
         )
+
+
+def _count_arena_bytes(prediction: Prediction) -> int:
+    """Return the plan's host memory, and 4096 bytes for each layer and 8 more for the alignment of allocations."""
+    return math.ceil(prediction.host_bytes) + (len(prediction.plan.layers) + 8) * 4096
 
 
 def _train(
     parameters: OffloadParameters,
-    shape: LlamaShape,
-    predicted: Prediction,
+    prediction: Prediction,
     arena: Arena,
     device: torch.device,
-    dtype: torch.dtype,
-    master_weights: bool,
+    precision: Precision,
 ) -> Measurement:
-    plan = predicted.plan
+    plan, shape = prediction.plan, MODELS[parameters.model]
     optimizer = AdamW(learning_rate=parameters.learning_rate)
-    count = parameters.warmup + parameters.steps
-    text = load_sequences(
+    step_count = parameters.warmup + parameters.steps
+    tokens = load_sequences(
         parameters.data,
         parameters.tokenizer,
-        count=count * parameters.sequences_per_step,
+        count=step_count * parameters.sequences_per_step,
         length=plan.sequence_length + 1,
         vocabulary=shape.vocabulary,
         seed=parameters.seed,
     )
-    batches = text.view(count, plan.rounds, plan.groups, plan.sequences, plan.sequence_length + 1)
-    kernel = kernel_of(shape, plan.sequence_length, device, dtype)
-    engine = Engine(shape, plan, arena, device, kernel, dtype=dtype, master_weights=master_weights, optimizer=optimizer)
+    batches = tokens.view(
+        step_count,
+        plan.accumulation_rounds,
+        plan.groups_per_round,
+        plan.sequences_per_chunk,
+        plan.sequence_length + 1,
+    )
+    kernel = select_attention_kernel(shape, plan.sequence_length, device, precision.dtype)
+    engine = Engine(shape, plan, arena, device, kernel, precision=precision, optimizer=optimizer)
     if parameters.checkpoint:
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), shape))
     else:
-        engine.load_random(parameters.seed)
-    times_s, losses, busy = [], [], node_activity()
-    with monitor_gpu(device) as watch:
+        engine.initialize(parameters.seed)
+    activity = node_activity()
+    times_s: list[float] = []
+    losses: list[float] = []
+    with monitor_gpu(device) as readings:
         for batch in batches:
             started = time.perf_counter()
             losses.append(float(engine.step(batch)))
             engine.synchronize()
             times_s.append(time.perf_counter() - started)
-            spent_s = engine.queues.spent_s()
+            span_times_s = engine.copy_streams.take_span_times_s()
     if not all(math.isfinite(loss) for loss in losses):
-        raise ArithmeticError(f"the loss became {losses[-1]} within {len(losses)} steps")
-    copied_bytes = engine.queues.copied_bytes
+        raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
+    copied_bytes = engine.copy_streams.copied_bytes
     if parameters.save_to:
-        checkpoint.save(Path(parameters.save_to), shape, engine.weights())
+        checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
-    tokens = plan.tokens_per_step
-    keeps = Counter(layer.keeps for layer in plan.layers)
-    metrics = watch.metrics() | {
+    metrics = readings.metrics() | {
         "loss": losses[-1],
         "first_loss": losses[0],
-        "predicted_tokens_per_s": tokens / predicted.times.step_s,
-        "predicted_copy_wait_share": predicted.times.waiting_s / predicted.times.step_s,
-        "peak_host_gib": arena.used / GIB,
-        "copy_wait_share": spent_s.get("copy_wait", 0.0) / times_s[-1],
-        "optimizer_share": spent_s.get("optimizer", 0.0) / times_s[-1],
-        "copied_gib_per_step": copied_bytes / count / GIB,
-        "rounds": float(plan.rounds),
+        "predicted_tokens_per_s": plan.tokens_per_step / prediction.times.step_s,
+        "predicted_copy_wait_share": prediction.times.copy_wait_s / prediction.times.step_s,
+        "peak_host_gib": arena.used_bytes / GIB,
+        "copy_wait_share": span_times_s.get("copy_wait", 0.0) / times_s[-1],
+        "optimizer_share": span_times_s.get("optimizer", 0.0) / times_s[-1],
+        "copied_gib_per_step": copied_bytes / step_count / GIB,
+        "rounds": float(plan.accumulation_rounds),
     }
     if device.type == "cuda":
         metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-        | {"sequences_per_step": tokens // plan.sequence_length, "steps": len(times_s) - parameters.warmup},
+        | {
+            "sequences_per_step": plan.tokens_per_step // plan.sequence_length,
+            "steps": len(times_s) - parameters.warmup,
+        },
         step_times_s=tuple(times_s[parameters.warmup :]),
-        flops_per_step=model_flops_per_token(shape, plan.sequence_length) * tokens,
-        hardware_flops_per_step=hardware_flops_per_token(
-            shape,
-            plan.sequence_length,
-            {layer: sum(keeps[kind] for kind in kinds) for layer, kinds in AGAIN.items()},
-        )
-        * tokens,
-        tokens_per_step=tokens,
+        flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
+        hardware_flops_per_step=_count_hardware_flops(shape, plan),
+        tokens_per_step=plan.tokens_per_step,
         matrix_dtype=parameters.dtype,
         metrics=metrics,
         machine_info=devices.machine_info(device)
-        | watch.machine_info()
-        | {"plan": "; ".join(said(predicted)), "attention": kernel.name}
-        | busy,
+        | readings.machine_info()
+        | {"plan": "; ".join(describe_plan(prediction)), "attention": kernel.name}
+        | activity,
         files=files,
     )
 
 
-def said(predicted: Prediction) -> list[str]:
-    """The plan in a few lines."""
-    plan = predicted.plan
-    kinds = Counter(
-        f"{p.weights} weights, {p.states} states, {KEPT_AS_SAID[p.keeps]} kept on the {p.kept_on}" for p in plan.layers
+def _count_hardware_flops(shape: LlamaShape, plan: Plan) -> float:
+    """Return the floating-point operations of a step, recomputation included."""
+    layer_counts = Counter(layer.saved_activations for layer in plan.layers)
+    recompute = {op: sum(layer_counts[saved] for saved in choices) for op, choices in RECOMPUTED_UNDER.items()}
+    return hardware_flops_per_token(shape, plan.sequence_length, recompute) * plan.tokens_per_step
+
+
+def describe_plan(prediction: Prediction) -> list[str]:
+    """Return the plan and its prediction as a few lines of text."""
+    plan = prediction.plan
+    layer_counts = Counter(
+        f"{layer.weights} weights, {layer.optimizer_states} optimizer states, "
+        f"{SAVED_ACTIVATIONS_TEXT[layer.saved_activations]} saved on the {layer.saved_on}"
+        for layer in plan.layers
     )
-    of = f" in {plan.pieces} pieces each" if plan.pieces > 1 else ""
+    segments = f" in {plan.segments_per_sequence} segments each" if plan.segments_per_sequence > 1 else ""
     return [
-        f"{plan.rounds} rounds of {plan.groups} x {plan.sequences} sequences of {plan.sequence_length} tokens{of}",
-        *(f"{count} layers: {kind}" for kind, count in kinds.items()),
-        f"embedding and head: states on the {plan.ends_states}",
-        f"device {predicted.device_bytes / GIB:.2f} GiB, host {predicted.host_bytes / GIB:.2f} GiB",
-        f"{predicted.times.step_s:.3g} s a step, {predicted.times.waiting_s:.3g} s of it waiting for copies",
+        f"{plan.accumulation_rounds} rounds of {plan.groups_per_round} x {plan.sequences_per_chunk} sequences of "
+        f"{plan.sequence_length} tokens{segments}",
+        *(f"{count} layers: {description}" for description, count in layer_counts.items()),
+        f"embedding and LM head: optimizer states on the {plan.embedding_and_head_states}",
+        f"device {prediction.device_bytes / GIB:.2f} GiB, host {prediction.host_bytes / GIB:.2f} GiB",
+        f"{prediction.times.step_s:.3g} s per step, {prediction.times.copy_wait_s:.3g} s of it waiting for copies",
     ]
 
 
 @contextmanager
-def _device_budget(device: torch.device, gib: float) -> Iterator[None]:
-    """The allocator's own limit: past it is an out-of-memory error."""
+def _device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
+    """Limit the allocator of a GPU: allocations past `device_gib` are out-of-memory errors."""
     if device.type == "cpu":
         yield
         return
-    total = torch.cuda.get_device_properties(device).total_memory
-    if gib * GIB > total:
-        raise Infeasible(f"device_gib={gib:g}: this GPU has {total / GIB:.1f}")
-    torch.cuda.set_per_process_memory_fraction(gib * GIB / total, device)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    if device_gib * GIB > total_bytes:
+        raise Infeasible(f"device_gib={device_gib:g} exceeds the {total_bytes / GIB:.1f} GiB of this GPU")
+    torch.cuda.set_per_process_memory_fraction(device_gib * GIB / total_bytes, device)
     try:
         yield
     finally:
