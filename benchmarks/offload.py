@@ -1,13 +1,13 @@
-"""Llama training within memory budgets on one GPU, beside what others reach.
+"""Llama training within memory budgets on one GPU, compared with published results and FSDP2's CPU offloading.
 
     python benchmarks/offload.py [--rows 8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload] [--steps 1]
     python benchmarks/offload.py --rows cpu_offload_small
-    python benchmarks/offload.py --rows 8b_64k_large         # as much host memory as its plan takes, up to 144 GiB
+    python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
 
-All rows run in this process, one after the other, on made-up tokens and random weights; each is one warm-up step and
-the median of `--steps`. The reference is ml_dataflow on one H100 (its published table; steps of 557,056 to
-622,592 tokens).
+All rows run in this process, one after the other, on synthetic tokens and random weights. Each has one warm-up step and
+reports the median of `--steps` steps. The reference is ml_dataflow on one H100 (its published table; steps of 557,056
+to 622,592 tokens).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 
 @dataclass(frozen=True)
 class Row:
+    """One training run. `reference_tokens_per_s` is the rate of the reference at the same budgets."""
+
     model: str
     sequence_length: int
     host_gib: float
@@ -42,15 +44,15 @@ class Row:
     reference_tokens_per_s: float | None = None
 
 
-# Figures of the reference: tokens/s at the same budgets.
-ROWS = {  # CPUOffloadPolicy comes last, and once in a process: it leaves host memory behind
+# CPUOffloadPolicy runs last, and once in a process, because it does not free its host memory.
+ROWS = {
     "8b_8k": [
         Row("llama3_8b", 8192, 8, 130, 16),
         Row("llama3_8b", 8192, 75, 78, 16, 11406),
         Row("llama3_8b", 8192, 70, 40, 16, 10135),
         Row("llama3_8b", 8192, 60, 24, 16, 9478),
     ],
-    "8b_8k_large": [Row("llama3_8b", 8192, 75, 78, 68, 11406)],  # a step as large as the reference's
+    "8b_8k_large": [Row("llama3_8b", 8192, 75, 78, 68, 11406)],  # steps as large as those of the reference
     "1b_8k": [Row("llama3_1b", 8192, 4, 78, 64, 55090)],
     "8b_512": [Row("llama3_8b", 512, 70, 78, 256, 13135)],
     "8b_64k": [Row("llama3_8b", 65536, 112, 78, 5, 5401)],
@@ -61,8 +63,9 @@ ROWS = {  # CPUOffloadPolicy comes last, and once in a process: it leaves host m
 }
 
 
-def measured(row: Row, steps: int) -> str:
-    asked = {
+def measure_row(row: Row, steps: int) -> str:
+    """Run a row and return its columns."""
+    parameters = {
         "model": row.model,
         "sequence_length": row.sequence_length,
         "sequences_per_step": row.sequences,
@@ -72,24 +75,27 @@ def measured(row: Row, steps: int) -> str:
     }
     started = time.perf_counter()
     try:
-        m = run_trial("offload", asked, Rank(device="cuda"))
+        measurement = run_trial("offload", parameters, Rank(device="cuda"))
     except Infeasible as error:
         return f"infeasible: {error}"
-    step_s, f = statistics.median(m.step_times_s), m.metrics
-    per_s, reference = m.tokens_per_step / step_s, row.reference_tokens_per_s
+    step_s, metrics = statistics.median(measurement.step_times_s), measurement.metrics
+    reference = f"{row.reference_tokens_per_s:,.0f}" if row.reference_tokens_per_s else ""
     return (
-        f"{per_s:8,.0f} | {f['predicted_tokens_per_s']:8,.0f} | {f'{reference:,.0f}' if reference else '':>6} | "
-        f"{m.flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
-        f"{m.hardware_flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
-        f"{f['copy_wait_share']:5.1%} | {f['optimizer_share']:5.1%} | "
-        f"{f['peak_device_gib']:6.1f} | {f['peak_host_gib']:6.1f} | "
-        f"{f['copied_gib_per_step']:6.0f} | {f['sm_clock_mhz']:5.0f} | {time.perf_counter() - started:4.0f}"
+        f"{measurement.tokens_per_step / step_s:8,.0f} | {metrics['predicted_tokens_per_s']:8,.0f} | {reference:>6} | "
+        f"{measurement.flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
+        f"{measurement.hardware_flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
+        f"{metrics['copy_wait_share']:5.1%} | {metrics['optimizer_share']:5.1%} | "
+        f"{metrics['peak_device_gib']:6.1f} | {metrics['peak_host_gib']:6.1f} | "
+        f"{metrics['copied_gib_per_step']:6.0f} | {metrics['sm_clock_mhz']:5.0f} | {time.perf_counter() - started:4.0f}"
     )
 
 
-def fsdp_cpu_offload(row: Row, steps: int) -> str:
-    """The same training with FSDP2's CPUOffloadPolicy, each block recomputed in the backward pass and compiled, AdamW
-    fused on the host; gradients gather over the sequences on the device before they are sent."""
+def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
+    """Run the same training with FSDP2's CPUOffloadPolicy and return its columns.
+
+    Each block is compiled and recomputed in the backward pass, AdamW is fused on the host. Gradients accumulate over
+    the sequences on the device before they are copied to the host.
+    """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -110,13 +116,14 @@ def fsdp_cpu_offload(row: Row, steps: int) -> str:
         fully_shard(model.blocks[n], **policy)
     fully_shard(model, **policy)
     model.to_empty(device="cpu")
-    noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # of each weight the same, since a host draws slowly
+    noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # repeated in every weight, since a host draws slowly
     with torch.no_grad():
         for parameter in model.parameters():
             local = parameter.to_local().view(-1)  # type: ignore[attr-defined]
-            local.fill_(1.0) if parameter.dim() == 1 else local.copy_(
-                noise.repeat(-(-len(local) // len(noise)))[: len(local)]
-            )
+            if parameter.dim() == 1:
+                local.fill_(1.0)
+            else:
+                local.copy_(noise.repeat(-(-len(local) // len(noise)))[: len(local)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     rope = rope_table(shape, row.sequence_length, device)
     tokens = load_sequences(
@@ -137,31 +144,32 @@ def fsdp_cpu_offload(row: Row, steps: int) -> str:
             times_s.append(time.perf_counter() - started)
     torch.distributed.destroy_process_group()
     step_s = statistics.median(times_s[1:])
-    per_s = row.sequences * row.sequence_length / step_s
-    mfu = per_s * model_flops_per_token(shape, row.sequence_length) / PEAK_TFLOPS / 1e12
-    return f"{per_s:8,.0f} |          |        | {mfu:5.1%} | peak {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB"
+    tokens_per_s = row.sequences * row.sequence_length / step_s
+    mfu = tokens_per_s * model_flops_per_token(shape, row.sequence_length) / PEAK_TFLOPS / 1e12
+    peak_gib = torch.cuda.max_memory_reserved() / 2**30
+    return f"{tokens_per_s:8,.0f} |          |        | {mfu:5.1%} | peak {peak_gib:.1f} GiB"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload")
     parser.add_argument("--steps", type=int, default=1)
-    said = parser.parse_args()
+    args = parser.parse_args()
     print(f"# Offloading: {torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}\n")
-    print("model, tokens of a sequence, tokens a step, host/device GiB")
+    print("model, tokens per sequence, tokens per step, host/device GiB")
     print(
-        "tokens/s | predicted | reference | MFU | HFU | waiting | optimizer | peak device, host GiB | "
-        "copied GiB a step | SM MHz | s in all\n"
+        "tokens/s | predicted | reference | MFU | HFU | copy wait | optimizer | peak device, host GiB | "
+        "copied GiB per step | SM MHz | total s\n"
     )
-    for name in said.rows.split(","):
+    for name in args.rows.split(","):
         for row in ROWS[name]:
             print(
                 f"{row.model} {row.sequence_length} {row.sequences * row.sequence_length} "
-                f"{row.host_gib:g}/{row.device_gib:g}: {measured(row, said.steps)}",
+                f"{row.host_gib:g}/{row.device_gib:g}: {measure_row(row, args.steps)}",
                 flush=True,
             )
             if name.startswith("cpu_offload"):
-                print(f"… with FSDP2's CPUOffloadPolicy: {fsdp_cpu_offload(row, said.steps)}", flush=True)
+                print(f"… with FSDP2's CPUOffloadPolicy: {measure_fsdp_cpu_offload(row, args.steps)}", flush=True)
 
 
 if __name__ == "__main__":
