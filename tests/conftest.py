@@ -1,4 +1,4 @@
-"""What the tests share: running the real command, and reading the real stores afterwards."""
+"""Helpers of all tests: run the command and read its stores."""
 
 from __future__ import annotations
 
@@ -22,72 +22,71 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
-# Several tests share few cores: threads that wait for one another there wait for a scheduler's time slices.
+# Several tests share few cores, on which OpenMP's threads would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# How long an example takes says more of the machine than of the code.
+# The duration of an example depends on the machine.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# A sweep that costs nothing but its own machinery.
+# A sweep whose trials take no time.
 PROBE = ("workload=probe", "progress=json")
 
-
-# This checkout before any that is installed, and whatever a machine without a registry has its packages in.
+# This checkout comes before an installed one. The existing PYTHONPATH may hold the dependencies.
 PYTHONPATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100", **more}
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100", **variables}
 
 
 @dataclass
-class Done:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
-class Place:
-    """A working directory of its own, and the command in it."""
+class Workspace:
+    """A working directory, and the command in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "sweeper", *words]
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "sweeper", *arguments]
 
-    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(*words),
+            self.command(*arguments),
             cwd=self.path,
-            env=environment(**more),
+            env=environment(**variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
 
-    def run(self, *words: str, timeout_s: float = 120, **more: str) -> Done:
-        process = self.start(*words, **more)
+    def run(self, *arguments: str, timeout_s: float = 120, **variables: str) -> CommandResult:
+        process = self.start(*arguments, **variables)
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        return Done(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
     @property
     def sweeps(self) -> list[Path]:
         return sorted(path for path in (self.path / "sweeps").iterdir() if path.is_dir() and path.name[0] != ".")
 
     def trials(self) -> list[Any]:
-        """The trials of the only study, as Optuna reads them."""
+        """Return the trials of the only study, as Optuna reads them."""
         from sweeper.search.storage import open_journal
 
         (sweep,) = self.sweeps
-        with tempfile.TemporaryDirectory() as folder:  # reading repairs: not under a driver that writes
+        with tempfile.TemporaryDirectory() as folder:  # opening a journal may repair it, so a copy is opened
             copy = Path(folder, "study.journal")
             copy.write_bytes((sweep / "study.journal").read_bytes())
             return open_journal(copy, "maximize").get_trials(deepcopy=False)
@@ -96,7 +95,7 @@ class Place:
         return Counter(trial.state.name for trial in self.trials())
 
     def runs(self, kind: str, uri: str | None = None) -> list[Any]:
-        """The runs of a kind ("sweep" or "trial"), as MLflow reads them."""
+        """Return the runs of a kind ("sweep" or "trial"), as MLflow reads them."""
         from mlflow import MlflowClient
 
         client = MlflowClient(tracking_uri=uri or f"sqlite:///{self.path}/mlflow.db")
@@ -117,7 +116,7 @@ def expected_duration_s(item: pytest.Item) -> float:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables with nothing in them, to be copied: making them takes longer than filling them."""
+    """An MLflow database without runs. A copy takes less time than a new one."""
     from mlflow import MlflowClient
 
     folder = tmp_path_factory.mktemp("store")
@@ -127,28 +126,30 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, empty_store: Path) -> Place:
+def workspace(tmp_path: Path, empty_store: Path) -> Workspace:
     shutil.copy(empty_store, tmp_path)
-    return Place(tmp_path)
+    return Workspace(tmp_path)
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """The command with words that start nothing, in this process: its imports cost more than its answer."""
+def run_cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., CommandResult]:
+    """Run the command in this process, which has its imports, with arguments that start no sweep."""
 
-    def say(*words: str) -> Done:
+    def run_cli(*arguments: str) -> CommandResult:
         from sweeper.__main__ import main
 
-        monkeypatch.setattr(sys, "argv", ["sweeper", *words])
+        monkeypatch.setattr(sys, "argv", ["sweeper", *arguments])
         monkeypatch.setenv("COLUMNS", "100")
         monkeypatch.chdir(tmp_path)
         GlobalHydra.instance().clear()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
         out, err = capfd.readouterr()
-        return Done(int(ended.value.code or 0), out, err)
+        return CommandResult(int(exit_info.value.code or 0), out, err)
 
-    return say
+    return run_cli
 
 
 @pytest.fixture
@@ -158,42 +159,42 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    found = Cluster(2)
-    yield found
-    found.close()
+    cluster = Cluster(2)
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own patience with a node that does not answer is more than a minute."""
+def short_ray_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray waits more than a minute for a node that does not answer; here it waits seconds."""
     for name, value in {"period_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3}.items():
         monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
 
 
-def wait_for(what: Any, timeout_s: float = 60) -> Any:
-    """Whatever `what` returns once it is true."""
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+    """Call `condition` until it returns a true value; return that value."""
     deadline = time.monotonic() + timeout_s
-    while not (value := what()):
-        assert time.monotonic() < deadline, "waited in vain"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not true within {timeout_s:g} s"
         time.sleep(0.05)
     return value
 
 
-def processes_with(name: str, value: str) -> list[int]:
-    """The processes that have this environment variable."""
-    found = []
+def find_processes(name: str, value: str) -> list[int]:
+    """Return the processes that have this environment variable."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if f"{name}={value}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 class Server:
-    """MLflow's own, on a free port of this machine."""
+    """MLflow's tracking server, on a free port of this machine."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:

@@ -50,7 +50,7 @@ def python_files(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
-def test_a_package_does_not_import_what_it_must_not_know(package: str) -> None:
+def test_a_package_imports_only_what_its_layer_allows(package: str) -> None:
     imports = {path: {module.split(".")[0] for module in imported_modules(path)} for path in python_files(package)}
     assert not {str(path): bad for path, names in imports.items() if (bad := names & FORBIDDEN[package])}
 

@@ -12,7 +12,7 @@ import pytest
 
 from sweeper.common.metrics import DISPLAY, derive
 from sweeper.config.resolution import CONF
-from tests.conftest import REPOSITORY, Place, environment
+from tests.conftest import REPOSITORY, Workspace, environment
 from workloads.api.contract import Measurement
 
 WORKLOADS_PAGE = (REPOSITORY / "docs/workloads.md").read_text()
@@ -32,17 +32,17 @@ def write_example(folder: Path, name: str, text: str | None = None) -> Path:
 
 
 @pytest.fixture
-def example_package(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+def example_package(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """The page's workload, installed with its entry point, and its YAML file."""
-    write_example(place.path, "mytool/bandwidth.py")
-    write_example(place.path, "mytool-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mytool\nVersion: 1\n")
+    write_example(workspace.path, "mytool/bandwidth.py")
+    write_example(workspace.path, "mytool-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mytool\nVersion: 1\n")
     entry = re.search(r"(\[project.entry-points.+?)```", WORKLOADS_PAGE, re.DOTALL)
     assert entry
     line = entry[1].splitlines()[1].replace('"', "")
-    write_example(place.path, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{line}\n")
-    write_example(place.path, "my_conf/workload/bandwidth.yaml")
-    monkeypatch.setenv("PYTHONPATH", str(place.path))
-    return place
+    write_example(workspace.path, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{line}\n")
+    write_example(workspace.path, "my_conf/workload/bandwidth.yaml")
+    monkeypatch.setenv("PYTHONPATH", str(workspace.path))
+    return workspace
 
 
 def test_a_bandwidth_workload_takes_few_lines() -> None:
@@ -52,7 +52,7 @@ def test_a_bandwidth_workload_takes_few_lines() -> None:
 
 
 @pytest.mark.long(15)
-def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package: Place) -> None:
+def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package: Workspace) -> None:
     arguments = ("--config-dir", "my_conf", "workload=bandwidth", "search=grid", "hardware=cpu")
     done = example_package.run(*arguments)
     assert done.code == 0 and "3 complete" in done.out, done.out + done.err
@@ -62,7 +62,7 @@ def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package:
         assert run.data.metrics["gb_per_s"] == pytest.approx(moved_gb / run.data.metrics["step_time_ms"] * 1e3)
 
 
-def test_the_example_workload_runs_by_hand(example_package: Place) -> None:
+def test_the_example_workload_runs_by_hand(example_package: Workspace) -> None:
     path = {"PYTHONPATH": f"{REPOSITORY}:{example_package.path}"}
     command = [sys.executable, "-m", "workloads", "bandwidth", "mib=1", "repeats=3"]
     done = subprocess.run(command, env=environment() | path, capture_output=True, text=True, timeout=60)
@@ -70,12 +70,12 @@ def test_the_example_workload_runs_by_hand(example_package: Place) -> None:
 
 
 @pytest.mark.long(20)
-def test_the_example_command_runs(place: Place) -> None:
+def test_the_example_command_runs(workspace: Workspace) -> None:
     script = "import sys, time\nfor n in range(20):\n    print(f'loss={9 / (n + 1):.3f} took 5.0 ms', flush=True)\n"
-    train = write_example(place.path, "train.py", script)
+    train = write_example(workspace.path, "train.py", script)
     name = "my_conf/workload/tuner.yaml"
-    write_example(place.path, name, FILES[name].replace("/home/me/train.py", str(train)))
-    done = place.run("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
+    write_example(workspace.path, name, FILES[name].replace("/home/me/train.py", str(train)))
+    done = workspace.run("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
     assert done.code == 0 and "6 complete" in done.out, done.out + done.err
 
 

@@ -151,7 +151,7 @@ CLAIM = record(
 
 
 @pytest.mark.parametrize(("vendor", "resource"), [("nvidia", "nvidia.com/gpu"), ("amd", "amd.com/gpu")])
-def test_the_manifests_ask_for_what_a_sweep_needs(vendor: str, resource: str) -> None:
+def test_the_manifests_request_the_resources_of_a_sweep(vendor: str, resource: str) -> None:
     import ray
 
     claim, job = yaml.safe_load_all((LAUNCH / "kubernetes" / f"rayjob-{vendor}.yaml").read_text())
@@ -193,7 +193,7 @@ def test_the_servers_of_the_compose_file_listen_on_this_machine_alone() -> None:
 
 
 @pytest.mark.soak
-def test_mlflow_serves_as_the_compose_file_says(tmp_path: Path) -> None:
+def test_the_compose_file_starts_mlflow(tmp_path: Path) -> None:
     service = yaml.safe_load(COMPOSE.read_text())["services"]["mlflow"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -239,7 +239,7 @@ def test_docker_reads_the_compose_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.cuda", "Dockerfile.rocm", "Dockerfile.mlflow"])
-def test_the_images_copy_what_is_sent_to_the_builder_and_do_not_run_as_root(name: str) -> None:
+def test_images_copy_only_the_build_context_and_do_not_run_as_root(name: str) -> None:
     lines = (LAUNCH / "docker" / name).read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
     sent = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}

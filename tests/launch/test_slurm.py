@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROBE, REPOSITORY, Done, Place, environment, processes_with, wait_for
+from tests.conftest import PROBE, REPOSITORY, CommandResult, Workspace, environment, find_processes, wait_for
 
 SCRIPT = REPOSITORY / "launch" / "slurm" / "sweep.sbatch"
 
@@ -47,9 +47,9 @@ SCONTROL = """#!/bin/sh
 class Job:
     """A job of two nodes, which can be started again as Slurm requeues one."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.home = place, place.path / "home"
-        tools = place.path / "bin"
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.home = workspace, workspace.path / "home"
+        tools = workspace.path / "bin"
         for folder in (self.home, tools):
             folder.mkdir()
         for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
@@ -57,7 +57,7 @@ class Job:
             (tools / name).chmod(0o755)
         self.script = tools / "slurm_script"  # Slurm runs a copy: nothing beside the script can be found from it
         shutil.copy(SCRIPT, self.script)
-        self.mark, self.ledger = str(place.path), place.path / "ledger"
+        self.mark, self.ledger = str(workspace.path), workspace.path / "ledger"
         self.env = environment(
             PATH=f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             HOME=str(self.home),
@@ -70,19 +70,19 @@ class Job:
     def start(self, *words: str) -> subprocess.Popen[str]:
         command = ["bash", str(self.script), *words]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.place.path, env=self.env, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, cwd=self.workspace.path, env=self.env, stdout=pipe, stderr=pipe, text=True)
 
-    def end(self, process: subprocess.Popen[str]) -> Done:
+    def end(self, process: subprocess.Popen[str]) -> CommandResult:
         try:
             out, err = process.communicate(timeout=120)
         finally:
             for pid in self.left():
                 os.kill(pid, signal.SIGKILL)
-        return Done(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
     def left(self) -> list[int]:
         """Its processes, wherever they have gone."""
-        return processes_with("SWEEPER_TEST", self.mark)
+        return find_processes("SWEEPER_TEST", self.mark)
 
     def ran(self) -> list[str]:
         """A line for each time that a rank has run to its end."""
@@ -90,15 +90,15 @@ class Job:
 
 
 @pytest.fixture
-def job(place: Place) -> Iterator[Job]:
-    job = Job(place)
+def job(workspace: Workspace) -> Iterator[Job]:
+    job = Job(workspace)
     yield job
-    for folder in (place.path / "bin" / "srun.folders").read_text().splitlines():
+    for folder in (workspace.path / "bin" / "srun.folders").read_text().splitlines():
         shutil.rmtree(folder, ignore_errors=True)  # Ray's logs, which a job leaves on its nodes
 
 
 @pytest.mark.long(26)
-def test_a_job_runs_over_all_its_nodes_and_leaves_nothing(job: Job) -> None:
+def test_a_job_runs_on_all_its_nodes_and_leaves_no_process(job: Job) -> None:
     process = job.start(*PROBE, "gpus=2", "search=random", "budget.trials=4", f"space.ledger={job.ledger}")
     try:
         (state,) = wait_for(lambda: list(job.home.glob(".sweeper-4711-*")))
@@ -117,7 +117,7 @@ def test_a_job_runs_over_all_its_nodes_and_leaves_nothing(job: Job) -> None:
 
 
 @pytest.mark.soak
-def test_a_job_that_is_stopped_ends_cleanly_and_goes_on_when_it_is_requeued(job: Job) -> None:
+def test_a_stopped_job_ends_cleanly_and_continues_when_requeued(job: Job) -> None:
     words = [*PROBE, "search=random", "budget.trials=8", "cluster.max_concurrent_trials=2", "space.sleep_s=0.5"]
     words.append(f"space.ledger={job.ledger}")
     process = job.start(*words)
@@ -137,16 +137,16 @@ def test_a_job_that_is_stopped_ends_cleanly_and_goes_on_when_it_is_requeued(job:
     assert done.code == 0, done.err
     after = job.ran()
     assert len(after) == len(set(after)) == 8 and after[: len(before)] == before
-    assert len(job.place.runs("trial")) == 8 and job.place.states() == {"COMPLETE": 8}
+    assert len(job.workspace.runs("trial")) == 8 and job.workspace.states() == {"COMPLETE": 8}
 
     done = job.end(job.start(*words))
     assert done.code == 0 and "8 complete" in done.out, done.err
     assert job.ran() == after
 
 
-def test_a_head_that_does_not_start_is_said(job: Job) -> None:
-    (job.place.path / "bin" / "ray").write_text("#!/bin/sh\nexit 1\n")
-    (job.place.path / "bin" / "ray").chmod(0o755)
+def test_a_head_that_does_not_start_gives_a_message(job: Job) -> None:
+    (job.workspace.path / "bin" / "ray").write_text("#!/bin/sh\nexit 1\n")
+    (job.workspace.path / "bin" / "ray").chmod(0o755)
     done = job.end(job.start(*PROBE))
     assert done.code == 1 and "Ray does not start" in done.err and "head.log on node1" in done.err
     assert not list(job.home.iterdir())

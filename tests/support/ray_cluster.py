@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Place
+from tests.conftest import Workspace
 
 NODE_RESOURCES: dict[str, Any] = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H200": 1}}
 SWEEP = ["workload=probe", "hardware=h200", "gpus=2", "finals.top=0", "search=random", "seed=3", "progress=never"]
@@ -195,34 +195,34 @@ class LowMemoryNode(RayNode):
             time.sleep(0.1)
 
 
-def sweep_arguments(place: Place, cluster: Cluster, trials: int, *overrides: str) -> list[str]:
+def sweep_arguments(workspace: Workspace, cluster: Cluster, trials: int, *overrides: str) -> list[str]:
     """Return the arguments of a sweep with gangs of two. Each rank writes a line to a ledger when it completes."""
-    ledger = f"space.ledger={place.path / 'ledger'}"
+    ledger = f"space.ledger={workspace.path / 'ledger'}"
     return [*SWEEP, f"cluster.address={cluster.address}", f"budget.trials={trials}", ledger, *overrides]
 
 
-def start_sweep(place: Place, cluster: Cluster, trials: int, *overrides: str) -> subprocess.Popen[str]:
-    return place.start(*sweep_arguments(place, cluster, trials, *overrides), RAY_AUTH_MODE="disabled")
+def start_sweep(workspace: Workspace, cluster: Cluster, trials: int, *overrides: str) -> subprocess.Popen[str]:
+    return workspace.start(*sweep_arguments(workspace, cluster, trials, *overrides), RAY_AUTH_MODE="disabled")
 
 
-def count_completions(place: Place) -> Counter[str]:
+def count_completions(workspace: Workspace) -> Counter[str]:
     """Return how often each rank of each trial has completed, from the ledger."""
-    ledger = place.path / "ledger"
+    ledger = workspace.path / "ledger"
     return Counter(ledger.read_text().splitlines()) if ledger.exists() else Counter()
 
 
-def assert_completed_once(place: Place, trials: int, ranks: int = 2, held: int = 1) -> None:
+def assert_completed_once(workspace: Workspace, trials: int, ranks: int = 2, held: int = 1) -> None:
     """Assert that every trial has one final result and that only trials of lost gangs completed twice.
 
     Args:
         held: how many trials of a lost gang may complete twice: the running one; where a gang was only cut off from
             the head, the next one too.
     """
-    runs = [run for run in place.runs("trial") if "remeasured_trial" not in run.data.tags]
+    runs = [run for run in workspace.runs("trial") if "remeasured_trial" not in run.data.tags]
     assert Counter(run.info.status for run in runs) == {"FINISHED": trials}
     assert len({run.data.tags["sweeper.trial"] for run in runs}) == trials
-    assert len(count_completions(place)) == ranks * trials
+    assert len(count_completions(workspace)) == ranks * trials
     # A result can be lost with the worker that has just sent it. Only then is a completed trial run again.
     lost = sum(int(run.data.tags["attempts"]) - 1 for run in runs)
-    compared = len(place.runs("trial")) - trials
-    assert count_completions(place).total() <= ranks * (trials + held * lost + compared)
+    compared = len(workspace.runs("trial")) - trials
+    assert count_completions(workspace).total() <= ranks * (trials + held * lost + compared)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sweeper.execution import cluster
-from tests.conftest import Done
+from tests.conftest import CommandResult
 
 WRONG = {
     "workload=matmull": ["workload=matmull", "unknown workload 'matmull'", "Did you mean matmul?"],
@@ -78,12 +78,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_one_message_names_the_key_and_what_it_may_be(
-    words: str, say: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+def test_one_message_names_the_key_and_its_allowed_values(
+    words: str, run_cli: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(cluster, "start", started.append)
-    done = say(*words.split())
+    done = run_cli(*words.split())
     assert done.code == 2
     assert all(part in done.err for part in WRONG[words]), done.err
     assert done.err.startswith("sweeper: ") and len(done.err.strip().splitlines()) <= 2

@@ -34,11 +34,11 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
         ("seed=1,2 -m", []),
     ],
 )
-def test_each_sweep_is_told_the_flags_of_all(said: str, flags: list[str]) -> None:
+def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command(said: str, flags: list[str]) -> None:
     assert arguments_of_sweep(said.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
 
 
-def test_a_signal_before_a_sweep_starts_keeps_it_from_starting() -> None:
+def test_a_signal_before_a_sweep_starts_prevents_the_start() -> None:
     lane = multirun.SweepQueue("", [["--no-such-word"]])
     lane.stop(2)
     lane.run()

@@ -67,7 +67,7 @@ def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=30), st.floats(1e6, 1e15))
-def test_rates_and_times_are_two_readings_of_one_thing(times_s: list[float], flops: float) -> None:
+def test_rates_and_times_agree(times_s: list[float], flops: float) -> None:
     metrics = derive([measured(*times_s, flops_per_step=flops)], {})
     if len(times_s) % 2:  # the median of an even number of rates is not the rate of the median time
         assert math.isclose(metrics["tflops"] * metrics["step_time_ms"] * 1e9, flops, rel_tol=1e-9)

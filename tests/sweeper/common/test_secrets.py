@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sweeper.common.secrets import is_secret, mask, masked, masked_arguments
-from tests.conftest import Done, Place
+from tests.conftest import CommandResult, Workspace
 
 SECRET = "hunter2hunter2"
 
@@ -43,17 +43,17 @@ def test_a_secret_is_masked(text: str) -> None:
         "--token --x",
     ],
 )
-def test_what_is_none_stays(text: str) -> None:
+def test_other_text_is_not_masked(text: str) -> None:
     assert mask(text) == text
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("word", ["a", "a-", "x_", "a:/", "http://"])
-def test_long_words_of_a_log_take_no_time(word: str) -> None:
+def test_masking_long_lines_is_fast(word: str) -> None:
     assert len(mask(2**19 * word)) > 0
 
 
-def test_what_has_a_form_is_masked_by_its_names() -> None:
+def test_values_of_secret_names_are_masked() -> None:
     assert is_secret("command.environment.HF_TOKEN") and not is_secret("tokens")
     words = ["x", "--token", SECRET, f"--api-key={SECRET}"]
     plain = {"environment": {"MY_TOKEN": f"a, {SECRET}\n]{SECRET}"}, "run": words}
@@ -62,18 +62,18 @@ def test_what_has_a_form_is_masked_by_its_names() -> None:
     assert masked_arguments(said) == ["a=1", "++command.environment.HF_TOKEN=***", "x.password=***"]
 
 
-def test_a_parameter_that_looks_like_a_secret_is_refused(say: Callable[..., Done]) -> None:
-    done = say("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
+def test_a_parameter_that_looks_like_a_secret_is_refused(run_cli: Callable[..., CommandResult]) -> None:
+    done = run_cli("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
     assert done.code == 2 and "looks like a secret" in done.err and SECRET not in done.err
 
 
 @pytest.mark.long(14)
-def test_neither_the_books_nor_the_terminal_hold_a_secret_that_a_command_was_given(place: Place) -> None:
+def test_no_file_store_or_terminal_holds_a_secret_of_the_command_line(workspace: Workspace) -> None:
     script = f"print('token={SECRET}'); raise SystemExit(1)"
     words = ["workload=command", f"command.run=['{{python}}', -c, \"{script}\"]", "budget.trials=1"]
-    done = place.run(*words, f"command.environment.SOME_TOKEN={SECRET}")
+    done = workspace.run(*words, f"command.environment.SOME_TOKEN={SECRET}")
     assert done.code == 1 and SECRET not in done.out + done.err, done.out + done.err
-    for path in place.path.rglob("*"):
+    for path in workspace.path.rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
-    assert {oct(path.stat().st_mode)[-3:] for path in place.sweeps} == {"700"}
+    assert {oct(path.stat().st_mode)[-3:] for path in workspace.sweeps} == {"700"}

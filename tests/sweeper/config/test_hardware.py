@@ -13,7 +13,7 @@ from sweeper.config.hardware import Node, catalogue, hardware_of, select_target
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib
-from tests.conftest import REPOSITORY, Place
+from tests.conftest import REPOSITORY, Workspace
 
 AUTO = Hardware(name="auto")
 CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")
@@ -42,7 +42,7 @@ def gpu_node(name: str, label: str, gpus: int = 8) -> Node:
         ("", "AMD-Instinct-MI355X-OAM", "mi355x"),
     ],
 )
-def test_a_gpu_is_known_by_what_its_driver_or_ray_calls_it(name: str, label: str, entry: str) -> None:
+def test_a_gpu_is_recognized_by_the_names_of_its_driver_and_of_ray(name: str, label: str, entry: str) -> None:
     assert hardware_of(gpu_node(name, label)).name == entry
 
 
@@ -60,7 +60,7 @@ def test_auto_takes_the_gpus_if_there_are_any() -> None:
     assert select_target(AUTO, [h200, h200], 1).devices == 16
 
 
-def test_what_others_have_of_a_gpu_is_said_and_a_display_is_not() -> None:
+def test_memory_that_other_processes_use_is_reported_and_that_of_a_display_is_not() -> None:
     node = replace(gpu_node("NVIDIA H200", "H200", gpus=2), gpus_used_gib=((2, 0.4), (3, 34.12)))
     (words,) = select_target(AUTO, [node], 1).describe_foreign_use()
     assert words.startswith("other processes use 34.1 GiB of GPU 3")
@@ -68,14 +68,14 @@ def test_what_others_have_of_a_gpu_is_said_and_a_display_is_not() -> None:
 
 
 @pytest.mark.gpu
-def test_a_sweep_says_what_others_have_of_its_gpu(place: Place) -> None:
+def test_a_sweep_reports_memory_that_other_processes_use_on_its_gpu(workspace: Workspace) -> None:
     import torch
 
     held = torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()  # of what tests before have left
     held_gib = torch.cuda.memory_reserved() / 2**30
     shape = ("space.m=512", "space.n=512", "space.k=512", "search=grid", "finals.top=0")
-    done = place.run("workload=matmul", *shape, "progress=never")
+    done = workspace.run("workload=matmul", *shape, "progress=never")
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]  # the driver's, as the sweep says it
     found = re.search(rf"other processes use (\d+\.\d) GiB of GPU {number};", done.out + done.err)
     assert found, done.out + done.err
@@ -101,7 +101,7 @@ def test_a_sweep_takes_only_the_nodes_that_it_asked_for() -> None:
         select_target(catalogue()["mi300x"], nodes, 8)
 
 
-def test_on_a_cpu_one_trial_runs_at_a_time_unless_told_otherwise() -> None:
+def test_on_a_cpu_one_trial_runs_at_a_time_by_default() -> None:
     target = select_target(AUTO, [CPU_NODE], 1)
     assert target.count_gangs(1, None) == 1
     assert target.count_gangs(1, 4) == 4
@@ -139,7 +139,7 @@ def test_with_whole_nodes_there_are_as_many_gangs_as_nodes_hold() -> None:
         target.count_gangs(1, 5, whole_nodes=True)
 
 
-def test_a_hosts_memory_leaves_room_for_fewer_gangs_than_its_gpus_do() -> None:
+def test_host_memory_limits_the_number_of_gangs_on_a_node() -> None:
     nodes = tuple(Node(f"n{n}", 64, "cpu", gpus=8, accelerator="H200", memory_gib=1000.0 + n) for n in range(4))
     target = select_target(catalogue()["h200"], nodes, 1)
     assert [target.count_gangs(1, None, host_gib=gib) for gib in (0, 100, 300, 1000)] == [32, 32, 12, 4]
@@ -148,7 +148,7 @@ def test_a_hosts_memory_leaves_room_for_fewer_gangs_than_its_gpus_do() -> None:
         target.count_gangs(1, 13, host_gib=300)
 
 
-def test_what_is_reserved_of_a_hosts_memory_is_the_most_that_any_point_takes() -> None:
+def test_the_reserved_host_memory_is_the_largest_of_any_point() -> None:
     def reserved(*words: str) -> float:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             said = resolve(compose("config", overrides=["workload=probe", *words]))

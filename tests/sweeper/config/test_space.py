@@ -105,7 +105,7 @@ def composed(*words: str) -> ResolvedConfig:
 @pytest.mark.parametrize(
     ("architecture", "left"), [("cpu bf16", ("fp32", "bf16")), ("sm90", ("fp32", "bf16", "fp8_rowwise")), (None, None)]
 )
-def test_what_a_device_cannot_do_is_left_out_of_a_choice_with_its_reason(
+def test_a_choice_excludes_values_that_a_device_does_not_support_and_gives_the_reason(
     architecture: str | None, left: tuple[str, ...] | None
 ) -> None:
     said = composed("space.dtype=fp32,bf16,fp8_rowwise,mxfp8")
@@ -120,6 +120,6 @@ def test_what_a_device_cannot_do_is_left_out_of_a_choice_with_its_reason(
         assert any("space.dtype=mxfp8 is emulated on this device" in words for words in excluded)
 
 
-def test_a_choice_of_which_one_is_left_is_no_choice() -> None:
+def test_a_choice_with_one_supported_value_is_not_searched() -> None:
     space, _ = read_space(composed("space.dtype=fp32,fp8_rowwise"), "cpu", "cpu")
     assert space.constants["dtype"] == "fp32" and "dtype" not in space.dimensions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sweeper.doctor.checks import check_gpu, check_nodes, check_store
-from tests.conftest import REPOSITORY, Place
+from tests.conftest import REPOSITORY, Workspace
 from workloads.api import host
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.node_state import read_node_state
@@ -95,8 +95,8 @@ def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
 
 
 @pytest.mark.long(27)
-def test_the_command_exercises_this_machine(place: Place) -> None:
-    command = [sys.executable, "-m", "sweeper.doctor", "--dir", str(place.path)]
+def test_the_command_exercises_this_machine(workspace: Workspace) -> None:
+    command = [sys.executable, "-m", "sweeper.doctor", "--dir", str(workspace.path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert "at once: mean" in done.stdout and "GB/s per device" in done.stdout, done.stdout + done.stderr
     assert done.returncode == int("\n! " in done.stdout) and "Traceback" not in done.stderr

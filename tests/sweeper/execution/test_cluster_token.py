@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROBE, Done, Place, environment, wait_for
+from tests.conftest import PROBE, CommandResult, Workspace, environment, wait_for
 
 
 @dataclass
@@ -38,29 +38,31 @@ def token_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenClu
 
 
 @pytest.mark.long(12)
-def test_another_token_than_the_clusters_is_refused(place: Place, token_cluster: TokenCluster) -> None:
+def test_another_token_than_the_clusters_is_refused(workspace: Workspace, token_cluster: TokenCluster) -> None:
     arguments = [*PROBE, f"cluster.address={token_cluster.address}", "budget.trials=2"]
-    other_token = place.path / "other"
+    other_token = workspace.path / "other"
     other_token.write_text("of-another-cluster" * 3)
-    refused = place.run(*arguments, RAY_AUTH_TOKEN_PATH=str(other_token), timeout_s=20)
+    refused = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(other_token), timeout_s=20)
     assert refused.code == 2 and "requires a different token" in refused.err
     assert len(refused.err.splitlines()) == 1
 
 
 @pytest.mark.soak  # `make test` uses the right token in tests/launch/test_slurm.py
-def test_the_clusters_token_is_accepted(place: Place, token_cluster: TokenCluster) -> None:
+def test_the_clusters_token_is_accepted(workspace: Workspace, token_cluster: TokenCluster) -> None:
     arguments = [*PROBE, f"cluster.address={token_cluster.address}", "budget.trials=2"]
-    done = place.run(*arguments, RAY_AUTH_TOKEN_PATH=str(token_cluster.token))
-    assert done.code == 0 and place.states() == {"COMPLETE": 2}, done.err
+    done = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(token_cluster.token))
+    assert done.code == 0 and workspace.states() == {"COMPLETE": 2}, done.err
 
 
-def test_a_local_cluster_without_a_token_is_refused(say: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_cluster_without_a_token_is_refused(
+    run_cli: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    refused = say(*PROBE, "budget.trials=1")
+    refused = run_cli(*PROBE, "budget.trials=1")
     assert refused.code == 2 and "RAY_AUTH_MODE=disabled" in refused.err and "cluster.insecure=true" in refused.err
 
 
 @pytest.mark.soak
-def test_a_local_cluster_without_a_token_starts_with_cluster_insecure(place: Place) -> None:
-    done = place.run(*PROBE, "budget.trials=1", "cluster.insecure=true", RAY_AUTH_MODE="disabled")
+def test_a_local_cluster_without_a_token_starts_with_cluster_insecure(workspace: Workspace) -> None:
+    done = workspace.run(*PROBE, "budget.trials=1", "cluster.insecure=true", RAY_AUTH_MODE="disabled")
     assert done.code == 0, done.err

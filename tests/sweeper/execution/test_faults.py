@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROBE, Place, Server, processes_with, wait_for
+from tests.conftest import PROBE, Server, Workspace, find_processes, wait_for
 from tests.support.ray_cluster import Cluster, RemoteNode, count_completions, sweep_arguments
 
 # Messages with which a driver may end, with code 1, or fail to start, with 1 or 2.
@@ -36,8 +36,10 @@ class Chaos:
         driver_ended: how often the driver ended and was started again.
     """
 
-    def __init__(self, place: Place, cluster: Cluster, server: Server, disk: Path, trials: int, seed: int) -> None:
-        self.place, self.cluster, self.server, self.disk, self.trials = place, cluster, server, disk, trials
+    def __init__(
+        self, workspace: Workspace, cluster: Cluster, server: Server, disk: Path, trials: int, seed: int
+    ) -> None:
+        self.workspace, self.cluster, self.server, self.disk, self.trials = workspace, cluster, server, disk, trials
         self.remote_node = RemoteNode(cluster)
         self.injected = Counter[str]()
         self.driver_ended = 0
@@ -48,8 +50,8 @@ class Chaos:
     def _start(self) -> subprocess.Popen[str]:
         overrides = ["space.sleep_s=1.0", "trial.retries=1000", "trial.timeout_s=10", "name=chaos"]
         overrides += [f"dir={self.disk}", f"tracking.uri={self.server.uri}"]
-        arguments = sweep_arguments(self.place, self.cluster, self.trials, *overrides)
-        return self.place.start(*arguments, RAY_AUTH_MODE="disabled", SWEEPER_TEST=self.place.path.name)
+        arguments = sweep_arguments(self.workspace, self.cluster, self.trials, *overrides)
+        return self.workspace.start(*arguments, RAY_AUTH_MODE="disabled", SWEEPER_TEST=self.workspace.path.name)
 
     # ── faults ──
 
@@ -176,12 +178,12 @@ class Chaos:
 
     def _wait_for_trials(self, count: int) -> None:
         """Wait until `count` more trials have ended, so that a fault meets a running sweep on a slow machine too."""
-        enough = count_completions(self.place).total() + 2 * count  # once per rank
+        enough = count_completions(self.workspace).total() + 2 * count  # once per rank
 
         def have_ended() -> bool:
             self.repair()
             assert self.keep_running(), "the sweep ended before all faults were injected"
-            return count_completions(self.place).total() >= enough
+            return count_completions(self.workspace).total() >= enough
 
         wait_for(have_ended, 180)
 
@@ -222,14 +224,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def chaos(
     request: pytest.FixtureRequest,
-    place: Place,
-    impatient: None,
+    workspace: Workspace,
+    short_ray_timeouts: None,
     cluster: Cluster,
     server: Server,
     disk: Path,
 ) -> Iterator[Chaos]:
     trials, seed = request.param
-    chaos = Chaos(place, cluster, server, disk, trials, seed)
+    chaos = Chaos(workspace, cluster, server, disk, trials, seed)
     yield chaos
     chaos.close()
 
@@ -250,7 +252,7 @@ FEW = ("kill_worker", "lose_node", "kill_driver", "stop_server")
     indirect=["chaos"],
 )
 def test_a_sweep_with_faults_has_the_results_of_one_without(
-    place: Place, tmp_path: Path, chaos: Chaos, seconds: float, names: Sequence[str]
+    workspace: Workspace, tmp_path: Path, chaos: Chaos, seconds: float, names: Sequence[str]
 ) -> None:
     """Every trial has one result, and only trials that were running or queued at a fault run again.
 
@@ -265,7 +267,7 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
     states = sweep_place(chaos).states()
     print(f"{dict(chaos.injected)}, driver ended {chaos.driver_ended} times, {Counter(states)}")
 
-    runs = place.runs("trial", chaos.server.uri)
+    runs = workspace.runs("trial", chaos.server.uri)
     searched = [run for run in runs if "remeasured_trial" not in run.data.tags]
     assert len({run.data.tags["sweeper.trial"] for run in runs}) == len(runs)
     assert len(searched) == chaos.trials and not sweep_place(chaos).states()["RUNNING"], output
@@ -273,7 +275,7 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
     assert set(outcomes) <= {"complete", "timed_out"} and outcomes["timed_out"] < chaos.trials / 10, outcomes
     repeated = sum(int(run.data.tags["attempts"]) - 1 for run in runs) + len(runs) - len(searched)
     in_flight = 2 * 5 * chaos.driver_ended  # two trials of each gang
-    completions = count_completions(place)
+    completions = count_completions(workspace)
     # Twice for each repeated trial, because a gang that is cut off also runs its next trial.
     assert completions.total() <= 2 * (chaos.trials + 2 * repeated + in_flight)
     assert len(completions) >= 2 * outcomes["complete"]
@@ -283,9 +285,9 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
             os.kill(pid, signal.SIGCONT)
     wait_for(lambda: not chaos.cluster.worker_pids())
     wait_for(lambda: not chaos.cluster.count_placement_groups())
-    wait_for(lambda: not processes_with("SWEEPER_TEST", place.path.name))
+    wait_for(lambda: not find_processes("SWEEPER_TEST", workspace.path.name))
 
-    reference = Place(tmp_path / "reference")
+    reference = Workspace(tmp_path / "reference")
     reference.path.mkdir()
     arguments = [*PROBE, "search=random", "seed=3", f"budget.trials={chaos.trials}", "cluster.insecure=true"]
     done = reference.run(*arguments, timeout_s=600)
@@ -296,12 +298,12 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
     assert sum(value is None for value in values.values()) == outcomes["timed_out"]
 
 
-def sweep_place(chaos: Chaos) -> Place:
+def sweep_place(chaos: Chaos) -> Workspace:
     """Return the directory with the sweep, which is on the small disk."""
-    return Place(chaos.disk)
+    return Workspace(chaos.disk)
 
 
-def searched_values(place: Place) -> dict[Any, float | None]:
+def searched_values(workspace: Workspace) -> dict[Any, float | None]:
     """Return the objective of each searched point; None where it has none."""
-    searched = [trial for trial in place.trials() if "remeasurement" not in trial.user_attrs]
+    searched = [trial for trial in workspace.trials() if "remeasurement" not in trial.user_attrs]
     return {(trial.params["x"], trial.params["y"]): trial.value for trial in searched}

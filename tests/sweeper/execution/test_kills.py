@@ -12,41 +12,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROBE, Place, processes_with, wait_for
+from tests.conftest import PROBE, Workspace, find_processes, wait_for
 
 
 @pytest.mark.soak  # `test_faults.py` kills a driver too, among other faults
 @pytest.mark.timeout(1800)
-def test_a_sweep_killed_at_any_time_completes_every_trial_exactly_once(place: Place) -> None:
+def test_a_sweep_killed_at_any_time_completes_every_trial_exactly_once(workspace: Workspace) -> None:
     trials, kills, longest_s = 100, 25, 9.0
-    ledger = place.path / "ledger"
+    ledger = workspace.path / "ledger"
     arguments = [*PROBE, f"budget.trials={trials}", "space.sleep_s=0.7", f"space.ledger={ledger}", "search=random"]
     rng = random.Random(7)
     for _ in range(kills):
-        process = place.start(*arguments, SWEEPER_TEST=place.path.name)
+        process = workspace.start(*arguments, SWEEPER_TEST=workspace.path.name)
         with pytest.raises(subprocess.TimeoutExpired):  # the sweep has not ended
             process.wait(timeout=rng.uniform(0.2, longest_s))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = place.run(*arguments)
+    done = workspace.run(*arguments)
     assert done.code == 0, done.err
 
-    assert place.states() == {"COMPLETE": trials}
-    runs = place.runs("trial")
+    assert workspace.states() == {"COMPLETE": trials}
+    runs = workspace.runs("trial")
     assert Counter(run.info.status for run in runs) == {"FINISHED": trials}
     assert sorted(int(run.data.tags["sweeper.trial"]) for run in runs) == list(range(trials))
-    assert [run.info.status for run in place.runs("sweep")] == ["FINISHED"]
+    assert [run.info.status for run in workspace.runs("sweep")] == ["FINISHED"]
     completions = Counter(ledger.read_text().splitlines())
     assert len(completions) == trials
     repeated = sum(count - 1 for count in completions.values())
     assert repeated <= 2 * kills  # at most the two that a worker holds, each time
-    wait_for(lambda: not leftover_processes(place.path.name))
+    wait_for(lambda: not leftover_processes(workspace.path.name))
 
 
 def leftover_processes(mark: str) -> list[str]:
     """Return the command lines of processes of killed drivers, without the agents that Ray keeps for a minute."""
     commands = []
-    for pid in processes_with("SWEEPER_TEST", mark):
+    for pid in find_processes("SWEEPER_TEST", mark):
         try:
             commands.append(Path(f"/proc/{pid}/cmdline").read_text())
         except OSError:
@@ -55,10 +55,10 @@ def leftover_processes(mark: str) -> list[str]:
 
 
 @pytest.mark.soak
-def test_a_sigterm_to_the_whole_process_group_ends_the_sweep_in_order(place: Place) -> None:
+def test_a_sigterm_to_the_whole_process_group_ends_the_sweep_in_order(workspace: Workspace) -> None:
     """`timeout` and batch systems send it to every process of the group, Ray's own included."""
     # Megatron is not installed: trials fail soon, one after the other.
-    process = place.start("workload=megatron", "gpus=2", "progress=always")
+    process = workspace.start("workload=megatron", "gpus=2", "progress=always")
     assert process.stderr is not None
     err = ""
     while "trial 1 failed" not in err:
@@ -69,16 +69,16 @@ def test_a_sigterm_to_the_whole_process_group_ends_the_sweep_in_order(place: Pla
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 130
     assert re.search(r": \d failed", out) and "resume   " in out
-    assert [run.info.status for run in place.runs("sweep")] == ["KILLED"]
-    assert not place.states()["RUNNING"]
+    assert [run.info.status for run in workspace.runs("sweep")] == ["KILLED"]
+    assert not workspace.states()["RUNNING"]
 
 
 @pytest.mark.soak
-def test_a_sweep_survives_a_killed_recording_process(place: Place) -> None:
-    process = place.start(*PROBE, "budget.trials=20", "space.sleep_s=0.3", SWEEPER_TEST=place.path.name)
+def test_a_sweep_survives_a_killed_recording_process(workspace: Workspace) -> None:
+    process = workspace.start(*PROBE, "budget.trials=20", "space.sleep_s=0.3", SWEEPER_TEST=workspace.path.name)
 
     def recording_pid() -> int | None:
-        for pid in processes_with("SWEEPER_TEST", place.path.name):
+        for pid in find_processes("SWEEPER_TEST", workspace.path.name):
             try:
                 with open(f"/proc/{pid}/cmdline") as command:
                     if "sweeper.tracking.process" in command.read():
@@ -87,9 +87,9 @@ def test_a_sweep_survives_a_killed_recording_process(place: Place) -> None:
                 continue
         return None
 
-    wait_for(lambda: list(place.path.glob("sweeps/*/study.journal")) and place.path.joinpath("mlruns").exists())
+    wait_for(lambda: list(workspace.path.glob("sweeps/*/study.journal")) and workspace.path.joinpath("mlruns").exists())
     os.kill(wait_for(recording_pid), signal.SIGKILL)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
-    assert Counter(run.info.status for run in place.runs("trial")) == {"FINISHED": 20}
-    assert len({run.data.tags["sweeper.trial"] for run in place.runs("trial")}) == 20
+    assert Counter(run.info.status for run in workspace.runs("trial")) == {"FINISHED": 20}
+    assert len({run.data.tags["sweeper.trial"] for run in workspace.runs("trial")}) == 20

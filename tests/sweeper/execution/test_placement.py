@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Place, wait_for
+from tests.conftest import Workspace, wait_for
 from tests.support.ray_cluster import Cluster, assert_completed_once, count_completions, start_sweep
 
 
-def make_places(tmp_path: Path, *names: str) -> list[Place]:
+def make_places(tmp_path: Path, *names: str) -> list[Workspace]:
     for name in names:
         (tmp_path / name).mkdir()
-    return [Place(tmp_path / name) for name in names]
+    return [Workspace(tmp_path / name) for name in names]
 
 
 def node_ids(run: Any) -> list[str]:
@@ -64,11 +64,11 @@ def test_host_memory_is_reserved_together_with_gpus(tmp_path: Path, cluster: Clu
     """A node has two GPUs and 8 GiB: only one trial of 6 GiB runs on each, also with two sweeps."""
     places = make_places(tmp_path, "one", "other")
     overrides = ("gpus=1", "space.sleep_s=0.5", "space.host_gib=6")
-    sweeps = [start_sweep(place, cluster, 10, *overrides) for place in places]
+    sweeps = [start_sweep(workspace, cluster, 10, *overrides) for workspace in places]
     for sweep in sweeps:
         _, err = sweep.communicate(timeout=150)
         assert sweep.returncode == 0 and "2 trials at once" in err, err
-    runs = [run for place in places for run in place.runs("trial")]
+    runs = [run for workspace in places for run in workspace.runs("trial")]
     assert len(runs) == 20
     for run in runs:
         middle, node = (run.info.start_time + run.info.end_time) / 2, run.data.tags["node_ids"]
@@ -77,20 +77,20 @@ def test_host_memory_is_reserved_together_with_gpus(tmp_path: Path, cluster: Clu
 
 
 @pytest.mark.soak
-def test_one_command_sweeps_two_kinds_of_hardware_in_parallel(place: Place, cluster: Cluster) -> None:
+def test_one_command_sweeps_two_kinds_of_hardware_in_parallel(workspace: Workspace, cluster: Cluster) -> None:
     """Each sweep uses the nodes of its hardware. One Ctrl-C stops both, and the same command resumes both."""
     cluster.add_of("H100")
     arguments = ["-m", "workload=probe", "hardware=h200,h100", "search=random", "finals.top=0", "budget.trials=30"]
     arguments += ["space.sleep_s=0.5", "cluster.insecure=true", f"cluster.address={cluster.address}"]
-    process = place.start(*arguments, RAY_AUTH_MODE="disabled")
-    wait_for(lambda: sum(path.stat().st_size > 4000 for path in place.path.glob("sweeps/*/study.journal")) == 2)
+    process = workspace.start(*arguments, RAY_AUTH_MODE="disabled")
+    wait_for(lambda: sum(path.stat().st_size > 4000 for path in workspace.path.glob("sweeps/*/study.journal")) == 2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "h100: stopping" in err and "h200: stopping" in err, err
-    done = place.run(*arguments, RAY_AUTH_MODE="disabled")
+    done = workspace.run(*arguments, RAY_AUTH_MODE="disabled")
     assert done.code == 0 and "h100: probe on H100: 30 complete" in done.out, done.out + done.err
     assert "h200: probe on H200: 30 complete" in done.out
-    complete = [run for run in place.runs("trial") if run.data.tags["outcome"] == "complete"]
+    complete = [run for run in workspace.runs("trial") if run.data.tags["outcome"] == "complete"]
     runs = {kind: [run for run in complete if run.data.tags["device"] == kind] for kind in ("H100", "H200")}
     assert {len(runs_of_kind) for runs_of_kind in runs.values()} == {30}
     nodes = {kind: {node for run in runs_of_kind for node in node_ids(run)} for kind, runs_of_kind in runs.items()}

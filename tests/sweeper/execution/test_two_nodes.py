@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Done, Place, environment, processes_with, wait_for
+from tests.conftest import CommandResult, Workspace, environment, find_processes, wait_for
 
 pytestmark = [
     pytest.mark.soak,
@@ -132,7 +132,7 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-class HeadPlace(Place):
+class HeadPlace(Workspace):
     """A directory whose commands run on the cluster's head."""
 
     cluster: Cluster
@@ -150,13 +150,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def head(tmp_path: Path, cluster: Cluster) -> HeadPlace:
-    place = HeadPlace(tmp_path)
-    place.cluster = cluster
+    workspace = HeadPlace(tmp_path)
+    workspace.cluster = cluster
     (tmp_path / "trainer.py").write_text(TRAINER)
-    return place
+    return workspace
 
 
-def run_trainer(head: HeadPlace, launcher: list[str], behaviour: str, *overrides: str) -> Done:
+def run_trainer(head: HeadPlace, launcher: list[str], behaviour: str, *overrides: str) -> CommandResult:
     """Run a sweep of one trial on all four GPUs, and check that it leaves no process on either node."""
     environment_variables = f"{{GLOO_SOCKET_IFNAME: eth0, TEST_OF: '{head.path}'}}"
     sweep = [
@@ -178,7 +178,7 @@ def run_trainer(head: HeadPlace, launcher: list[str], behaviour: str, *overrides
         "cluster.insecure=true",
     ]
     done = head.run(*sweep, *overrides, timeout_s=300, **ENVIRONMENT)
-    assert not processes_with("TEST_OF", str(head.path))
+    assert not find_processes("TEST_OF", str(head.path))
     return done
 
 

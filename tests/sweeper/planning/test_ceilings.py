@@ -15,7 +15,7 @@ from sweeper.planning import ceilings
 from sweeper.planning.ceilings import MatmulCeiling
 from sweeper.ui import per_gpu
 from sweeper.ui.results import Results
-from tests.conftest import Place
+from tests.conftest import Workspace
 from tests.support.factories import finals_record as record
 from tests.support.factories import run_report as report
 from workloads.api.contract import Measurement
@@ -46,21 +46,21 @@ def test_the_highest_rate_of_its_kind_is_kept(tmp_path: Path) -> None:
     assert sorted(rate.tflops for rate in ceilings.read(tmp_path)) == [100.0, 790.0]
 
 
-def test_a_lucky_trial_does_not_displace_what_finals_have_shown(tmp_path: Path) -> None:
+def test_a_new_single_trial_does_not_replace_the_winner_of_the_finals(tmp_path: Path) -> None:
     ceilings.keep(tmp_path, [replace(H200, tflops=818.0, rounds=0)])
     ceilings.keep(tmp_path, [H200])
     ceilings.keep(tmp_path, [replace(H200, tflops=820.0, rounds=0)])
     assert [rate.tflops for rate in ceilings.read(tmp_path)] == [780.0]
 
 
-def test_a_broken_file_is_said_before_anything_starts(place: Place) -> None:
-    place.path.joinpath("rates.json").write_text("")
-    done = place.run("workload=probe", "budget.trials=1")
+def test_a_broken_file_is_reported_before_anything_starts(workspace: Workspace) -> None:
+    workspace.path.joinpath("rates.json").write_text("")
+    done = workspace.run("workload=probe", "budget.trials=1")
     assert done.code == 2 and "rates.json: cannot be read" in done.err and len(done.err.strip().splitlines()) == 1
-    assert report(place.path, "leaderboard").returncode == 2
+    assert report(workspace.path, "leaderboard").returncode == 2
 
 
-def test_what_training_is_held_against_is_the_best_median_of_its_type_on_its_gpu() -> None:
+def test_training_is_compared_with_the_best_median_of_its_type_on_its_gpu() -> None:
     kept = [
         H200,
         replace(H200, tflops=820.0, statistic="fastest_warm"),
@@ -79,19 +79,19 @@ def test_training_reports_two_utilisations_and_a_product_one() -> None:
     assert "mamf_utilization" not in derive([replace(trained, tokens_per_step=0)], {}, {"bf16": 780.0})
 
 
-def test_published_rates_stand_beside_with_their_statistic_and_nothing_is_claimed_of_here(tmp_path: Path) -> None:
+def test_published_rates_name_their_statistic_and_are_marked_as_published(tmp_path: Path) -> None:
     table = report(tmp_path, "leaderboard")
     assert table.returncode == 0 and "fastest of 100 warm-cache" in table.stdout and "mean of 100" in table.stdout
     assert "there is no measured rate" in table.stdout
 
 
 @pytest.mark.parametrize("words", [["leader"], ["leaderboard", "--type", "fp9"], ["leaderboard", "--json"]])
-def test_a_wrong_word_or_nothing_to_send_is_said(tmp_path: Path, words: list[str]) -> None:
+def test_a_wrong_argument_or_nothing_to_send_gives_a_message(tmp_path: Path, words: list[str]) -> None:
     done = report(tmp_path, *words)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
 
 
-def test_what_is_sent_is_what_was_shown_and_only_on_demand(tmp_path: Path) -> None:
+def test_a_contribution_is_sent_as_shown_and_only_on_demand(tmp_path: Path) -> None:
     got: list[bytes] = []
 
     class Collector(http.server.BaseHTTPRequestHandler):
@@ -117,16 +117,16 @@ def test_what_is_sent_is_what_was_shown_and_only_on_demand(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_every_format_of_a_search_leaves_its_rate_behind(place: Place) -> None:
+def test_a_search_records_a_rate_of_each_format(workspace: Workspace) -> None:
     words = ["space.m=64,128", "space.n=64", "space.k=64", "space.statistic=median_warm,fastest_warm", "search=grid"]
-    done = place.run(*words, "finals.top=1", "finals.rounds=2")
+    done = workspace.run(*words, "finals.top=1", "finals.rounds=2")
     assert done.code == 0, done.err
     assert "no verdict: trial" in done.out
-    assert {rate.statistic for rate in ceilings.read(place.path)} == {"median_warm", "fastest_warm"}
-    assert sorted(rate.rounds for rate in ceilings.read(place.path)) == [0, 2]
+    assert {rate.statistic for rate in ceilings.read(workspace.path)} == {"median_warm", "fastest_warm"}
+    assert sorted(rate.rounds for rate in ceilings.read(workspace.path)) == [0, 2]
 
 
-def test_another_objective_leaves_no_rate(tmp_path: Path) -> None:
+def test_another_objective_records_no_rate(tmp_path: Path) -> None:
     """What the finals say of milliseconds is no rate."""
     for objective, direction in (("step_time_ms", "minimize"), ("mfu", "maximize")):
         said = SimpleNamespace(name="matmul", objective=objective, direction=direction)

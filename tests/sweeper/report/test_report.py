@@ -32,7 +32,7 @@ from sweeper.report.best import (
 )
 from sweeper.tracking.process import Store
 from sweeper.ui.importance import compute_importances
-from tests.conftest import Done
+from tests.conftest import CommandResult
 from tests.support.factories import complete_trials, trial_record
 
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_report(folder: Path, *arguments: str) -> Done:
+def run_report(folder: Path, *arguments: str) -> CommandResult:
     """Run the command in this process: MLflow takes seconds to import."""
     code, out, err = 0, io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def run_report(folder: Path, *arguments: str) -> Done:
             main()
         except SystemExit as ended:
             code = int(ended.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
+    return CommandResult(code, out.getvalue(), err.getvalue())
 
 
 def read_store(folder: Path) -> store.Stored:
@@ -305,7 +305,7 @@ def test_the_projection_is_drawn_next_to_the_measured_points() -> None:
     assert list(lines["H200"].text) == ["", "95%"] and list(lines["ideal"].x) == [1, 2, 8]
 
 
-def test_the_importance_of_a_parameter_is_what_it_explains_of_the_ranks() -> None:
+def test_a_parameters_importance_is_its_share_of_the_variance_of_ranks() -> None:
     random = np.random.default_rng(0)
     layout, noise = random.choice(["a", "b", "c"], 200), random.normal(size=200)
     speeds = 1000 + 100 * (layout == "b") + 200 * (layout == "c") + noise

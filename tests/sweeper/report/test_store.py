@@ -9,7 +9,7 @@ from sweeper.common.trials import Remeasurement
 from sweeper.report import store
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.store import Store
-from tests.conftest import Place
+from tests.conftest import Workspace
 from tests.support.factories import trial_record
 
 PARENT = {"started_at": "now", "params": {}, "tags": {"workload": "probe"}, "artifacts": {}}
@@ -17,16 +17,16 @@ PARENT = {"started_at": "now", "params": {}, "tags": {"workload": "probe"}, "art
 
 @pytest.mark.parametrize("tag", ["remeasured_trial", "again_of"])
 def test_rounds_of_the_finals_are_not_trials_in_either_spelling(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tag: str
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tag: str
 ) -> None:
-    monkeypatch.chdir(place.path)
-    uri = mlflow_store.default_uri(place.path)
+    monkeypatch.chdir(workspace.path)
+    uri = mlflow_store.default_uri(workspace.path)
     written = Store(uri, "e", "study", "sweep", PARENT)
     written.write_trial(trial_record(0, metrics={"tflops": 1.0}))
     # The best figure of all, by chance.
     again = Remeasurement(trial=0, round=0, group=(0,))
     written.write_trial(trial_record(1, metrics={"tflops": 9.0}, remeasurement=again))
-    (run,) = [run for run in place.runs("trial") if "remeasured_trial" in run.data.tags]
+    (run,) = [run for run in workspace.runs("trial") if "remeasured_trial" in run.data.tags]
     assert run.data.tags["remeasured_trial"] == "0"
     client = MlflowClient(tracking_uri=uri)
     client.delete_tag(run.info.run_id, "remeasured_trial")

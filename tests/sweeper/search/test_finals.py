@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.search.finals import finalist_results, pending_remeasurements
-from tests.conftest import Place, wait_for
+from tests.conftest import Workspace, wait_for
 from tests.support.factories import finals_record as record
 
 RANKED = [record(7, 10.0), record(3, 9.9), record(5, 9.8), record(1, 5.0)]
@@ -122,38 +122,42 @@ def test_behind_is_the_ratio_of_the_two_values(pairs: list[tuple[float, float]])
 
 
 @pytest.mark.soak
-def test_interrupted_finals_are_resumed_and_every_round_is_measured_once(place: Place) -> None:
+def test_interrupted_finals_are_resumed_and_every_round_is_measured_once(workspace: Workspace) -> None:
     arguments = ["workload=probe", "budget.trials=4", "finals.top=2", "finals.rounds=3", "space.sleep_s=0.3"]
-    process = place.start(*arguments)
+    process = workspace.start(*arguments)
 
     def finished_remeasurements() -> list[object]:
         return [
-            trial for trial in place.trials() if "remeasurement" in trial.user_attrs and "record" in trial.user_attrs
+            trial
+            for trial in workspace.trials()
+            if "remeasurement" in trial.user_attrs and "record" in trial.user_attrs
         ]
 
     wait_for(
         lambda: (
-            process.poll() is None and place.path.joinpath("sweeps").exists() and len(finished_remeasurements()) >= 2
+            process.poll() is None
+            and workspace.path.joinpath("sweeps").exists()
+            and len(finished_remeasurements()) >= 2
         )
     )
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    resumed = place.run(*arguments)
+    resumed = workspace.run(*arguments)
     assert resumed.code == 0, resumed.err
     measured = [
         trial.user_attrs["remeasurement"]
-        for trial in place.trials()
+        for trial in workspace.trials()
         if trial.state.name == "COMPLETE" and "remeasurement" in trial.user_attrs
     ]
     assert len(measured) == 6 and len({(entry["trial"], entry["round"]) for entry in measured}) == 6
-    assert place.states()["RUNNING"] == 0
+    assert workspace.states()["RUNNING"] == 0
     assert "finals   " in resumed.out and "mean of 3 rounds in turns with the others" in resumed.out
-    (parent,) = place.runs("sweep")
+    (parent,) = workspace.runs("sweep")
     assert parent.data.tags["winner"] and "final_score" in parent.data.metrics
-    rounds = [run for run in place.runs("trial") if "remeasured_trial" in run.data.tags]
+    rounds = [run for run in workspace.runs("trial") if "remeasured_trial" in run.data.tags]
     assert len(rounds) == 6
     assert all(f"of {int(run.data.tags['remeasured_trial']):04d}" in run.info.run_name for run in rounds)
     # Nothing is left to do, and the same command prints the same.
-    repeated = place.run(*arguments)
+    repeated = workspace.run(*arguments)
     assert repeated.code == 0, repeated.err
     assert repeated.out.split("finals ")[1] == resumed.out.split("finals ")[1]

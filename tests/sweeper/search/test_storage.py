@@ -58,7 +58,7 @@ def test_steps_of_a_running_trial_are_reported_and_read_by_its_number(study: opt
     assert storage.intermediate_values(study, 0) == {1: 0.5, 2: 0.75}
 
 
-def test_a_journal_is_opened_again_as_it_was_left(tmp_path: Path) -> None:
+def test_an_opened_journal_holds_the_trials_that_were_written(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     study = storage.open_journal(path, "minimize")
     study.ask(DISTRIBUTIONS)

@@ -26,7 +26,7 @@ from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_stud
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_point_of_a_small_space_is_asked_for_once(tmp_path: Path, sampler: str) -> None:
+def test_every_point_of_a_small_space_is_sampled_once(tmp_path: Path, sampler: str) -> None:
     study = open_study(tmp_path, GRID, sampler)
     points = []
     while trial := study.ask():
@@ -56,7 +56,7 @@ def test_points_of_a_range_of_decimals_are_exact(
     assert set(points) == {float(first + i * step) for i in range(count)} and len(points) == count
 
 
-def test_points_that_a_later_run_allows_are_asked_for(tmp_path: Path) -> None:
+def test_points_that_a_later_run_allows_are_sampled(tmp_path: Path) -> None:
     """With more memory or another version of PyTorch, other points of the same space are allowed."""
     for allowed, expected in ((range(4), {0, 1, 2, 3}), (range(2, 7), {4, 5, 6})):
         study = open_study(tmp_path, Space({"x": Range(0, 9, 1)}, only=tuple({"x": x} for x in allowed)))
@@ -80,14 +80,14 @@ def test_every_sampler_finds_the_better_half_of_a_paraboloid(tmp_path: Path, sam
     assert best > -25
 
 
-def test_initial_points_are_asked_for_first_and_once(tmp_path: Path) -> None:
+def test_initial_points_are_sampled_first_and_once(tmp_path: Path) -> None:
     points = [{"m": 7, "n": 8}, {"m": 9, "n": 1}]
     study = open_study(tmp_path, initial_points=points)
     assert [ask_trial(study).params, ask_trial(study).params] == points
     assert ask_trial(open_study(tmp_path, initial_points=points)).params == points[0]
 
 
-def test_an_initial_point_is_not_asked_for_again_after_a_resume(tmp_path: Path) -> None:
+def test_an_initial_point_is_not_sampled_again_after_a_resume(tmp_path: Path) -> None:
     space = Space({"x": Interval(-10, 10), "y": Interval(-10, 10)})
     # Integers on an interval, and one value left to the sampler.
     points: list[dict[str, Any]] = [{"x": 3, "y": -1}, {"x": 5}]
@@ -161,7 +161,7 @@ def test_a_resumed_study_asks_for_the_same_points_as_an_uninterrupted_one(tmp_pa
     assert resumed == uninterrupted
 
 
-def test_trials_that_were_in_flight_are_asked_for_again_under_their_numbers(tmp_path: Path) -> None:
+def test_unfinished_trials_are_repeated_under_their_numbers(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     first, second, third = ask_trial(study), ask_trial(study), ask_trial(study)
     study.tell(finished(second))

@@ -17,7 +17,7 @@ import pytest
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.store import Store
-from tests.conftest import PROBE, Place, Server, environment, wait_for
+from tests.conftest import PROBE, Server, Workspace, environment, wait_for
 from tests.support.factories import trial_record
 
 PARENT = {
@@ -35,7 +35,7 @@ def record(number: int) -> TrialRecord:
 
 
 @pytest.fixture
-def uri(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     return f"sqlite:///{tmp_path}/mlflow.db"
 
@@ -51,19 +51,19 @@ def store_arguments(uri: str) -> dict[str, Any]:
 # ── the store ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_writing_a_trial_twice_changes_nothing(uri: str, place: Place) -> None:
+def test_writing_a_trial_twice_changes_nothing(uri: str, workspace: Workspace) -> None:
     store = open_store(uri)
     for _ in range(2):
         store.write_trial(record(0))
     reopened = open_store(uri)
     assert reopened.written_trials == [0] and reopened.parent_id == store.parent_id
     reopened.write_trial(record(0))
-    (run,) = place.runs("trial")
+    (run,) = workspace.runs("trial")
     assert run.data.metrics["score"] == 1.5 and run.info.status == "FINISHED"
     assert len(store._client.get_metric_history(run.info.run_id, "score")) == 1
 
 
-def test_resuming_with_other_settings_adds_them_and_replaces_nothing(uri: str, place: Place) -> None:
+def test_resuming_with_other_settings_adds_them_and_replaces_nothing(uri: str, workspace: Workspace) -> None:
     """Of a sweep that is resumed by another command, the first configuration stays and the other is added."""
 
     def resume(started_at: str, command: str) -> None:
@@ -72,14 +72,14 @@ def test_resuming_with_other_settings_adds_them_and_replaces_nothing(uri: str, p
 
     for started_at, command in (("1", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("3", "b"), ("4", "a")):
         resume(started_at, command)
-    (parent,) = place.runs("sweep")
+    (parent,) = workspace.runs("sweep")
     assert parent.data.tags["command"].splitlines() == ["a", "b"] and parent.data.tags["version.torch"] == "2.13"
-    artifacts = Path(place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts")
+    artifacts = Path(workspace.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts")
     texts = {str(path.relative_to(artifacts)): path.read_text() for path in artifacts.rglob("*.yaml")}
     assert texts == {"config.yaml": "command: a", "since 3/config.yaml": "command: b"}
 
 
-def test_a_half_written_run_is_completed(uri: str, place: Place) -> None:
+def test_a_half_written_run_is_completed(uri: str, workspace: Workspace) -> None:
     store = open_store(uri)
     store._client.create_run(
         store.experiment_id,
@@ -89,24 +89,24 @@ def test_a_half_written_run_is_completed(uri: str, place: Place) -> None:
     reopened = open_store(uri)
     assert reopened.written_trials == []
     reopened.write_trial(record(3))
-    (run,) = place.runs("trial")
+    (run,) = workspace.runs("trial")
     assert (run.info.status, run.data.tags["outcome"], run.data.metrics["score"]) == ("FINISHED", "complete", 1.5)
 
 
-def test_of_two_runs_of_one_trial_one_is_deleted(uri: str, place: Place) -> None:
+def test_of_two_runs_of_one_trial_one_is_deleted(uri: str, workspace: Workspace) -> None:
     """A server that goes away after it created a run, and before it answered, is asked to create it again."""
     store = open_store(uri)
     for _ in range(2):
         store.write_trial(record(5))
         store._children.clear()
-    assert len(place.runs("trial")) == 2
+    assert len(workspace.runs("trial")) == 2
     store.refresh()
-    assert len(place.runs("trial")) == 1 and store.written_trials == [5]
+    assert len(workspace.runs("trial")) == 1 and store.written_trials == [5]
 
 
-def test_characters_that_mlflow_does_not_allow_in_a_metrics_name_are_replaced(uri: str, place: Place) -> None:
+def test_characters_that_mlflow_does_not_allow_in_a_metrics_name_are_replaced(uri: str, workspace: Workspace) -> None:
     open_store(uri).write_trial(trial_record(0, {}, metrics={"rate (GB/s)": 2.0}))
-    assert place.runs("trial")[0].data.metrics["rate _GB/s_"] == 2.0
+    assert workspace.runs("trial")[0].data.metrics["rate _GB/s_"] == 2.0
 
 
 def test_sweeps_of_the_same_name_in_one_store_are_kept_apart(uri: str) -> None:
@@ -116,12 +116,12 @@ def test_sweeps_of_the_same_name_in_one_store_are_kept_apart(uri: str) -> None:
     assert first.parent_id != second.parent_id
 
 
-def test_an_abandoned_trial_that_reported_steps_ends_as_cancelled(uri: str, place: Place) -> None:
+def test_an_abandoned_trial_that_reported_steps_ends_as_cancelled(uri: str, workspace: Workspace) -> None:
     store = open_store(uri)
     for number in (3, 4):
         store.write_step(number, f"{number}", 1, 1.0, {"score": 1.0})
     store.close("FINISHED", {}, {}, {}, [], abandoned=[3, 7])
-    runs = {run.data.tags["sweeper.trial"]: run for run in place.runs("trial")}
+    runs = {run.data.tags["sweeper.trial"]: run for run in workspace.runs("trial")}
     assert (runs["3"].info.status, runs["3"].data.tags["outcome"]) == ("KILLED", "cancelled")
     assert runs["4"].info.status == "RUNNING"
 
@@ -129,9 +129,9 @@ def test_an_abandoned_trial_that_reported_steps_ends_as_cancelled(uri: str, plac
 # ── the recording process ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_client_records_trials_steps_results_and_the_report(uri: str, place: Place) -> None:
-    lock_fd = os.open(place.path, os.O_RDONLY)
-    client = TrackingClient(store_arguments(uri), place.path, place.path, lock_fd)
+def test_the_client_records_trials_steps_results_and_the_report(uri: str, workspace: Workspace) -> None:
+    lock_fd = os.open(workspace.path, os.O_RDONLY)
+    client = TrackingClient(store_arguments(uri), workspace.path, workspace.path, lock_fd)
     client.log_step(0, "0000", 1, 1e9, {"score": 0.5})
     client.log_trial(record(0))
     results = {"status": "FINISHED", "metrics": {"best_score": 1.5}, "tags": {}, "artifacts": {}, "plots": []}
@@ -139,26 +139,26 @@ def test_the_client_records_trials_steps_results_and_the_report(uri: str, place:
     assert client.is_open and client.pending == 0 and client.last_error == ""
     client.detach()
     os.close(lock_fd)
-    (run,) = place.runs("trial")
+    (run,) = workspace.runs("trial")
     assert run.info.status == "FINISHED" and run.data.metrics["steps/score"] == 0.5
-    (parent,) = place.runs("sweep")
+    (parent,) = workspace.runs("sweep")
     assert parent.info.status == "FINISHED" and parent.data.metrics["best_score"] == 1.5
     link = f"[report.html](#/experiments/{client.experiment_id}/runs/{parent.info.run_id}/artifacts/report.html)"
-    wait_for(lambda: link in place.runs("sweep")[0].data.tags.get("mlflow.note.content", ""), timeout_s=120)
-    report = place.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts" / "report.html"
+    wait_for(lambda: link in workspace.runs("sweep")[0].data.tags.get("mlflow.note.content", ""), timeout_s=120)
+    report = workspace.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts" / "report.html"
     assert "<title>sweeper: sweep</title>" in report.read_text()
-    assert "no report" not in (place.path / "tracking.log").read_text()
+    assert "no report" not in (workspace.path / "tracking.log").read_text()
 
 
-def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, place: Place) -> None:
+def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, workspace: Workspace) -> None:
     """The recording process receives a driver's messages; a folder stands where the report has to go."""
     store = open_store(uri)
-    (place.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()
+    (workspace.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()
     results = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "plots": []}
     messages = [{"open": store_arguments(uri)}, {"record": record(0).to_json()}, {"close": results}]
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper.tracking.process"],
-        cwd=place.path,
+        cwd=workspace.path,
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -172,7 +172,7 @@ def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, place: Pla
     _, log = process.communicate(timeout=120)
     assert answers[1:] == [{"written": 0}, {"closed": True}] and process.returncode == 0
     assert "no report.html: IsADirectoryError" in log
-    (parent,) = place.runs("sweep")
+    (parent,) = workspace.runs("sweep")
     assert parent.info.status == "FINISHED" and parent.data.tags["winner"] == "1"
     assert "report.html" not in parent.data.tags.get("mlflow.note.content", "")
 
@@ -181,78 +181,78 @@ def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, place: Pla
 
 
 @pytest.mark.soak
-def test_a_server_that_goes_away_for_a_while_loses_no_result(place: Place, server: Server) -> None:
-    process = place.start(*PROBE, "budget.trials=40", "space.sleep_s=0.2", f"tracking.uri={server.uri}")
-    wait_for(lambda: len(place.runs("trial", server.uri)) >= 3)
+def test_an_interruption_of_the_server_loses_no_result(workspace: Workspace, server: Server) -> None:
+    process = workspace.start(*PROBE, "budget.trials=40", "space.sleep_s=0.2", f"tracking.uri={server.uri}")
+    wait_for(lambda: len(workspace.runs("trial", server.uri)) >= 3)
     server.kill()
     time.sleep(5)
     server.start()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    runs = place.runs("trial", server.uri)
+    runs = workspace.runs("trial", server.uri)
     assert Counter(run.info.status for run in runs) == {"FINISHED": 40}
     assert len({run.data.tags["sweeper.trial"] for run in runs}) == 40
     assert f"{server.uri}/#/experiments/" in out
 
 
 @pytest.mark.soak
-def test_results_that_a_server_missed_are_written_by_the_next_run(place: Place, server: Server) -> None:
+def test_results_that_a_server_missed_are_written_by_the_next_run(workspace: Workspace, server: Server) -> None:
     arguments = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}"]
-    process = place.start(*arguments)
-    wait_for(lambda: len(place.runs("trial", server.uri)) >= 2)
+    process = workspace.start(*arguments)
+    wait_for(lambda: len(workspace.runs("trial", server.uri)) >= 2)
     server.kill()
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "results are not in it" in out and "the same command writes them" in out
-    assert place.states() == {"COMPLETE": 10}
+    assert workspace.states() == {"COMPLETE": 10}
     server.start()
-    resumed = place.run(*arguments)
+    resumed = workspace.run(*arguments)
     assert resumed.code == 0, resumed.err
-    assert place.states() == {"COMPLETE": 10}
-    assert Counter(run.info.status for run in place.runs("trial", server.uri)) == {"FINISHED": 10}
-    assert [run.info.status for run in place.runs("sweep", server.uri)] == ["FINISHED"]
+    assert workspace.states() == {"COMPLETE": 10}
+    assert Counter(run.info.status for run in workspace.runs("trial", server.uri)) == {"FINISHED": 10}
+    assert [run.info.status for run in workspace.runs("sweep", server.uri)] == ["FINISHED"]
 
 
 # ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.soak
-def test_a_locked_store_is_waited_for(place: Place) -> None:
-    assert place.run(*PROBE, "budget.trials=1").code == 0
-    holder = sqlite3.connect(place.path / "mlflow.db", isolation_level=None)
+def test_a_locked_store_is_waited_for(workspace: Workspace) -> None:
+    assert workspace.run(*PROBE, "budget.trials=1").code == 0
+    holder = sqlite3.connect(workspace.path / "mlflow.db", isolation_level=None)
     holder.execute("begin exclusive")
-    process = place.start("workload=probe", "progress=auto", "budget.trials=5", "seed=3")
-    wait_for(lambda: len(place.sweeps) == 2)
+    process = workspace.start("workload=probe", "progress=auto", "budget.trials=5", "seed=3")
+    wait_for(lambda: len(workspace.sweeps) == 2)
     time.sleep(8)
     holder.execute("commit")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert len(place.runs("trial")) == 6
+    assert len(workspace.runs("trial")) == 6
 
 
 @pytest.mark.soak
-def test_a_full_disk_is_reported_once_and_corrupts_nothing(place: Place) -> None:
+def test_a_full_disk_is_reported_once_and_corrupts_nothing(workspace: Workspace) -> None:
     """A file system of 400 KiB for the study alone: the sweep runs until it is full."""
-    small = place.path / "small"
+    small = workspace.path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting needs root")
-    store = f"tracking.uri=sqlite:///{place.path}/mlflow.db"
+    store = f"tracking.uri=sqlite:///{workspace.path}/mlflow.db"
     arguments = [*PROBE, f"dir={small}", store, "search=random", "name=full"]
     try:
-        stopped = place.run(*arguments, "budget.trials=2000")
+        stopped = workspace.run(*arguments, "budget.trials=2000")
         assert stopped.code == 1
         assert "No space left on device" in stopped.err and "Traceback" not in stopped.err
         assert "what had finished is kept; to resume:" in stopped.err
-        finished = Place(small).states()["COMPLETE"]
+        finished = Workspace(small).states()["COMPLETE"]
         assert finished > 20
-        stopped = place.run(*arguments, "budget.trials=2000")  # the disk is still full
+        stopped = workspace.run(*arguments, "budget.trials=2000")  # the disk is still full
         assert stopped.code == 1 and "No space left on device" in stopped.err and "Traceback" not in stopped.err
         subprocess.run(["mount", "-o", "remount,size=20m", str(small)], check=True)
-        resumed = place.run(*arguments, f"budget.trials={finished + 30}")
+        resumed = workspace.run(*arguments, f"budget.trials={finished + 30}")
         assert resumed.code == 0, resumed.err
-        runs = place.runs("trial")
+        runs = workspace.runs("trial")
         assert Counter(run.info.status for run in runs) == {"FINISHED": finished + 30}
         assert len({run.data.tags["sweeper.trial"] for run in runs}) == finished + 30
     finally:

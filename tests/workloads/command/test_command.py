@@ -18,7 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import REPOSITORY, Done, Place, processes_with, wait_for
+from tests.conftest import REPOSITORY, CommandResult, Workspace, find_processes, wait_for
 from tests.support.trainer_logs import MEGATRON
 from workloads.api.contract import Infeasible, Machine, Measurement, OutOfMemory, Rank
 from workloads.api.registry import load
@@ -54,7 +54,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 
 @given(TEXTS)
-def test_a_value_never_breaks_out_of_its_shell_word(value: str) -> None:
+def test_a_value_stays_one_argument_of_the_shell(value: str) -> None:
     line = fill("printf %s {x} {x}", {"x": value}, shell=True)
     printed = subprocess.run(["/bin/sh", "-c", line], capture_output=True).stdout
     assert printed == 2 * value.encode()
@@ -73,7 +73,7 @@ def test_a_rendered_file_has_exactly_the_values(contents: dict[str, Any]) -> Non
 # ── programs ──
 
 
-def test_enough_steps_end_a_program_and_warm_up_is_left_out() -> None:
+def test_a_program_ends_after_enough_steps_and_warm_up_steps_are_not_measured() -> None:
     started = time.monotonic()
     measurement = run(STEPS, sequence_length="128")
     assert measurement.step_times_s == pytest.approx([0.05] * 5) and measurement.tokens_per_step == 256 * 128
@@ -100,12 +100,12 @@ def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> N
         [sys.executable, "-c", "import sys; from workloads.api.trial import run_trial as run; "
          "from workloads.api.contract import Rank; "
          "run('command', {}, Rank(), {'run': ['{python}', '-c', sys.argv[1], '{output}', sys.argv[2]]})",
-         script, str(tmp_path / "place")],
+         script, str(tmp_path / "workspace")],
         cwd=REPOSITORY,
     )  # fmt: skip
-    place = tmp_path / "place"
-    wait_for(lambda: place.exists() and place.read_text())
-    program, output = int(place.read_text().split()[0]), Path(place.read_text().split()[1])
+    workspace = tmp_path / "workspace"
+    wait_for(lambda: workspace.exists() and workspace.read_text())
+    program, output = int(workspace.read_text().split()[0]), Path(workspace.read_text().split()[1])
     assert program in find_marked("SWEEPER_PROGRAM=", -1) and output.exists()
     worker.kill()
     worker.wait()
@@ -199,7 +199,7 @@ def test_a_program_that_has_ended_is_not_waited_for_if_its_child_holds_the_outpu
     assert len(measurement.step_times_s) == 190 and time.monotonic() - started < 20
 
 
-def test_a_program_that_has_ended_is_not_waited_for_if_its_child_goes_on_printing() -> None:
+def test_a_program_that_ended_is_not_waited_for_while_its_child_prints() -> None:
     child = "import time\nwhile True: print('monitor', flush=True); time.sleep(0.2)"
     program = STEPS + f"\nimport subprocess; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
     started = time.monotonic()
@@ -245,7 +245,7 @@ def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:
     assert "pp 3 does not divide 32 layers" in unsupported_reason(1, 3, three_ranks)
 
 
-def test_torchtitan_accepts_the_configuration_of_its_preset(place: Place, tmp_path: Path) -> None:
+def test_torchtitan_accepts_the_configuration_of_its_preset(workspace: Workspace, tmp_path: Path) -> None:
     """Only its parser runs, since training needs a GPU. Skipped where torchtitan or triton is not installed."""
     pytest.importorskip("triton")
     pytest.importorskip("torchtitan", exc_type=ImportError)
@@ -266,16 +266,16 @@ def test_torchtitan_accepts_the_configuration_of_its_preset(place: Place, tmp_pa
 
 
 @pytest.mark.gpu
-def test_the_debug_model_of_torchtitan_trains(place: Place) -> None:
+def test_the_debug_model_of_torchtitan_trains(workspace: Workspace) -> None:
     pytest.importorskip("torchtitan", exc_type=ImportError)
     from benchmarks.trainers import make_text
 
-    make_text(place.path)
-    arguments = [f"space.assets={place.path}/assets", f"space.dataset_path={place.path}/text"]
+    make_text(workspace.path)
+    arguments = [f"space.assets={workspace.path}/assets", f"space.dataset_path={workspace.path}/text"]
     arguments += ["space.micro_batch=2", "space.checkpointing=none", "gpus=1"]
-    done = place.run("workload=torchtitan_debug", "search=grid", "progress=never", *arguments)
+    done = workspace.run("workload=torchtitan_debug", "search=grid", "progress=never", *arguments)
     assert done.code == 0, done.out + done.err
-    (trial_run,) = place.runs("trial")
+    (trial_run,) = workspace.runs("trial")
     assert trial_run.data.metrics["tokens_per_s"] > 0 and trial_run.data.metrics["steps"] == 10
 
 
@@ -283,76 +283,76 @@ def test_the_debug_model_of_torchtitan_trains(place: Place) -> None:
 
 
 @pytest.mark.long(23)
-def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(place: Place) -> None:
+def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(workspace: Workspace) -> None:
     """Megatron-LM is not installed: a program in its place prints its log, with the degrees of its command line."""
-    (place.path / "pretrain_gpt.py").write_text(
+    (workspace.path / "pretrain_gpt.py").write_text(
         "import sys\noptions = dict(a[2:].split('=') for a in sys.argv[1:] if '=' in a)\n"
         "print('  tensor_model_parallel_size ................', options['tensor-model-parallel-size'])\n" + STEPS
     )
     arguments = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.cp=1"]
     arguments += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pp=1"]
-    arguments += ["command.model=llama_tiny", "space.tp=choice(1,2)", f"command.directory={place.path}"]
-    done = place.run(*arguments)
+    arguments += ["command.model=llama_tiny", "space.tp=choice(1,2)", f"command.directory={workspace.path}"]
+    done = workspace.run(*arguments)
     assert done.code == 0, done.out + done.err
-    trial_runs = place.runs("trial")
+    trial_runs = workspace.runs("trial")
     assert sorted(trial_run.data.params["tp"] for trial_run in trial_runs) == ["1", "2"]
     for trial_run in trial_runs:
         assert trial_run.data.metrics["tokens_per_s"] == pytest.approx(256 * 128 / 0.05)
         assert trial_run.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 * 128 / 0.05 / 2)
         assert trial_run.data.metrics["predicted_tokens_per_s"] > 0
-    (sweep_run,) = place.runs("sweep")
+    (sweep_run,) = workspace.runs("sweep")
     assert sweep_run.data.metrics["predicted_error"] > 0
 
 
 @pytest.mark.soak
-def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(place: Place) -> None:
+def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(workspace: Workspace) -> None:
     """Of a gang's two programs the second prints nothing, and would wait forever once the first has ended."""
     program = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + STEPS
-    (place.path / "train.py").write_text(program)
-    arguments = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "command.start=gpu"]
+    (workspace.path / "train.py").write_text(program)
+    arguments = ["workload=command", f"command.run=['{{python}}', {workspace.path / 'train.py'}]", "command.start=gpu"]
     arguments += ["command.sequence_length='1'", "gpus=2", "budget.trials=1"]
-    done = place.run(*arguments)
+    done = workspace.run(*arguments)
     assert done.code == 0, done.out + done.err
-    (trial_run,) = place.runs("trial")
+    (trial_run,) = workspace.runs("trial")
     assert trial_run.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 / 0.05 / 2)
 
 
 @pytest.mark.soak
-def test_a_trial_that_timed_out_leaves_no_process_and_its_output_is_recorded(place: Place) -> None:
+def test_a_trial_that_timed_out_leaves_no_process_and_its_output_is_recorded(workspace: Workspace) -> None:
     """The program has a child in a session of its own."""
     child = "import time, sys; sys.stdout.close(); time.sleep(601)"
     program = (
         f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
     )
-    (place.path / "train.py").write_text(program + "print('so far so good', flush=True)\ntime.sleep(602)\n")
-    arguments = ["workload=command", f"command.run=['{{python}}', {place.path / 'train.py'}]", "trial.timeout_s=3"]
-    done = place.run(*arguments, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
+    (workspace.path / "train.py").write_text(program + "print('so far so good', flush=True)\ntime.sleep(602)\n")
+    arguments = ["workload=command", f"command.run=['{{python}}', {workspace.path / 'train.py'}]", "trial.timeout_s=3"]
+    done = workspace.run(*arguments, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
     assert done.code == 1 and "took longer than trial.timeout_s=3" in done.out + done.err
-    wait_for(lambda: not processes_with("OF_THIS_TEST", "timed_out"), 20)
-    (trial,) = place.trials()
+    wait_for(lambda: not find_processes("OF_THIS_TEST", "timed_out"), 20)
+    (trial,) = workspace.trials()
     record = json.loads(trial.user_attrs["record"])
     assert record["status"] == "timed_out" and "so far so good" in record["detail"]
 
 
 @pytest.mark.long(25)
-def test_steps_are_recorded_while_a_trial_runs_and_poor_trials_are_pruned(place: Place) -> None:
+def test_steps_are_recorded_while_a_trial_runs_and_poor_trials_are_pruned(workspace: Workspace) -> None:
     """Five programs of nearly the same speed; the two after them are ten times slower and are pruned."""
     program = "import sys, time\nfor n in range(40):\n    time.sleep(0.03)\n    print('took', sys.argv[1])\n"
-    (place.path / "train.py").write_text(program)
-    folder = place.path / "custom" / "workload"
+    (workspace.path / "train.py").write_text(program)
+    folder = workspace.path / "custom" / "workload"
     folder.mkdir(parents=True)
-    settings = {"run": ["{python}", str(place.path / "train.py"), "{ms}"], "log": {"step_time_ms": r"took (\d+)"}}
+    settings = {"run": ["{python}", str(workspace.path / "train.py"), "{ms}"], "log": {"step_time_ms": r"took (\d+)"}}
     settings |= {"steps": 35, "global_batch": "1", "sequence_length": "1"}
     config = {"workload": {"name": "command", "objective": "tokens_per_s", "direction": "maximize"}}
     config |= {"command": settings, "space": {"ms": "choice(10, 11, 12, 13, 14, 100, 101)"}, "finals": {"top": 0}}
     (folder / "custom.yaml").write_text("# @package _global_\n" + yaml.safe_dump(config))
     arguments = ["--config-dir", str(folder.parent), "workload=custom", "search=grid", "search.pruner=median"]
-    process = place.start(*arguments)
-    wait_for(lambda: steps_of_running_trials(place.path / "mlflow.db"))
+    process = workspace.start(*arguments)
+    wait_for(lambda: steps_of_running_trials(workspace.path / "mlflow.db"))
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert "5 complete, 2 pruned" in out
-    pruned = [trial_run for trial_run in place.runs("trial") if trial_run.data.tags["outcome"] == "pruned"]
+    pruned = [trial_run for trial_run in workspace.runs("trial") if trial_run.data.tags["outcome"] == "pruned"]
     assert {trial_run.data.params["ms"] for trial_run in pruned} == {"100", "101"}
 
 
@@ -389,10 +389,10 @@ def steps_of_running_trials(store: Path) -> list[Any]:
     ids=str,
 )
 def test_invalid_settings_are_refused_before_anything_starts(
-    say: Callable[..., Done], arguments: list[str], message: str
+    run_cli: Callable[..., CommandResult], arguments: list[str], message: str
 ) -> None:
     if not any("workload=" in argument for argument in arguments):
         arguments = ["workload=command", *arguments]
-    done = say(*arguments)
+    done = run_cli(*arguments)
     assert done.code == 2 and message in done.err, done.err
     assert len(done.err.splitlines()) <= 2

@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import Place
+from tests.conftest import Workspace
 from tests.support import replay
 from workloads.api.contract import Infeasible, Rank, Scalar
 from workloads.api.trial import run_trial
@@ -209,8 +209,8 @@ def test_on_a_gpu_the_loss_of_an_offloaded_run_follows_the_one_on_the_device() -
 
 
 @pytest.mark.soak
-def test_a_sweep_over_budgets_reports_which_fit_and_which_do_not(place: Place) -> None:
+def test_a_sweep_over_budgets_reports_which_fit_and_which_do_not(workspace: Workspace) -> None:
     overrides = ["workload=llama_tiny", "space.device_gib=0.0001,1", "space.host_gib=0", "search=grid", "hardware=cpu"]
-    done = place.run(*overrides)
+    done = workspace.run(*overrides)
     assert "1 complete, 1 infeasible" in done.out and "GiB more needed" in done.out
     assert "speed" in done.out and "tokens/s" in done.out and "predicted" in done.out

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sweeper.config.hardware import Node, Target, catalogue
 from sweeper.planning.cost_model import ASSUMED_SHARE_OF_PEAK, build_machine
-from tests.conftest import REPOSITORY, Done
+from tests.conftest import REPOSITORY, CommandResult
 from workloads.api.contract import Machine
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
@@ -136,7 +136,7 @@ def estimated_tokens_per_s(row: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("row", MEASUREMENTS, ids=str)
-def test_the_memory_estimate_is_within_5_percent_of_what_a_gpu_allocated(row: dict[str, Any]) -> None:
+def test_the_memory_estimate_is_within_5_percent_of_a_gpus_allocations(row: dict[str, Any]) -> None:
     assert estimate_memory(*measured_layout(row), 2).total - RUNTIME_GIB == pytest.approx(row["gib"], rel=0.05)
 
 
@@ -201,8 +201,10 @@ def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
 # ── the command line ──
 
 
-def test_a_plan_shows_tried_and_excluded_points_and_the_projection(say: Callable[..., Done], tmp_path: Path) -> None:
-    done = say("workload=parallel", "gpus=2", "plan=true", "projection.nodes=1,16", "price_per_hour=2.5")
+def test_a_plan_shows_tried_and_excluded_points_and_the_projection(
+    run_cli: Callable[..., CommandResult], tmp_path: Path
+) -> None:
+    done = run_cli("workload=parallel", "gpus=2", "plan=true", "projection.nodes=1,16", "price_per_hour=2.5")
     assert done.code == 0, done.err
     tried, excluded = (
         int(n.replace(",", "")) for n in re.findall(r"(?m)^([\d,]+) (?:valid|excluded) points", done.out)
@@ -215,8 +217,8 @@ def test_a_plan_shows_tried_and_excluded_points_and_the_projection(say: Callable
     assert len(rows) == 1 + 41_472 and not list(tmp_path.glob("sweeps/*/study.journal"))
 
 
-def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(say: Callable[..., Done]) -> None:
-    done = say("workload=parallel", "model=llama3_70b", "gpus=16", "hardware=h200", "plan=true", "space.tp=8")
+def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Callable[..., CommandResult]) -> None:
+    done = run_cli("workload=parallel", "model=llama3_70b", "gpus=16", "hardware=h200", "plan=true", "space.tp=8")
     assert done.code == 0, done.err
     assert "16 x h200, planned" in done.out and "the layout fits into memory" in done.out
 
@@ -234,7 +236,7 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(say: Callab
     ],
 )
 def test_an_impossible_layout_is_refused_before_anything_starts(
-    say: Callable[..., Done], arguments: list[str], message: str
+    run_cli: Callable[..., CommandResult], arguments: list[str], message: str
 ) -> None:
-    done = say("workload=parallel", *arguments)
+    done = run_cli("workload=parallel", *arguments)
     assert done.code == 2 and message in done.err and len(done.err.splitlines()) <= 2

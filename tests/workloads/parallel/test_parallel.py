@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import Place
+from tests.conftest import Workspace
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
@@ -293,15 +293,15 @@ def test_a_tied_model_trains() -> None:
 
 
 @pytest.mark.soak  # `make test` runs such trials in test_run.py, and a sweep with estimates in test_command.py
-def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(place: Place) -> None:
+def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(workspace: Workspace) -> None:
     """The same two workers run all trials, each in a new process group."""
     fixed = ["space.micro_batch=4", "space.checkpointing=none", "space.cp=1", "space.pp=1"]
     fixed += ["space.dp_replicate=1", "space.steps=3"]
-    done = place.run(
+    done = workspace.run(
         "workload=parallel", "gpus=2", "finals.top=0", "search=grid", "space.reshard_after_forward=true", *fixed
     )
     assert done.code == 0, done.err
-    runs = place.runs("trial")
+    runs = workspace.runs("trial")
     assert sorted((run.data.params["dp_shard"], run.data.params["tp"]) for run in runs) == [("1", "2"), ("2", "1")]
     for run in runs:
         metrics = run.data.metrics
@@ -312,7 +312,7 @@ def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(place: Place)
         kernel = "cpu" if run.data.params["dp_shard"] == "2" else "scaled_dot_product_attention"
         assert run.data.tags["attention"] == kernel
     assert "model    estimates are" in done.out
-    (parent,) = place.runs("sweep")
+    (parent,) = workspace.runs("sweep")
     assert parent.data.metrics["predicted_error"] > 0
     projected = json.loads(parent.data.tags["projected_tokens_per_s"])
     assert list(projected) == ["2", "4", "8", "16"] and projected["4"] > 1.5 * projected["2"] > 0

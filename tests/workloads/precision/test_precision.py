@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sweeper.common.metrics import derive
-from tests.conftest import REPOSITORY, Place, environment
+from tests.conftest import REPOSITORY, Workspace, environment
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.precision import formats
@@ -146,13 +146,13 @@ def test_an_error_of_a_tenth_has_an_sqnr_of_20_db() -> None:
 
 
 @pytest.mark.soak
-def test_a_sweep_keeps_emulated_trials_unranked(place: Place) -> None:
+def test_a_sweep_keeps_emulated_trials_unranked(workspace: Workspace) -> None:
     overrides = ["workload=precision", "space.layer=qkv", "space.product=forward", "progress=never"]
-    done = place.run(*overrides)
+    done = workspace.run(*overrides)
     assert done.code == 0, done.err
     assert "7 complete" in done.out and "every point of the space was tried" in done.out
     assert "not ranked by speed: emulated: cpu lacks fp8 matrix units" in done.out and "SQNR dB" in done.out
-    runs = place.runs("trial")
+    runs = workspace.runs("trial")
     assert {run.data.tags["outcome"] for run in runs} == {"complete"}
     assert all("sqnr_db" in run.data.metrics for run in runs)
     assert sum("tflops" in run.data.metrics for run in runs) <= 1
