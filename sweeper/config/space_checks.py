@@ -187,12 +187,12 @@ def read_projection_nodes(resolved: ResolvedConfig) -> list[int]:
     Raises:
         UserInputError: if they are not positive integers.
     """
-    requested = resolved.config.projection.nodes
-    nodes = requested
+    nodes = resolved.config.projection.nodes
     if isinstance(nodes, str):
         nodes = spaces.parse_text("projection.nodes", nodes)
         nodes = nodes.list if isinstance(nodes, ChoiceSweep) else nodes
     nodes = [] if nodes is None else nodes if isinstance(nodes, list) else [nodes]
     if not all(isinstance(count, int) and count > 0 for count in nodes):
-        raise UserInputError(f"projection.nodes={requested}: must be numbers of nodes: projection.nodes=1,2,4,8")
+        listed = ",".join(map(str, nodes))
+        raise UserInputError(f"projection.nodes={listed}: must be numbers of nodes: projection.nodes=1,2,4,8")
     return nodes

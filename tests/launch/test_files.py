@@ -48,12 +48,13 @@ def test_the_shell_scripts_pass_shellcheck() -> None:
 def test_ray_up_takes_the_cluster_file() -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    said = yaml.safe_load((LAUNCH / "ray" / "cluster.yaml").read_text())
-    prepared = prepare_config(said)
+    config = yaml.safe_load((LAUNCH / "ray" / "cluster.yaml").read_text())
+    prepared = prepare_config(config)
     validate_config(prepared)
-    assert prepared["available_node_types"]["local.cluster.node"]["min_workers"] == len(said["provider"]["worker_ips"])
+    node = prepared["available_node_types"]["local.cluster.node"]
+    assert node["min_workers"] == len(config["provider"]["worker_ips"])
     for role in ("head", "worker"):
-        *_, start = said[f"{role}_start_ray_commands"]
+        *_, start = config[f"{role}_start_ray_commands"]
         assert "RAY_AUTH_MODE=token" in start
         done = subprocess.run(["bash", "-n", "-c", start], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -187,9 +188,9 @@ def test_the_servers_of_the_compose_file_listen_on_this_machine_alone() -> None:
     assert published and all(port.startswith("127.0.0.1:") for port in published)
     kept = subprocess.run(["git", "check-ignore", "launch/docker/.env"], cwd=REPOSITORY, capture_output=True)
     assert kept.returncode == 0
-    asked = set(re.findall(r"\$\{(\w+)", COMPOSE.read_text()))
+    variables = set(re.findall(r"\$\{(\w+)", COMPOSE.read_text()))
     example = (LAUNCH / "docker" / ".env.example").read_text().splitlines()
-    assert {line.rstrip("=") for line in example if line and line[0] != "#"} == asked  # named, and without a value
+    assert {line.rstrip("=") for line in example if line and line[0] != "#"} == variables  # named, and without a value
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
 
 
 @pytest.mark.parametrize(
-    ("said", "flags"),
+    ("command", "flags"),
     [
         ("-m --config-dir mine seed=1,2", ["--config-dir", "mine"]),
         ("--config-dir=mine seed=1,2 --multirun", ["--config-dir=mine"]),
@@ -34,8 +34,8 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
         ("seed=1,2 -m", []),
     ],
 )
-def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command(said: str, flags: list[str]) -> None:
-    assert arguments_of_sweep(said.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
+def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command(command: str, flags: list[str]) -> None:
+    assert arguments_of_sweep(command.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
 
 
 def test_a_signal_before_a_sweep_starts_prevents_the_start() -> None:

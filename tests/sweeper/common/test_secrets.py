@@ -58,8 +58,8 @@ def test_values_of_secret_names_are_masked() -> None:
     words = ["x", "--token", SECRET, f"--api-key={SECRET}"]
     plain = {"environment": {"MY_TOKEN": f"a, {SECRET}\n]{SECRET}"}, "run": words}
     assert SECRET not in str(masked(plain)) and masked({"x": [1, None, True]}) == {"x": [1, None, True]}
-    said = ["a=1", f"++command.environment.HF_TOKEN={SECRET} {SECRET}", f"x.password=[{SECRET},{SECRET}]"]
-    assert masked_arguments(said) == ["a=1", "++command.environment.HF_TOKEN=***", "x.password=***"]
+    arguments = ["a=1", f"++command.environment.HF_TOKEN={SECRET} {SECRET}", f"x.password=[{SECRET},{SECRET}]"]
+    assert masked_arguments(arguments) == ["a=1", "++command.environment.HF_TOKEN=***", "x.password=***"]
 
 
 def test_a_parameter_that_looks_like_a_secret_is_refused(run_cli: Callable[..., CommandResult]) -> None:

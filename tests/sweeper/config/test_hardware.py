@@ -77,9 +77,9 @@ def test_a_sweep_reports_memory_that_other_processes_use_on_its_gpu(workspace: W
     shape = ("space.m=512", "space.n=512", "space.k=512", "search=grid", "finals.top=0")
     done = workspace.run("workload=matmul", *shape, "progress=never")
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]  # the driver's, as the sweep says it
-    found = re.search(rf"other processes use (\d+\.\d) GiB of GPU {number};", done.out + done.err)
-    assert found, done.out + done.err
-    assert held_gib <= float(found[1]) < held_gib + 3  # CUDA's own memory is seen too
+    match = re.search(rf"other processes use (\d+\.\d) GiB of GPU {number};", done.out + done.err)
+    assert match, done.out + done.err
+    assert held_gib <= float(match[1]) < held_gib + 3  # CUDA's own memory is seen too
     assert held.is_cuda
 
 
@@ -151,8 +151,8 @@ def test_host_memory_limits_the_number_of_gangs_on_a_node() -> None:
 def test_the_reserved_host_memory_is_the_largest_of_any_point() -> None:
     def reserved(*words: str) -> float:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            said = resolve(compose("config", overrides=["workload=probe", *words]))
-        return reserved_host_gib(said, read_space(said, "gpu", None)[0])
+            config = resolve(compose("config", overrides=["workload=probe", *words]))
+        return reserved_host_gib(config, read_space(config, "gpu", None)[0])
 
     assert reserved() == 0
     assert reserved("++space.host_gib=3") == 3

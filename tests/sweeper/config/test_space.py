@@ -108,8 +108,8 @@ def composed(*words: str) -> ResolvedConfig:
 def test_a_choice_excludes_values_that_a_device_does_not_support_and_gives_the_reason(
     architecture: str | None, left: tuple[str, ...] | None
 ) -> None:
-    said = composed("space.dtype=fp32,bf16,fp8_rowwise,mxfp8")
-    space, excluded = read_space(said, "cpu", architecture)
+    config = composed("space.dtype=fp32,bf16,fp8_rowwise,mxfp8")
+    space, excluded = read_space(config, "cpu", architecture)
     choice = space.dimensions["dtype"]
     assert isinstance(choice, Choice)
     if left is None:  # nothing is known of the device: the worker will say

@@ -129,8 +129,8 @@ def test_a_search_records_a_rate_of_each_format(workspace: Workspace) -> None:
 def test_another_objective_records_no_rate(tmp_path: Path) -> None:
     """What the finals say of milliseconds is no rate."""
     for objective, direction in (("step_time_ms", "minimize"), ("mfu", "maximize")):
-        said = SimpleNamespace(name="matmul", objective=objective, direction=direction)
-        plan = SimpleNamespace(config=SimpleNamespace(workload=said), directory=tmp_path)
+        workload = SimpleNamespace(name="matmul", objective=objective, direction=direction)
+        plan = SimpleNamespace(config=SimpleNamespace(workload=workload), directory=tmp_path)
         Results(plan, {}, [], [], [record(1, 1.0)], [], []).keep_ceilings()  # type: ignore[arg-type]
     assert ceilings.read(tmp_path) == []
 
@@ -160,7 +160,7 @@ def test_the_slow_gpu_of_a_fleet_is_named() -> None:
         replace(record(n, 1.0), measurements=[rank("a", 1.0 * s), rank("b", 1.1 * s), rank("c", 0.9 * s)])
         for n, s in enumerate((1.0, 2.0, 3.0))
     ]
-    found = per_gpu.per_gpu_results([*trials, record(9, 1.0)])
-    assert [member.gpu for member in found] == ["b", "a", "c"]
-    assert found[0].relative == pytest.approx(1 / 1.1) and found[0].trials == 3
-    assert "22.2% between the fastest and the slowest: n0 b at 0.909" in per_gpu.describe(found)
+    results = per_gpu.per_gpu_results([*trials, record(9, 1.0)])
+    assert [member.gpu for member in results] == ["b", "a", "c"]
+    assert results[0].relative == pytest.approx(1 / 1.1) and results[0].trials == 3
+    assert "22.2% between the fastest and the slowest: n0 b at 0.909" in per_gpu.describe(results)
