@@ -37,7 +37,7 @@ PEAK_TFLOPS = 989.0
 
 @dataclass(frozen=True)
 class Training:
-    """What every row of the comparison trains."""
+    """The training run of every row."""
 
     model: str
     global_batch: int

@@ -29,7 +29,7 @@ def main() -> None:
     @hydra.main(version_base="1.3", config_path=str(resolution.CONF), config_name="config")
     def collect(composed: DictConfig) -> None:
         overrides_of_sweep = HydraConfig.get().overrides.task
-        composed_sweeps.append((composed, overrides.arguments_of_sweep(arguments, overrides_of_sweep)))
+        composed_sweeps.append((composed, overrides.build_sweep_arguments(arguments, overrides_of_sweep)))
 
     # Hydra prints what is wrong with the arguments, or with this raises it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -83,7 +83,7 @@ def _run_sweep(composed: DictConfig, command: list[str]) -> int:
         if config.tracking.uri:
             check_uri(config.tracking.uri)
         nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure)
-        typed_points = any(word.startswith("search.initial_points=") for word in command)
+        typed_points = any(argument.startswith("search.initial_points=") for argument in command)
         plan = build_plan(resolved, nodes, strict_initial_points=typed_points)
         if config.plan:
             show_plan(plan)

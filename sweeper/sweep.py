@@ -398,12 +398,12 @@ class Sweep:
 
     def _extend_command(self) -> str:
         """Return the command with twice the limits that ended the sweep, which may have had more before."""
-        reached = {f"budget.{name}": limit for name, limit in self._progress.exhausted_limits().items()}
-        if "budget.trials" in reached:
-            reached["budget.trials"] = self._progress.finished_trials
-        words = [word for word in self._arguments if word.partition("=")[0] not in reached]
-        words += [f"{name}={2 * limit:.15g}" for name, limit in reached.items()]
-        return shlex.join(secrets.masked_arguments(words))
+        exhausted = {f"budget.{name}": limit for name, limit in self._progress.exhausted_limits().items()}
+        if "budget.trials" in exhausted:
+            exhausted["budget.trials"] = self._progress.finished_trials
+        arguments = [argument for argument in self._arguments if argument.partition("=")[0] not in exhausted]
+        arguments += [f"{name}={2 * limit:.15g}" for name, limit in exhausted.items()]
+        return shlex.join(secrets.masked_arguments(arguments))
 
 
 def _open_study(plan: Plan) -> Study:

@@ -54,8 +54,8 @@ def test_a_bandwidth_workload_takes_few_lines() -> None:
 @pytest.mark.long(15)
 def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package: Workspace) -> None:
     arguments = ("--config-dir", "my_conf", "workload=bandwidth", "search=grid", "hardware=cpu")
-    done = example_package.run(*arguments)
-    assert done.code == 0 and "3 complete" in done.out, done.out + done.err
+    result = example_package.run(*arguments)
+    assert result.code == 0 and "3 complete" in result.out, result.out + result.err
     runs = example_package.runs("trial")
     for run in runs:
         moved_gb = 2 * int(run.data.params["mib"]) * 2**20 / 1e9
@@ -65,8 +65,8 @@ def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package:
 def test_the_example_workload_runs_by_hand(example_package: Workspace) -> None:
     path = {"PYTHONPATH": f"{REPOSITORY}:{example_package.path}"}
     command = [sys.executable, "-m", "workloads", "bandwidth", "mib=1", "repeats=3"]
-    done = subprocess.run(command, env=environment() | path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and '"bytes_per_step": 2097152' in done.stdout, done.stderr
+    result = subprocess.run(command, env=environment() | path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and '"bytes_per_step": 2097152' in result.stdout, result.stderr
 
 
 @pytest.mark.long(20)
@@ -75,8 +75,8 @@ def test_the_example_command_runs(workspace: Workspace) -> None:
     train = write_example(workspace.path, "train.py", script)
     name = "my_conf/workload/tuner.yaml"
     write_example(workspace.path, name, FILES[name].replace("/home/me/train.py", str(train)))
-    done = workspace.run("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
-    assert done.code == 0 and "6 complete" in done.out, done.out + done.err
+    result = workspace.run("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
+    assert result.code == 0 and "6 complete" in result.out, result.out + result.err
 
 
 # ── metrics ──

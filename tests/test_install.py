@@ -30,27 +30,31 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_the_command_finds_its_configuration_from_any_directory(installed: dict[str, str], tmp_path: Path) -> None:
-    where = "import sweeper.config.resolution as c; print(c.CONF)"
-    at = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=installed, capture_output=True, text=True)
-    assert at.stdout.strip() == f"{installed['PYTHONPATH']}/sweeper/conf"
-    words = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu", "plan=true"]
-    done = subprocess.run(words, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert "until 2 trials" in done.stdout
+    program = "import sweeper.config.resolution as c; print(c.CONF)"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=installed, capture_output=True, text=True
+    )
+    assert result.stdout.strip() == f"{installed['PYTHONPATH']}/sweeper/conf"
+    command = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu", "plan=true"]
+    result = subprocess.run(command, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert "until 2 trials" in result.stdout
 
 
 @pytest.mark.soak
 def test_the_installed_command_runs_a_sweep(installed: dict[str, str], tmp_path: Path) -> None:
-    words = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu"]
-    done = subprocess.run(words, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert "2 complete" in done.stdout
-    assert "extend   sweeper workload=probe hardware=cpu budget.trials=4" in done.stdout
+    command = ["sweeper", "workload=probe", "budget.trials=2", "hardware=cpu"]
+    result = subprocess.run(command, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert "2 complete" in result.stdout
+    assert "extend   sweeper workload=probe hardware=cpu budget.trials=4" in result.stdout
 
 
-def test_every_room_is_installed(installed: dict[str, str]) -> None:
-    rooms = [p.parent.relative_to(REPOSITORY) for n in ("sweeper", "workloads") for p in (REPOSITORY / n).rglob("*.py")]
-    assert not {room for room in rooms if not (Path(installed["PYTHONPATH"]) / room).is_dir()}
+def test_every_package_is_installed(installed: dict[str, str]) -> None:
+    packages = [
+        p.parent.relative_to(REPOSITORY) for n in ("sweeper", "workloads") for p in (REPOSITORY / n).rglob("*.py")
+    ]
+    assert not {package for package in packages if not (Path(installed["PYTHONPATH"]) / package).is_dir()}
 
 
 def test_a_shell_completes_groups_choices_and_keys(installed: dict[str, str], tmp_path: Path) -> None:
@@ -62,9 +66,9 @@ def test_a_shell_completes_groups_choices_and_keys(installed: dict[str, str], tm
             echo "${COMPREPLY[@]}"
         done
     """
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=installed, capture_output=True, text=True)
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=installed, capture_output=True, text=True)
     names = sorted(path.stem for path in (REPOSITORY / "conf/workload").glob("*.yaml"))
-    assert done.stdout.splitlines() == [
+    assert result.stdout.splitlines() == [
         " ".join(f"workload={name}" for name in names),
         "hardware=mi300x hardware=mi325x hardware=mi355x",
         "budget.time_s= budget.trials=",

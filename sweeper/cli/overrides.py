@@ -34,7 +34,7 @@ def quote_spaces(arguments: Sequence[str]) -> list[str]:
     return [f"++{argument}" if argument.startswith(OPTIONAL_SECTIONS) else argument for argument in quoted]
 
 
-def arguments_of_sweep(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
+def build_sweep_arguments(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the arguments of one sweep of a multirun: the flags of the command, and its own overrides as typed."""
     flags = list[str]()
     for previous, argument in zip(["", *arguments], arguments, strict=False):
@@ -42,7 +42,10 @@ def arguments_of_sweep(arguments: Sequence[str], overrides: Sequence[str]) -> li
         if argument not in MULTIRUN_FLAGS and (argument.startswith("-") or is_value):
             flags.append(argument)
     added = tuple(f"++{section}" for section in OPTIONAL_SECTIONS)
-    return [*flags, *(word.removeprefix("++") if word.startswith(added) else word for word in overrides)]
+    return [
+        *flags,
+        *(override.removeprefix("++") if override.startswith(added) else override for override in overrides),
+    ]
 
 
 def _quote(argument: str, multirun: bool) -> str:

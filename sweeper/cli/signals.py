@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a sweep: the first ends it in order, the second at once."""
+"""Handle SIGINT and SIGTERM: the first ends a sweep in order, the second at once."""
 
 from __future__ import annotations
 

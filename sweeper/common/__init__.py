@@ -1,1 +1,1 @@
-"""What every other package uses: errors, trial records, metrics and secrets."""
+"""Errors, trial records, metrics and secrets, which every other package uses."""

@@ -23,9 +23,9 @@ def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
 
     `prefix` stands before the suggested word: the key's section, for example.
     """
-    words = sorted(allowed)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    available = f"Available: {', '.join(words) or 'none'}."
+    names = sorted(allowed)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    available = f"Available: {', '.join(names) or 'none'}."
     return f"{available} Did you mean {prefix}{close[0]}?" if close else available
 
 

@@ -1,4 +1,4 @@
-"""How a trial ended, and what is stored of it."""
+"""Statuses, results and stored records of trials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.api.contract import Measurement, Scalar
 
 
 class TrialStatus(StrEnum):
-    """How a trial ended. Each status is handled differently: see `docs/architecture.md`."""
+    """The final status of a trial. Each is handled differently: see `docs/architecture.md`."""
 
     COMPLETE = "complete"
     INFEASIBLE = "infeasible"  # cannot work on this device: the sampler learns from it, it is not retried
@@ -29,7 +29,7 @@ BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What the cluster returned for one trial.
+    """The result that the cluster returned for one trial.
 
     Attributes:
         reason: one line; empty for a complete trial.

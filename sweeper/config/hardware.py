@@ -80,7 +80,7 @@ class Target:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the devices are assumed by a plan and do not exist in the cluster."""
+        """Return whether the devices are assumed by a plan and do not exist in the cluster."""
         return self.nodes[0].address == PLANNED_ADDRESS
 
     @property

@@ -38,7 +38,7 @@ class ResolvedConfig:
 
     @property
     def is_local(self) -> bool:
-        """Whether trials run on this machine, not on a cluster whose nodes may have other files."""
+        """Return whether trials run on this machine, not on a cluster whose nodes may have other files."""
         return (self.config.cluster.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
     def with_space(self, entries: Mapping[str, Any]) -> ResolvedConfig:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class WorkloadSection:
-    """Which workload runs and how its trials are ranked.
+    """The workload and the objective that ranks its trials.
 
     Attributes:
         objective: the metric that ranks trials.
@@ -47,7 +47,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Search:
-    """How trials are chosen."""
+    """The sampler and its options."""
 
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["none", "median"] = "none"
@@ -65,7 +65,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Finals:
-    """How many of the best trials are measured again, and how often each."""
+    """The number of best trials that are measured again, and the number of rounds."""
 
     top: int = field(metadata={"min": 0})
     rounds: int = field(metadata={"min": 2})

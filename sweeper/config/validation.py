@@ -90,9 +90,9 @@ def describe_type(annotation: Any) -> str:
         return " or ".join("null" if option is type(None) else describe_type(option) for option in options)
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
-    words = {Any: "a value", int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    descriptions = {Any: "a value", int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     default = "a mapping" if is_dataclass(annotation) else f"a {getattr(annotation, '__name__', annotation)}"
-    return words.get(annotation, default)
+    return descriptions.get(annotation, default)
 
 
 def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:

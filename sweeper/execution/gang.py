@@ -83,7 +83,7 @@ class Gang:
 
     @property
     def ready(self) -> bool:
-        """Whether all workers have started."""
+        """Return whether all workers have started."""
         return not self.pending_handshakes
 
     @property

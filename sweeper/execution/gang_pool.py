@@ -67,7 +67,7 @@ class GangPool:
 
     @property
     def starting(self) -> bool:
-        """Whether no gang is up yet."""
+        """Return whether no gang is up yet."""
         return bool(self.gangs) and not any(gang.ready for gang in self.gangs)
 
     def in_flight(self) -> list[Trial]:

@@ -45,16 +45,16 @@ def find_disagreements(result: ImportedResult, derived: dict[str, float]) -> lis
     A rate and its value per GPU that differ by the same ratio give one message.
     """
     ratios = {name: claim / derived[name] for name, claim in result.claims.items() if derived.get(name)}
-    wrong = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
-    total = wrong.get("tokens_per_s")
-    per_gpu = wrong.get("tokens_per_s_per_gpu")
+    contradicted = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
+    total = contradicted.get("tokens_per_s")
+    per_gpu = contradicted.get("tokens_per_s_per_gpu")
     if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
-        del wrong["tokens_per_s_per_gpu"]
+        del contradicted["tokens_per_s_per_gpu"]
     return [
         f"claimed {name} {format_number(result.claims[name])}, but the steps after warm-up give "
         f"{format_number(derived[name])}"
         + (_suggest_sequence_length(result, ratio) if name.startswith("tokens_per_s") else "")
-        for name, ratio in wrong.items()
+        for name, ratio in contradicted.items()
     ]
 
 

@@ -1,1 +1,1 @@
-"""What a sweep does before it starts: the plan, the cost model and the measured matmul ceilings."""
+"""The checked plan of a sweep, its cost model and the measured matmul ceilings."""

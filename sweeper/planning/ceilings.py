@@ -51,7 +51,7 @@ class MatmulCeiling:
 
     @property
     def method(self) -> str:
-        """How it was measured, in words."""
+        """Return a description of how it was measured."""
         return f"mean of {self.rounds} rounds" if self.rounds else f"one trial of {self.repeats} repeats"
 
     @property

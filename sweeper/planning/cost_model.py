@@ -39,7 +39,9 @@ class CostEstimates:
 
     @cached_property
     def _objective_by_point(self) -> dict[str, float]:
-        values = ((point_key(each.point), each.estimate.metrics.get(self.objective)) for each in self.valid)
+        values = (
+            (point_key(candidate.point), candidate.estimate.metrics.get(self.objective)) for candidate in self.valid
+        )
         return {key: value for key, value in values if value is not None}
 
     def predicted_metrics(self, point: Parameters) -> dict[str, float]:

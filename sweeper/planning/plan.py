@@ -26,7 +26,7 @@ PROMISING_POINTS = 5  # of the estimated points so many are tried first
 
 @dataclass(frozen=True)
 class Resources:
-    """What trials take of the cluster.
+    """The resources of a sweep's trials.
 
     Attributes:
         target: the devices.
@@ -45,7 +45,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep does, all of it checked.
+    """The checked plan of a sweep.
 
     Attributes:
         excluded: values of the space that the devices do not support, a line each.

@@ -47,12 +47,12 @@ class MeasuredValue:
 
     @property
     def error_below(self) -> float:
-        """How far the interval extends below the value."""
+        """Return the distance from the value to the lower end of the interval."""
         return self.value - self.low
 
     @property
     def error_above(self) -> float:
-        """How far the interval extends above the value."""
+        """Return the distance from the value to the upper end of the interval."""
         return self.high - self.value
 
     def divide(self, count: int) -> MeasuredValue:

@@ -46,7 +46,7 @@ class FinalistResult:
 
     @property
     def tied(self) -> bool:
-        """Whether it cannot be told apart from the leader."""
+        """Return whether its difference from the leader is not significant."""
         return self.behind.low <= 0
 
     def to_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How a sweep searches.
+    """The settings of a search.
 
     Attributes:
         sampler: tpe, gp, cmaes, qmc, random or grid.
@@ -127,7 +127,7 @@ class Study:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every point of the space was asked for."""
+        """Return whether every point of the space was sampled."""
         if self._allowed_keys is not None:  # points that an earlier run was allowed may not be allowed now
             return self._allowed_keys <= self._known_keys
         return len(self._known_keys) >= self._space.size

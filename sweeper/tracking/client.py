@@ -59,7 +59,7 @@ class TrackingClient:
 
     @property
     def is_open(self) -> bool:
-        """Whether the process has opened the store."""
+        """Return whether the process has opened the store."""
         return self.experiment_id is not None
 
     @property

@@ -1,1 +1,1 @@
-"""What a person sees: progress, tables, plots and the summary."""
+"""Terminal output: progress, tables, plots and the summary."""

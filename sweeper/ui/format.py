@@ -1,4 +1,4 @@
-"""How numbers and parameters read in tables and messages; CSV and JSON stay unrounded."""
+"""Format numbers and parameters for tables and messages. CSV and JSON hold unrounded values."""
 
 from __future__ import annotations
 

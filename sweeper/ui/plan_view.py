@@ -80,7 +80,7 @@ def show_plan(plan: Plan) -> None:
 def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
     """Return the most promising points, and how many points each rule excludes."""
     headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
-    shown = [name for name in headings if any(name in each.estimate.metrics for each in estimates.valid)]
+    shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
     rows = [
         [
             str(place),
@@ -93,7 +93,9 @@ def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
     parts.append(draw(["#", *(headings[name] for name in shown), "point"], rows, len(shown) + 2, width))
     if estimates.excluded:
         violations = Counter(candidate.estimate.rule for candidate in estimates.excluded)
-        examples = {each.estimate.rule: each.estimate.unsupported_reason for each in reversed(estimates.excluded)}
+        examples = {
+            candidate.estimate.rule: candidate.estimate.unsupported_reason for candidate in reversed(estimates.excluded)
+        }
         rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
         parts.append(f"{count(len(estimates.excluded), 'excluded point')}:")
         parts.append(draw(["points", "violated rule", "example"], rows, 3, width))

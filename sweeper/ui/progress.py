@@ -138,10 +138,10 @@ class Block(Progress):
         lines.append(Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"))
         if state.best:
             lines.append(Text(f"best {_describe_best(state)}", style="green"))
-        room = max(1, self.console.height - 6)
-        lines += [Text(worker, style="dim") for worker in state.describe_workers(room)]
-        if state.gangs > room:
-            lines.append(Text(f"… and {state.gangs - room} more workers", style="dim"))
+        max_workers = max(1, self.console.height - 6)
+        lines += [Text(worker, style="dim") for worker in state.describe_workers(max_workers)]
+        if state.gangs > max_workers:
+            lines.append(Text(f"… and {state.gangs - max_workers} more workers", style="dim"))
         if state.tracking_error:
             lines.append(Text(f"MLflow: {state.tracking_error} (results are kept)", style="yellow"))
         for line in lines:

@@ -64,7 +64,7 @@ class Results:
 
     @property
     def has_failures(self) -> bool:
-        """Whether any trial failed, was lost or timed out."""
+        """Return whether any trial failed, was lost or timed out."""
         return any(record.status in BAD for record in (*self.records, *self.remeasured))
 
     @property

@@ -27,7 +27,7 @@ SHOWN_OF_EXHAUSTED = 120  # trials of a space of which every point was tried
 
 @dataclass(frozen=True)
 class Recording:
-    """How far a sweep is recorded in MLflow.
+    """The state of a sweep's record in MLflow.
 
     Attributes:
         uri: the store as configured; None for the default one.

@@ -1,9 +1,9 @@
-"""The files of launch/, each checked by what reads it as far as that is on this machine.
+"""Check each file of launch/ with the program that reads it, where this machine has it.
 
-Shown: the shell scripts pass shellcheck; Ray takes its cluster file; MLflow's server starts as the compose file has it,
-and answers to its own names alone. The manifests are held against the part of Kubernetes' and KubeRay's schema that
-they use, written down here: that finds a misspelt or misplaced key, not whether an operator makes pods of them. The
-compose file is read by docker where that is here, and no image is built.
+The shell scripts pass shellcheck, Ray accepts its cluster file, and MLflow's server starts as in the compose file and
+answers only to its own names. The manifests are compared with the part of Kubernetes' and KubeRay's schemas that they
+use, written here. That finds a misspelt or misplaced key; it does not show that an operator makes pods of them. Docker
+reads the compose file where it is installed; no image is built.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def shell_scripts() -> list[Path]:
 
 def test_the_shell_scripts_pass_shellcheck() -> None:
     assert shell_scripts()
-    done = subprocess.run([TOOLS / "shellcheck", *shell_scripts()], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run([TOOLS / "shellcheck", *shell_scripts()], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_ray_up_takes_the_cluster_file() -> None:
@@ -56,10 +56,10 @@ def test_ray_up_takes_the_cluster_file() -> None:
     for role in ("head", "worker"):
         *_, start = config[f"{role}_start_ray_commands"]
         assert "RAY_AUTH_MODE=token" in start
-        done = subprocess.run(["bash", "-n", "-c", start], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        result = subprocess.run(["bash", "-n", "-c", start], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
         # Every option is one that this version of Ray knows.
-        options = [word for word in shlex.split(start[start.index("ray start") :]) if word.startswith("--")]
+        options = [argument for argument in shlex.split(start[start.index("ray start") :]) if argument.startswith("--")]
         usage = subprocess.run([TOOLS / "ray", "start", "--help"], capture_output=True, text=True, check=True).stdout
         assert all(re.search(rf"{option.partition('=')[0]}\b", usage) for option in options), options
 
@@ -68,7 +68,7 @@ def test_ray_up_takes_the_cluster_file() -> None:
 
 
 def record(required: str, optional: str = "", /, **kinds: Any) -> dict[str, Any]:
-    """A mapping that has these keys and no others, each of the kind that is named, else a word."""
+    """Return the JSON schema of a mapping with only these keys, of these types; strings by default."""
     names = [*required.split(), *optional.split()]
     return {
         "type": "object",
@@ -173,9 +173,9 @@ def test_the_manifests_request_the_resources_of_a_sweep(vendor: str, resource: s
     # Results go onto the claim, and the kind of GPU is one of the catalogue.
     claims = [v["persistentVolumeClaim"]["claimName"] for v in pods[0]["volumes"] if "persistentVolumeClaim" in v]
     assert claims == [claim["metadata"]["name"]]
-    words = dict(word.split("=") for word in job["spec"]["entrypoint"].split() if "=" in word)
-    assert words["dir"] in {mount["mountPath"] for mount in pods[0]["containers"][0]["volumeMounts"]}
-    hardware = yaml.safe_load((CONF / "hardware" / f"{words['hardware']}.yaml").read_text())
+    arguments = dict(argument.split("=") for argument in job["spec"]["entrypoint"].split() if "=" in argument)
+    assert arguments["dir"] in {mount["mountPath"] for mount in pods[0]["containers"][0]["volumeMounts"]}
+    hardware = yaml.safe_load((CONF / "hardware" / f"{arguments['hardware']}.yaml").read_text())
     assert (hardware["architecture"].startswith("gfx")) == (vendor == "amd")
 
 
@@ -199,14 +199,16 @@ def test_the_compose_file_starts_mlflow(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = shlex.split(service["command"])
+    arguments = shlex.split(service["command"])
     here = {"--host": "127.0.0.1", "--port": str(port), "--workers": "1", "--artifacts-destination": str(tmp_path)}
     here["--backend-store-uri"] = f"sqlite:///{tmp_path}/mlflow.db"  # PostgreSQL is not here
     for option, value in here.items():
-        words[words.index(option) + 1] = value
+        arguments[arguments.index(option) + 1] = value
     env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION=service["environment"]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"])
     log = (tmp_path / "log").open("w")
-    server = subprocess.Popen([TOOLS / words[0], *words[1:]], env=env, stdout=log, stderr=log, start_new_session=True)
+    server = subprocess.Popen(
+        [TOOLS / arguments[0], *arguments[1:]], env=env, stdout=log, stderr=log, start_new_session=True
+    )
 
     def answer(host: str) -> int:
         url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search"
@@ -232,8 +234,8 @@ def test_docker_reads_the_compose_file() -> None:
     if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("docker compose is not here")
     command = [docker, "compose", "--file", str(COMPOSE), "config", "--quiet"]
-    done = subprocess.run(command, env=environment(POSTGRES_PASSWORD="x"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, env=environment(POSTGRES_PASSWORD="x"), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     env = {name: value for name, value in environment().items() if name != "POSTGRES_PASSWORD"}
     refused = subprocess.run(command, env=env, capture_output=True, text=True)
     assert refused.returncode != 0 and "launch/docker/.env" in refused.stderr
@@ -242,7 +244,7 @@ def test_docker_reads_the_compose_file() -> None:
 @pytest.mark.parametrize("name", ["Dockerfile.cuda", "Dockerfile.rocm", "Dockerfile.mlflow"])
 def test_images_copy_only_the_build_context_and_do_not_run_as_root(name: str) -> None:
     lines = (LAUNCH / "docker" / name).read_text().splitlines()
-    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    copied = [argument for line in lines if line.startswith("COPY ") for argument in line.split()[1:-1]]
     sent = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert set(copied) <= sent and all((REPOSITORY / path).exists() for path in copied)
     assert [line for line in lines if line.startswith("USER ")][-1] != "USER root"

@@ -1,4 +1,4 @@
-"""The Slurm script on its real path: two Ray nodes on this machine, and what Slurm does done by small stand-ins.
+"""The Slurm script on two real Ray nodes of this machine; small stand-ins replace Slurm's commands.
 
 What Slurm itself does to a job (placing it, its cgroups, its signals at the end of the time) is not shown here: the
 stand-in for srun starts the steps with the environment that Slurm gives them and passes SIGTERM on, as srun does.
@@ -22,7 +22,7 @@ from tests.conftest import PROBE, REPOSITORY, CommandResult, Workspace, environm
 
 SCRIPT = REPOSITORY / "launch" / "slurm" / "sweep.sbatch"
 
-# A step on every node that is asked for, one core each; SIGTERM goes to all of them.
+# Run the step on every requested node, one core each; forward SIGTERM to all.
 SRUN = """#!{python}
 import os, signal, subprocess, sys
 options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:] if word.startswith("--"))
@@ -67,8 +67,8 @@ class Job:
             SWEEPER_TEST=self.mark,
         )
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        command = ["bash", str(self.script), *words]
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = ["bash", str(self.script), *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=self.workspace.path, env=self.env, stdout=pipe, stderr=pipe, text=True)
 
@@ -81,11 +81,11 @@ class Job:
         return CommandResult(process.returncode, out, err)
 
     def left(self) -> list[int]:
-        """Its processes, wherever they have gone."""
+        """Return the processes of the job, including those that left its process group."""
         return find_processes("SWEEPER_TEST", self.mark)
 
     def ran(self) -> list[str]:
-        """A line for each time that a rank has run to its end."""
+        """Return a line for each completed run of a rank."""
         return self.ledger.read_text().splitlines() if self.ledger.exists() else []
 
 
@@ -108,45 +108,45 @@ def test_a_job_runs_on_all_its_nodes_and_leaves_no_process(job: Job) -> None:
         process.wait(timeout=90)
         left = job.left()
     finally:
-        done = job.end(process)
-    assert done.code == 0, done.err
+        result = job.end(process)
+    assert result.code == 0, result.err
     assert not left and not list(job.home.iterdir())
-    assert "4 complete" in done.out and token not in done.out + done.err
+    assert "4 complete" in result.out and token not in result.out + result.err
     ranks = Counter(line.split()[2] for line in job.ran())
     assert ranks == {"0": 4, "1": 4}  # each node has one core: a gang of two has room only on both
 
 
 @pytest.mark.soak
 def test_a_stopped_job_ends_cleanly_and_continues_when_requeued(job: Job) -> None:
-    words = [*PROBE, "search=random", "budget.trials=8", "cluster.max_concurrent_trials=2", "space.sleep_s=0.5"]
-    words.append(f"space.ledger={job.ledger}")
-    process = job.start(*words)
+    arguments = [*PROBE, "search=random", "budget.trials=8", "cluster.max_concurrent_trials=2", "space.sleep_s=0.5"]
+    arguments.append(f"space.ledger={job.ledger}")
+    process = job.start(*arguments)
     try:
         wait_for(lambda: len(job.ran()) >= 2)
         process.send_signal(signal.SIGTERM)  # to the batch shell alone, as --signal=B:TERM does
         process.wait(timeout=60)
         left = job.left()
     finally:
-        done = job.end(process)
-    assert done.code == 130, done.err
+        result = job.end(process)
+    assert result.code == 130, result.err
     assert not left and not list(job.home.iterdir())
     before = job.ran()
     assert 2 <= len(before) < 8
 
-    done = job.end(job.start(*words))
-    assert done.code == 0, done.err
+    result = job.end(job.start(*arguments))
+    assert result.code == 0, result.err
     after = job.ran()
     assert len(after) == len(set(after)) == 8 and after[: len(before)] == before
     assert len(job.workspace.runs("trial")) == 8 and job.workspace.states() == {"COMPLETE": 8}
 
-    done = job.end(job.start(*words))
-    assert done.code == 0 and "8 complete" in done.out, done.err
+    result = job.end(job.start(*arguments))
+    assert result.code == 0 and "8 complete" in result.out, result.err
     assert job.ran() == after
 
 
 def test_a_head_that_does_not_start_gives_a_message(job: Job) -> None:
     (job.workspace.path / "bin" / "ray").write_text("#!/bin/sh\nexit 1\n")
     (job.workspace.path / "bin" / "ray").chmod(0o755)
-    done = job.end(job.start(*PROBE))
-    assert done.code == 1 and "Ray does not start" in done.err and "head.log on node1" in done.err
+    result = job.end(job.start(*PROBE))
+    assert result.code == 1 and "Ray does not start" in result.err and "head.log on node1" in result.err
     assert not list(job.home.iterdir())

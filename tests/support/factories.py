@@ -1,4 +1,4 @@
-"""What several tests make: trial records, stored trials, and the report's command."""
+"""Factories of trial records and stored trials, and a helper that runs the report."""
 
 from __future__ import annotations
 

@@ -67,16 +67,16 @@ class RecordingCopyStreams(CopyStreams):
     def copy(self, target: Buffer, source: Buffer, traffic: str = "parameters") -> None:
         direction = "d2h" if self.arena.contains(target.tensor) else "h2d"
         after = [work for work in (target.last_event, source.last_event) if work is not None]
-        done = self.record(direction, traffic, float(source.tensor.nbytes), after)
-        target.last_event = source.last_event = done
+        result = self.record(direction, traffic, float(source.tensor.nbytes), after)
+        target.last_event = source.last_event = result
 
     def acquire(self, *buffers: Buffer) -> None:
         self.record(COMPUTE, "", 0.0, [buffer.last_event for buffer in buffers if buffer.last_event is not None])
 
     def release(self, *buffers: Buffer) -> None:
-        done = self.record(COMPUTE, "", 0.0, [])
+        result = self.record(COMPUTE, "", 0.0, [])
         for buffer in buffers:
-            buffer.last_event = done
+            buffer.last_event = result
 
     def compute(self, seconds: float) -> None:
         self.record(COMPUTE, "", seconds, [])

@@ -1,4 +1,4 @@
-"""Whole sweeps, as a user starts them."""
+"""Complete sweeps, started as a user starts them."""
 
 from __future__ import annotations
 

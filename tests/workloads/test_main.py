@@ -17,9 +17,9 @@ def run_workloads(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_trial_prints_its_measurement() -> None:
-    done = run_workloads("matmul", "m=16", "n=32", "k=8", "dtype=fp32", "warmup_s=0.5", "repeats=3")
-    assert done.returncode == 0, done.stderr
-    measurement = json.loads(done.stdout)
+    result = run_workloads("matmul", "m=16", "n=32", "k=8", "dtype=fp32", "warmup_s=0.5", "repeats=3")
+    assert result.returncode == 0, result.stderr
+    measurement = json.loads(result.stdout)
     assert {name: measurement["executed"][name] for name in ("m", "n", "k", "dtype", "warmup_s")} == {
         "m": 16,
         "n": 32,
@@ -45,7 +45,7 @@ def test_a_trial_prints_its_measurement() -> None:
     ids=["nothing", "unknown workload", "unknown key", "missing key", "missing keys together"],
 )
 def test_invalid_input_is_refused_in_two_lines(arguments: list[str], parts: list[str]) -> None:
-    done = run_workloads(*arguments)
-    assert done.returncode == 2 and done.stdout == ""
-    assert all(part in done.stderr for part in parts), done.stderr
-    assert len(done.stderr.strip().splitlines()) == 2
+    result = run_workloads(*arguments)
+    assert result.returncode == 2 and result.stdout == ""
+    assert all(part in result.stderr for part in parts), result.stderr
+    assert len(result.stderr.strip().splitlines()) == 2

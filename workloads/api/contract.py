@@ -80,7 +80,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is known about a trial's devices before anything runs. None means unknown.
+    """The facts about a trial's devices that are known before it runs. None means unknown.
 
     Attributes:
         kind: "cpu" or "gpu".

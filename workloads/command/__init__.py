@@ -18,7 +18,7 @@ STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """What to run and how to read it.
+    """The command and the format of its log.
 
     Every text is a template with {placeholders}: the names of parameters, and those of `template.PLACEHOLDERS`.
 

@@ -39,7 +39,7 @@ class ProgramFailed(Exception):
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """What to run.
+    """A command to run.
 
     Attributes:
         arguments: the words of the command line; a text is run by a shell.

@@ -61,7 +61,7 @@ def _finite_number(text: str | None) -> float | None:
 
 @dataclass
 class ProgramLog:
-    """What was read from a program's log: its steps, and the last bytes of its text."""
+    """The steps that were read from a program's log, and the last bytes of its text."""
 
     reader: LogReader | RegexLogReader
     steps: list[Step] = field(default_factory=list)
@@ -187,7 +187,7 @@ def _describe_unmatched(settings: CommandSettings, log: bytes) -> str:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step computes, as far as the settings say. 0 and empty stand for what they do not say."""
+    """The work of a step that the settings give. 0 and empty mean not given."""
 
     global_batch: int
     sequence_length: int

@@ -74,7 +74,7 @@ class ActivationStack:
             self._copy_streams.release(chunk.arriving[name])
             self._copy_streams.copy(chunk.arriving[name], stored, "activations")
 
-    def _allocate_on_host(self, like: Tensor) -> Tensor:
-        free = self._free_host_tensors.setdefault((like.numel(), like.dtype), [])
-        flat = free.pop() if free else self._arena.allocate(like.numel(), like.dtype)
-        return flat.view(like.shape)
+    def _allocate_on_host(self, template: Tensor) -> Tensor:
+        free = self._free_host_tensors.setdefault((template.numel(), template.dtype), [])
+        flat = free.pop() if free else self._arena.allocate(template.numel(), template.dtype)
+        return flat.view(template.shape)

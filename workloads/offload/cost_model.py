@@ -83,7 +83,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a step is divided and which state stays on the device, before the saved activations are chosen.
+    """The division of a step and the state that stays on the device, before the saved activations are chosen.
 
     The first five fields are as in `workloads.offload.plan.Plan`.
 

@@ -44,7 +44,7 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Where the tensors of one block are stored. Those on the host are copied to the device for each use.
+    """The locations of one block's tensors. Those on the host are copied to the device for each use.
 
     Attributes:
         saved_activations: what the forward pass saves for the backward pass: every activation (full), all but one of
@@ -62,7 +62,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a training step is divided, and where its tensors are stored.
+    """The division of a training step and the locations of its tensors.
 
     A step accumulates gradients over `accumulation_rounds` rounds. A round runs forward and backward over all layers
     once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences or, where

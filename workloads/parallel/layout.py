@@ -23,7 +23,7 @@ TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 
 @dataclass(frozen=True)
 class Layout:
-    """How the model and the batch are divided over ranks. The degrees have torchtitan's names.
+    """The division of the model and the batch over ranks. The degrees have torchtitan's names.
 
     Attributes:
         dp_replicate, dp_shard: data parallel: whole copies of the model, and FSDP within each copy.
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP wraps the model: gradients are averaged over several ranks."""
+        """Return whether FSDP wraps the model: gradients are averaged over several ranks."""
         return self.dp * self.cp > 1
 
     @property

@@ -1,4 +1,4 @@
-"""What is said wrongly gets a line or two, exit code 2, and nothing is started."""
+"""Invalid input gets one or two lines and exit code 2, and nothing is started."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG)
+@pytest.mark.parametrize("arguments", WRONG)
 def test_one_message_names_the_key_and_its_allowed_values(
-    words: str, run_cli: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+    arguments: str, run_cli: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(cluster, "start", started.append)
-    done = run_cli(*words.split())
-    assert done.code == 2
-    assert all(part in done.err for part in WRONG[words]), done.err
-    assert done.err.startswith("sweeper: ") and len(done.err.strip().splitlines()) <= 2
-    assert "Traceback" not in done.err and "secret" not in done.err
-    assert done.out == "" and started == []
+    result = run_cli(*arguments.split())
+    assert result.code == 2
+    assert all(part in result.err for part in WRONG[arguments]), result.err
+    assert result.err.startswith("sweeper: ") and len(result.err.strip().splitlines()) <= 2
+    assert "Traceback" not in result.err and "secret" not in result.err
+    assert result.out == "" and started == []

@@ -7,21 +7,21 @@ import sys
 import pytest
 
 from sweeper.cli import multirun
-from sweeper.cli.overrides import arguments_of_sweep
+from sweeper.cli.overrides import build_sweep_arguments
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
 def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that end so, in the place of sweeps."""
+    """Processes that end with these codes replace the sweeps."""
     popen = multirun.subprocess.Popen
 
-    def ends_so(command: list[str], **options: object) -> object:
+    def popen_with_code(command: list[str], **options: object) -> object:
         program = f"import os, signal; c = {command[-1]}; os.kill(os.getpid(), -c) if c < 0 else os._exit(c)"
         return popen([sys.executable, "-c", program], **options)
 
-    monkeypatch.setattr(multirun.subprocess, "Popen", ends_so)
+    monkeypatch.setattr(multirun.subprocess, "Popen", popen_with_code)
     assert (
-        multirun.run_queues([multirun.SweepQueue(f"lane {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
+        multirun.run_queues([multirun.SweepQueue(f"queue {n}", [[str(code)]]) for n, code in enumerate(codes)]) == worst
     )
 
 
@@ -35,11 +35,11 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
     ],
 )
 def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command(command: str, flags: list[str]) -> None:
-    assert arguments_of_sweep(command.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
+    assert build_sweep_arguments(command.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
 
 
 def test_a_signal_before_a_sweep_starts_prevents_the_start() -> None:
-    lane = multirun.SweepQueue("", [["--no-such-word"]])
-    lane.stop(2)
-    lane.run()
-    assert lane.process is None and lane.codes == []
+    queue = multirun.SweepQueue("", [["--no-such-word"]])
+    queue.stop(2)
+    queue.run()
+    assert queue.process is None and queue.codes == []

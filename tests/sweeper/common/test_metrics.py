@@ -75,7 +75,7 @@ def test_rates_and_times_agree(times_s: list[float], flops: float) -> None:
 
 
 def test_the_noise_of_devices_that_do_not_wait_is_not_summed_into_their_slowest() -> None:
-    """Each rank is slow in another repeat: none of them is slow."""
+    """Each rank is slow in a different repeat, so no rank is slow in its median."""
     ranks = [
         measured(*(2.0 if i == rank else 1.0 for i in range(5)), flops_per_step=1e12, independent=True)
         for rank in range(4)

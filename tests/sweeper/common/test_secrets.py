@@ -1,4 +1,4 @@
-"""What looks like a secret is kept nowhere."""
+"""Secrets are not stored anywhere."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def test_masking_long_lines_is_fast(word: str) -> None:
 
 def test_values_of_secret_names_are_masked() -> None:
     assert is_secret("command.environment.HF_TOKEN") and not is_secret("tokens")
-    words = ["x", "--token", SECRET, f"--api-key={SECRET}"]
-    plain = {"environment": {"MY_TOKEN": f"a, {SECRET}\n]{SECRET}"}, "run": words}
+    arguments = ["x", "--token", SECRET, f"--api-key={SECRET}"]
+    plain = {"environment": {"MY_TOKEN": f"a, {SECRET}\n]{SECRET}"}, "run": arguments}
     assert SECRET not in str(masked(plain)) and masked({"x": [1, None, True]}) == {"x": [1, None, True]}
     arguments = ["a=1", f"++command.environment.HF_TOKEN={SECRET} {SECRET}", f"x.password=[{SECRET},{SECRET}]"]
     assert masked_arguments(arguments) == ["a=1", "++command.environment.HF_TOKEN=***", "x.password=***"]
 
 
 def test_a_parameter_that_looks_like_a_secret_is_refused(run_cli: Callable[..., CommandResult]) -> None:
-    done = run_cli("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
-    assert done.code == 2 and "looks like a secret" in done.err and SECRET not in done.err
+    result = run_cli("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
+    assert result.code == 2 and "looks like a secret" in result.err and SECRET not in result.err
 
 
 @pytest.mark.long(14)
 def test_no_file_store_or_terminal_holds_a_secret_of_the_command_line(workspace: Workspace) -> None:
     script = f"print('token={SECRET}'); raise SystemExit(1)"
-    words = ["workload=command", f"command.run=['{{python}}', -c, \"{script}\"]", "budget.trials=1"]
-    done = workspace.run(*words, f"command.environment.SOME_TOKEN={SECRET}")
-    assert done.code == 1 and SECRET not in done.out + done.err, done.out + done.err
+    arguments = ["workload=command", f"command.run=['{{python}}', -c, \"{script}\"]", "budget.trials=1"]
+    result = workspace.run(*arguments, f"command.environment.SOME_TOKEN={SECRET}")
+    assert result.code == 1 and SECRET not in result.out + result.err, result.out + result.err
     for path in workspace.path.rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path

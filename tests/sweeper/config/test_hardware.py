@@ -62,8 +62,8 @@ def test_auto_takes_the_gpus_if_there_are_any() -> None:
 
 def test_memory_that_other_processes_use_is_reported_and_that_of_a_display_is_not() -> None:
     node = replace(gpu_node("NVIDIA H200", "H200", gpus=2), gpus_used_gib=((2, 0.4), (3, 34.12)))
-    (words,) = select_target(AUTO, [node], 1).describe_foreign_use()
-    assert words.startswith("other processes use 34.1 GiB of GPU 3")
+    (message,) = select_target(AUTO, [node], 1).describe_foreign_use()
+    assert message.startswith("other processes use 34.1 GiB of GPU 3")
     assert select_target(Hardware(name="cpu", kind="cpu"), [node], 1).describe_foreign_use() == []
 
 
@@ -75,10 +75,10 @@ def test_a_sweep_reports_memory_that_other_processes_use_on_its_gpu(workspace: W
     torch.cuda.empty_cache()  # of what tests before have left
     held_gib = torch.cuda.memory_reserved() / 2**30
     shape = ("space.m=512", "space.n=512", "space.k=512", "search=grid", "finals.top=0")
-    done = workspace.run("workload=matmul", *shape, "progress=never")
+    result = workspace.run("workload=matmul", *shape, "progress=never")
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]  # the driver's, as the sweep says it
-    match = re.search(rf"other processes use (\d+\.\d) GiB of GPU {number};", done.out + done.err)
-    assert match, done.out + done.err
+    match = re.search(rf"other processes use (\d+\.\d) GiB of GPU {number};", result.out + result.err)
+    assert match, result.out + result.err
     assert held_gib <= float(match[1]) < held_gib + 3  # CUDA's own memory is seen too
     assert held.is_cuda
 
@@ -149,9 +149,9 @@ def test_host_memory_limits_the_number_of_gangs_on_a_node() -> None:
 
 
 def test_the_reserved_host_memory_is_the_largest_of_any_point() -> None:
-    def reserved(*words: str) -> float:
+    def reserved(*overrides: str) -> float:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = resolve(compose("config", overrides=["workload=probe", *words]))
+            config = resolve(compose("config", overrides=["workload=probe", *overrides]))
         return reserved_host_gib(config, read_space(config, "gpu", None)[0])
 
     assert reserved() == 0

@@ -97,9 +97,9 @@ def test_the_device_decides_between_cpu_and_gpu() -> None:
     assert parse(entries, "gpu").constants == {"m": 8192}
 
 
-def composed(*words: str) -> ResolvedConfig:
+def composed(*arguments: str) -> ResolvedConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return resolve(compose("config", overrides=quote_spaces(list(words))))
+        return resolve(compose("config", overrides=quote_spaces(list(arguments))))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_choice_excludes_values_that_a_device_does_not_support_and_gives_the_r
     else:
         assert choice.values == left
         assert len(excluded) == 4 - len(left)
-        assert any("space.dtype=mxfp8 is emulated on this device" in words for words in excluded)
+        assert any("space.dtype=mxfp8 is emulated on this device" in arguments for arguments in excluded)
 
 
 def test_a_choice_with_one_supported_value_is_not_searched() -> None:

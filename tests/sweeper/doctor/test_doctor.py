@@ -97,9 +97,9 @@ def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
 @pytest.mark.long(27)
 def test_the_command_exercises_this_machine(workspace: Workspace) -> None:
     command = [sys.executable, "-m", "sweeper.doctor", "--dir", str(workspace.path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert "at once: mean" in done.stdout and "GB/s per device" in done.stdout, done.stdout + done.stderr
-    assert done.returncode == int("\n! " in done.stdout) and "Traceback" not in done.stderr
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert "at once: mean" in result.stdout and "GB/s per device" in result.stdout, result.stdout + result.stderr
+    assert result.returncode == int("\n! " in result.stdout) and "Traceback" not in result.stderr
 
 
 def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:

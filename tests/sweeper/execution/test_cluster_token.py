@@ -50,8 +50,8 @@ def test_another_token_than_the_clusters_is_refused(workspace: Workspace, token_
 @pytest.mark.soak  # `make test` uses the right token in tests/launch/test_slurm.py
 def test_the_clusters_token_is_accepted(workspace: Workspace, token_cluster: TokenCluster) -> None:
     arguments = [*PROBE, f"cluster.address={token_cluster.address}", "budget.trials=2"]
-    done = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(token_cluster.token))
-    assert done.code == 0 and workspace.states() == {"COMPLETE": 2}, done.err
+    result = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(token_cluster.token))
+    assert result.code == 0 and workspace.states() == {"COMPLETE": 2}, result.err
 
 
 def test_a_local_cluster_without_a_token_is_refused(
@@ -64,5 +64,5 @@ def test_a_local_cluster_without_a_token_is_refused(
 
 @pytest.mark.soak
 def test_a_local_cluster_without_a_token_starts_with_cluster_insecure(workspace: Workspace) -> None:
-    done = workspace.run(*PROBE, "budget.trials=1", "cluster.insecure=true", RAY_AUTH_MODE="disabled")
-    assert done.code == 0, done.err
+    result = workspace.run(*PROBE, "budget.trials=1", "cluster.insecure=true", RAY_AUTH_MODE="disabled")
+    assert result.code == 0, result.err

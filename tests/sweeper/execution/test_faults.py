@@ -290,8 +290,8 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
     reference = Workspace(tmp_path / "reference")
     reference.path.mkdir()
     arguments = [*PROBE, "search=random", "seed=3", f"budget.trials={chaos.trials}", "cluster.insecure=true"]
-    done = reference.run(*arguments, timeout_s=600)
-    assert done.code == 0, done.err
+    result = reference.run(*arguments, timeout_s=600)
+    assert result.code == 0, result.err
     values, expected = searched_values(sweep_place(chaos)), searched_values(reference)
     assert values.keys() == expected.keys()
     assert all(values[point] in (expected[point], None) for point in values)

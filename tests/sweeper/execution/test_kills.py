@@ -1,4 +1,4 @@
-"""Wherever the driver is killed, no finished trial is lost and none runs twice."""
+"""Killing the driver at any point loses no finished trial and runs none twice."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_a_sweep_killed_at_any_time_completes_every_trial_exactly_once(workspace
             process.wait(timeout=rng.uniform(0.2, longest_s))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = workspace.run(*arguments)
-    assert done.code == 0, done.err
+    result = workspace.run(*arguments)
+    assert result.code == 0, result.err
 
     assert workspace.states() == {"COMPLETE": trials}
     runs = workspace.runs("trial")

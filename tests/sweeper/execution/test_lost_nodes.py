@@ -131,10 +131,10 @@ while len(nodes) < 2 and time.monotonic() < deadline_s:
 print(len(alive), sorted(node.gpus for node in nodes), longest_poll_s)
 """
     command = [sys.executable, "-c", program, cluster.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     os.kill(raylet.process.pid, signal.SIGCONT)
-    alive, *gpus, longest_poll_s = done.stdout.split()
-    assert (alive, gpus) == ("3", ["[0,", "2]"]) and float(longest_poll_s) < 3, done
+    alive, *gpus, longest_poll_s = result.stdout.split()
+    assert (alive, gpus) == ("3", ["[0,", "2]"]) and float(longest_poll_s) < 3, result
 
 
 @pytest.mark.soak
@@ -146,11 +146,11 @@ def test_a_trial_that_leaks_memory_is_ended_by_ray_and_infeasible(
     wait_for(lambda: cluster.count_alive() == 2)
     overrides = ["gpus=1", "search=grid", "space.x=0", "space.y=range(0,6)", "space.behaviour=ok,leak"]
     overrides += ["cluster.max_concurrent_trials=1", f"cluster.address={cluster.address}", "budget.trials=4"]
-    done = workspace.run(*SWEEP, *overrides, RAY_AUTH_MODE="disabled")
-    assert done.code == 0, done.err
+    result = workspace.run(*SWEEP, *overrides, RAY_AUTH_MODE="disabled")
+    assert result.code == 0, result.err
     outcomes = Counter((run.data.params["behaviour"], run.data.tags["outcome"]) for run in workspace.runs("trial"))
     assert outcomes == {("ok", "complete"): 2, ("leak", "infeasible"): 2}
-    assert "2 infeasible: out of memory: the node was running low on memory and Ray ended the worker" in done.out
+    assert "2 infeasible: out of memory: the node was running low on memory and Ray ended the worker" in result.out
 
 
 @pytest.mark.soak
@@ -167,15 +167,15 @@ def test_a_faulty_node_is_drained_and_reported(
     """One of three nodes is slow, or fails all its trials: the rest of the sweep runs on the other two."""
     cluster.add(SWEEPER_PROBE=fault)
     sweep = [f"cluster.address={cluster.address}", "budget.trials=240", "space.sleep_s=0.3", "gpus=1"]
-    done = workspace.run(*SWEEP, *sweep, *overrides, RAY_AUTH_MODE="disabled")
-    assert done.code == code, done.err
-    assert re.search(rf"drained  \S+ \(\w+\): .*{reason}.*; 4 trials at once", done.err), done.err
+    result = workspace.run(*SWEEP, *sweep, *overrides, RAY_AUTH_MODE="disabled")
+    assert result.code == code, result.err
+    assert re.search(rf"drained  \S+ \(\w+\): .*{reason}.*; 4 trials at once", result.err), result.err
     (parent,) = workspace.runs("sweep")
-    assert re.search(reason, parent.data.tags["drained"]) and re.search(f"drained .*{reason}", done.out), done.out
+    assert re.search(reason, parent.data.tags["drained"]) and re.search(f"drained .*{reason}", result.out), result.out
     searched = [run for run in workspace.runs("trial") if "remeasured_trial" not in run.data.tags]
     assert len(searched) == 240
     last = sorted(searched, key=lambda run: run.info.start_time)[-12:]
-    (drained_node,) = re.findall(r"drained  \S+ \((\w+)\)", done.out)
+    (drained_node,) = re.findall(r"drained  \S+ \((\w+)\)", result.out)
     assert not any(run.data.tags["node_ids"].startswith(drained_node) for run in last)
     assert any(run.data.tags["node_ids"].startswith(drained_node) for run in searched)
 
@@ -183,6 +183,6 @@ def test_a_faulty_node_is_drained_and_reported(
 @pytest.mark.soak
 def test_exclusive_trials_do_not_share_a_node(workspace: Workspace, cluster: Cluster) -> None:
     sweep = [f"cluster.address={cluster.address}", "budget.trials=12", "space.sleep_s=0.3", "gpus=1", "exclusive=node"]
-    done = workspace.run(*SWEEP, *sweep, RAY_AUTH_MODE="disabled")
-    assert done.code == 0 and "2 trials at once, no two on one node" in done.err, done.err
+    result = workspace.run(*SWEEP, *sweep, RAY_AUTH_MODE="disabled")
+    assert result.code == 0 and "2 trials at once, no two on one node" in result.err, result.err
     assert len({run.data.tags["pid"] for run in workspace.runs("trial")}) == 2

@@ -1,4 +1,4 @@
-"""Which nodes a sweep uses, depending on the results of its trials."""
+"""The results of trials decide which nodes a sweep uses."""
 
 from __future__ import annotations
 

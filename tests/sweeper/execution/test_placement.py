@@ -87,9 +87,9 @@ def test_one_command_sweeps_two_kinds_of_hardware_in_parallel(workspace: Workspa
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "h100: stopping" in err and "h200: stopping" in err, err
-    done = workspace.run(*arguments, RAY_AUTH_MODE="disabled")
-    assert done.code == 0 and "h100: probe on H100: 30 complete" in done.out, done.out + done.err
-    assert "h200: probe on H200: 30 complete" in done.out
+    result = workspace.run(*arguments, RAY_AUTH_MODE="disabled")
+    assert result.code == 0 and "h100: probe on H100: 30 complete" in result.out, result.out + result.err
+    assert "h200: probe on H200: 30 complete" in result.out
     complete = [run for run in workspace.runs("trial") if run.data.tags["outcome"] == "complete"]
     runs = {kind: [run for run in complete if run.data.tags["device"] == kind] for kind in ("H100", "H200")}
     assert {len(runs_of_kind) for runs_of_kind in runs.values()} == {30}

@@ -137,8 +137,8 @@ class HeadPlace(Workspace):
 
     cluster: Cluster
 
-    def command(self, *words: str) -> list[str]:
-        return self.cluster.command_on("head", *super().command(*words))
+    def command(self, *arguments: str) -> list[str]:
+        return self.cluster.command_on("head", *super().command(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +177,9 @@ def run_trainer(head: HeadPlace, launcher: list[str], behaviour: str, *overrides
         f"cluster.address={HEAD}:6379",
         "cluster.insecure=true",
     ]
-    done = head.run(*sweep, *overrides, timeout_s=300, **ENVIRONMENT)
+    result = head.run(*sweep, *overrides, timeout_s=300, **ENVIRONMENT)
     assert not find_processes("TEST_OF", str(head.path))
-    return done
+    return result
 
 
 def read_ranks(head: HeadPlace) -> list[dict[str, Any]]:
@@ -189,8 +189,8 @@ def read_ranks(head: HeadPlace) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("start", ["node", "gpu"])
 def test_the_ranks_of_two_nodes_join_one_process_group(head: HeadPlace, start: str) -> None:
-    done = run_trainer(head, TORCHRUN if start == "node" else PYTHON, "ok", f"command.start={start}")
-    assert done.code == 0, done.err
+    result = run_trainer(head, TORCHRUN if start == "node" else PYTHON, "ok", f"command.start={start}")
+    assert result.code == 0, result.err
     ranks = read_ranks(head)
     assert [rank["total"] for rank in ranks] == [10.0] * 4
     nodes = [rank["node"] for rank in ranks]
@@ -210,8 +210,8 @@ def test_the_ranks_of_two_nodes_join_one_process_group(head: HeadPlace, start: s
 
 
 def test_a_failure_on_one_node_ends_both_and_is_reported(head: HeadPlace) -> None:
-    done = run_trainer(head, TORCHRUN, "fail")
-    assert done.code == 1
+    result = run_trainer(head, TORCHRUN, "fail")
+    assert result.code == 1
     (trial,) = head.trials()
     record = json.loads(trial.user_attrs["record"])
     failed_node = read_ranks(head)[-1]["node"]
@@ -221,8 +221,8 @@ def test_a_failure_on_one_node_ends_both_and_is_reported(head: HeadPlace) -> Non
 
 
 def test_a_trial_that_times_out_ends_on_both_nodes(head: HeadPlace) -> None:
-    done = run_trainer(head, TORCHRUN, "hang", "trial.timeout_s=40")
-    assert done.code == 1
+    result = run_trainer(head, TORCHRUN, "hang", "trial.timeout_s=40")
+    assert result.code == 1
     (trial,) = head.trials()
     record = json.loads(trial.user_attrs["record"])
     assert record["status"] == "timed_out" and record["reason"] == "took longer than trial.timeout_s=40"

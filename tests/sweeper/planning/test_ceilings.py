@@ -55,8 +55,8 @@ def test_a_new_single_trial_does_not_replace_the_winner_of_the_finals(tmp_path: 
 
 def test_a_broken_file_is_reported_before_anything_starts(workspace: Workspace) -> None:
     workspace.path.joinpath("rates.json").write_text("")
-    done = workspace.run("workload=probe", "budget.trials=1")
-    assert done.code == 2 and "rates.json: cannot be read" in done.err and len(done.err.strip().splitlines()) == 1
+    result = workspace.run("workload=probe", "budget.trials=1")
+    assert result.code == 2 and "rates.json: cannot be read" in result.err and len(result.err.strip().splitlines()) == 1
     assert report(workspace.path, "leaderboard").returncode == 2
 
 
@@ -85,10 +85,10 @@ def test_published_rates_name_their_statistic_and_are_marked_as_published(tmp_pa
     assert "there is no measured rate" in table.stdout
 
 
-@pytest.mark.parametrize("words", [["leader"], ["leaderboard", "--type", "fp9"], ["leaderboard", "--json"]])
-def test_a_wrong_argument_or_nothing_to_send_gives_a_message(tmp_path: Path, words: list[str]) -> None:
-    done = report(tmp_path, *words)
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize("arguments", [["leader"], ["leaderboard", "--type", "fp9"], ["leaderboard", "--json"]])
+def test_a_wrong_argument_or_nothing_to_send_gives_a_message(tmp_path: Path, arguments: list[str]) -> None:
+    result = report(tmp_path, *arguments)
+    assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1
 
 
 def test_a_contribution_is_sent_as_shown_and_only_on_demand(tmp_path: Path) -> None:
@@ -118,16 +118,22 @@ def test_a_contribution_is_sent_as_shown_and_only_on_demand(tmp_path: Path) -> N
 
 @pytest.mark.soak
 def test_a_search_records_a_rate_of_each_format(workspace: Workspace) -> None:
-    words = ["space.m=64,128", "space.n=64", "space.k=64", "space.statistic=median_warm,fastest_warm", "search=grid"]
-    done = workspace.run(*words, "finals.top=1", "finals.rounds=2")
-    assert done.code == 0, done.err
-    assert "no verdict: trial" in done.out
+    arguments = [
+        "space.m=64,128",
+        "space.n=64",
+        "space.k=64",
+        "space.statistic=median_warm,fastest_warm",
+        "search=grid",
+    ]
+    result = workspace.run(*arguments, "finals.top=1", "finals.rounds=2")
+    assert result.code == 0, result.err
+    assert "no verdict: trial" in result.out
     assert {rate.statistic for rate in ceilings.read(workspace.path)} == {"median_warm", "fastest_warm"}
     assert sorted(rate.rounds for rate in ceilings.read(workspace.path)) == [0, 2]
 
 
 def test_another_objective_records_no_rate(tmp_path: Path) -> None:
-    """What the finals say of milliseconds is no rate."""
+    """A final result in milliseconds is not a rate."""
     for objective, direction in (("step_time_ms", "minimize"), ("mfu", "maximize")):
         workload = SimpleNamespace(name="matmul", objective=objective, direction=direction)
         plan = SimpleNamespace(config=SimpleNamespace(workload=workload), directory=tmp_path)

@@ -64,7 +64,7 @@ def test_writing_a_trial_twice_changes_nothing(uri: str, workspace: Workspace) -
 
 
 def test_resuming_with_other_settings_adds_them_and_replaces_nothing(uri: str, workspace: Workspace) -> None:
-    """Of a sweep that is resumed by another command, the first configuration stays and the other is added."""
+    """When another command resumes a sweep, the first configuration stays and the other is added."""
 
     def resume(started_at: str, command: str) -> None:
         tags, texts = {"command": command, "version.torch": "2.13"}, {"config.yaml": f"command: {command}"}

@@ -54,5 +54,5 @@ def test_importing_every_module_loads_no_third_party_package() -> None:
         "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(loaded - sys.stdlib_module_names))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
-    assert done.stdout.strip() == "['workloads']"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert result.stdout.strip() == "['workloads']"

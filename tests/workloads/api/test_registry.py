@@ -55,24 +55,24 @@ def test_a_new_package_is_found_by_the_name_of_its_workload(tmp_path: Path) -> N
         "print('sleeper' in registry.names(), 'matmul' in registry.names())\n"
         "print(run_trial('sleeper', {'seconds': 2.5}, Rank()).step_times_s)"
     )
-    done = run_python(code, tmp_path)
-    assert done.stdout.splitlines() == ["True True", "(2.5,)"], done.stderr
+    result = run_python(code, tmp_path)
+    assert result.stdout.splitlines() == ["True True", "(2.5,)"], result.stderr
 
 
 def test_a_package_may_import_the_workload_of_another_one(tmp_path: Path) -> None:
     write_package(tmp_path, "napping", SLEEPER)
     write_package(tmp_path, "resting", "from workloads.napping import Sleeper\n")
-    done = run_python("print(registry.names().count('sleeper'))", tmp_path)
-    assert done.stdout.strip() == "1", done.stderr
+    result = run_python("print(registry.names().count('sleeper'))", tmp_path)
+    assert result.stdout.strip() == "1", result.stderr
 
 
 @pytest.mark.parametrize("call", ["registry.names()", "registry.load('sleeper')"])
 def test_two_packages_with_the_same_name_are_an_error_that_names_both(tmp_path: Path, call: str) -> None:
     write_package(tmp_path, "napping", SLEEPER)
     write_package(tmp_path, "resting", SLEEPER)
-    done = run_python(call, tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
+    result = run_python(call, tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
         "ValueError: workload name 'sleeper' is defined twice, by workloads.napping:Sleeper and by "
         "workloads.resting:Sleeper: rename one of them"
     )
@@ -82,8 +82,8 @@ def test_another_distribution_registers_a_workload_and_may_not_replace_a_built_i
     (tmp_path / "sleeping.py").write_text(SLEEPER)
     write_distribution(tmp_path, "mytool", "sleeper = sleeping:Sleeper")
     path = f"import sys; sys.path.append({str(tmp_path)!r})\n"
-    done = run_python(f"{path}print(registry.load('sleeper').benchmark_version)", tmp_path)
-    assert done.stdout.strip() == "sleeper/1", done.stderr
+    result = run_python(f"{path}print(registry.load('sleeper').benchmark_version)", tmp_path)
+    assert result.stdout.strip() == "sleeper/1", result.stderr
     write_distribution(tmp_path, "othertool", "probe = sleeping:Sleeper")
-    done = run_python(f"{path}registry.names()", tmp_path)
-    assert "'probe' is defined twice, by workloads.probe:Probe and by sleeping:Sleeper" in done.stderr
+    result = run_python(f"{path}registry.names()", tmp_path)
+    assert "'probe' is defined twice, by workloads.probe:Probe and by sleeping:Sleeper" in result.stderr

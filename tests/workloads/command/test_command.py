@@ -261,8 +261,8 @@ def test_torchtitan_accepts_the_configuration_of_its_preset(workspace: Workspace
     )
     fp8 = preset["command"]["options"]["precision"]["fp8_tensorwise"]
     command = [sys.executable, "-c", program, f"--job.config_file={tmp_path}/config.toml", *fp8]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["2 8192 full 8B quantize.linear.float8"], done.stderr[-2000:]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1:] == ["2 8192 full 8B quantize.linear.float8"], result.stderr[-2000:]
 
 
 @pytest.mark.gpu
@@ -273,8 +273,8 @@ def test_the_debug_model_of_torchtitan_trains(workspace: Workspace) -> None:
     make_text(workspace.path)
     arguments = [f"space.assets={workspace.path}/assets", f"space.dataset_path={workspace.path}/text"]
     arguments += ["space.micro_batch=2", "space.checkpointing=none", "gpus=1"]
-    done = workspace.run("workload=torchtitan_debug", "search=grid", "progress=never", *arguments)
-    assert done.code == 0, done.out + done.err
+    result = workspace.run("workload=torchtitan_debug", "search=grid", "progress=never", *arguments)
+    assert result.code == 0, result.out + result.err
     (trial_run,) = workspace.runs("trial")
     assert trial_run.data.metrics["tokens_per_s"] > 0 and trial_run.data.metrics["steps"] == 10
 
@@ -292,8 +292,8 @@ def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(workspace
     arguments = ["workload=megatron", "gpus=2", "hardware=cpu", "search=grid", "space.micro_batch=1", "space.cp=1"]
     arguments += ["space.global_batch=256", "space.sequence_length=128", "space.checkpointing=none", "space.pp=1"]
     arguments += ["command.model=llama_tiny", "space.tp=choice(1,2)", f"command.directory={workspace.path}"]
-    done = workspace.run(*arguments)
-    assert done.code == 0, done.out + done.err
+    result = workspace.run(*arguments)
+    assert result.code == 0, result.out + result.err
     trial_runs = workspace.runs("trial")
     assert sorted(trial_run.data.params["tp"] for trial_run in trial_runs) == ["1", "2"]
     for trial_run in trial_runs:
@@ -306,13 +306,13 @@ def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(workspace
 
 @pytest.mark.soak
 def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(workspace: Workspace) -> None:
-    """Of a gang's two programs the second prints nothing, and would wait forever once the first has ended."""
+    """The second of a gang's two programs prints nothing, and would wait forever for the first."""
     program = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + STEPS
     (workspace.path / "train.py").write_text(program)
     arguments = ["workload=command", f"command.run=['{{python}}', {workspace.path / 'train.py'}]", "command.start=gpu"]
     arguments += ["command.sequence_length='1'", "gpus=2", "budget.trials=1"]
-    done = workspace.run(*arguments)
-    assert done.code == 0, done.out + done.err
+    result = workspace.run(*arguments)
+    assert result.code == 0, result.out + result.err
     (trial_run,) = workspace.runs("trial")
     assert trial_run.data.metrics["tokens_per_s_per_gpu"] == pytest.approx(256 / 0.05 / 2)
 
@@ -326,8 +326,8 @@ def test_a_trial_that_timed_out_leaves_no_process_and_its_output_is_recorded(wor
     )
     (workspace.path / "train.py").write_text(program + "print('so far so good', flush=True)\ntime.sleep(602)\n")
     arguments = ["workload=command", f"command.run=['{{python}}', {workspace.path / 'train.py'}]", "trial.timeout_s=3"]
-    done = workspace.run(*arguments, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
-    assert done.code == 1 and "took longer than trial.timeout_s=3" in done.out + done.err
+    result = workspace.run(*arguments, "budget.trials=1", "command.environment.OF_THIS_TEST=timed_out")
+    assert result.code == 1 and "took longer than trial.timeout_s=3" in result.out + result.err
     wait_for(lambda: not find_processes("OF_THIS_TEST", "timed_out"), 20)
     (trial,) = workspace.trials()
     record = json.loads(trial.user_attrs["record"])
@@ -393,6 +393,6 @@ def test_invalid_settings_are_refused_before_anything_starts(
 ) -> None:
     if not any("workload=" in argument for argument in arguments):
         arguments = ["workload=command", *arguments]
-    done = run_cli(*arguments)
-    assert done.code == 2 and message in done.err, done.err
-    assert len(done.err.splitlines()) <= 2
+    result = run_cli(*arguments)
+    assert result.code == 2 and message in result.err, result.err
+    assert len(result.err.splitlines()) <= 2

@@ -128,7 +128,7 @@ def measured_layout(row: dict[str, Any]) -> tuple[Layout, Setting]:
 
 
 def estimated_tokens_per_s(row: dict[str, Any]) -> float:
-    """Of one GPU, on a machine without a measured matmul rate."""
+    """One GPU, on a machine without a measured matmul rate."""
     layout, setting = measured_layout(row)
     ranks = layout.world_size
     machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": ASSUMED_SHARE_OF_PEAK * 989})
@@ -204,23 +204,23 @@ def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
 def test_a_plan_shows_tried_and_excluded_points_and_the_projection(
     run_cli: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
-    done = run_cli("workload=parallel", "gpus=2", "plan=true", "projection.nodes=1,16", "price_per_hour=2.5")
-    assert done.code == 0, done.err
+    result = run_cli("workload=parallel", "gpus=2", "plan=true", "projection.nodes=1,16", "price_per_hour=2.5")
+    assert result.code == 0, result.err
     tried, excluded = (
-        int(n.replace(",", "")) for n in re.findall(r"(?m)^([\d,]+) (?:valid|excluded) points", done.out)
+        int(n.replace(",", "")) for n in re.findall(r"(?m)^([\d,]+) (?:valid|excluded) points", result.out)
     )
     assert 0 < tried < 100 and tried + excluded == 41_472
-    assert "the degrees multiply to the number of ranks" in done.out
-    assert "fixed    model=llama_tiny sequence_length=64" in done.out
-    assert "dp_shard 2, micro-batch 4 x 1" in done.out and "of linear" in done.out and "assumptions:" in done.out
+    assert "the degrees multiply to the number of ranks" in result.out
+    assert "fixed    model=llama_tiny sequence_length=64" in result.out
+    assert "dp_shard 2, micro-batch 4 x 1" in result.out and "of linear" in result.out and "assumptions:" in result.out
     rows = next(tmp_path.glob("sweeps/*/plan.csv")).read_text().splitlines()
     assert len(rows) == 1 + 41_472 and not list(tmp_path.glob("sweeps/*/study.journal"))
 
 
 def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Callable[..., CommandResult]) -> None:
-    done = run_cli("workload=parallel", "model=llama3_70b", "gpus=16", "hardware=h200", "plan=true", "space.tp=8")
-    assert done.code == 0, done.err
-    assert "16 x h200, planned" in done.out and "the layout fits into memory" in done.out
+    result = run_cli("workload=parallel", "model=llama3_70b", "gpus=16", "hardware=h200", "plan=true", "space.tp=8")
+    assert result.code == 0, result.err
+    assert "16 x h200, planned" in result.out and "the layout fits into memory" in result.out
 
 
 @pytest.mark.parametrize(
@@ -238,5 +238,5 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
 def test_an_impossible_layout_is_refused_before_anything_starts(
     run_cli: Callable[..., CommandResult], arguments: list[str], message: str
 ) -> None:
-    done = run_cli("workload=parallel", *arguments)
-    assert done.code == 2 and message in done.err and len(done.err.splitlines()) <= 2
+    result = run_cli("workload=parallel", *arguments)
+    assert result.code == 2 and message in result.err and len(result.err.splitlines()) <= 2

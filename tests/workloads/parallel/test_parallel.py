@@ -297,10 +297,10 @@ def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(workspace: Wo
     """The same two workers run all trials, each in a new process group."""
     fixed = ["space.micro_batch=4", "space.checkpointing=none", "space.cp=1", "space.pp=1"]
     fixed += ["space.dp_replicate=1", "space.steps=3"]
-    done = workspace.run(
+    result = workspace.run(
         "workload=parallel", "gpus=2", "finals.top=0", "search=grid", "space.reshard_after_forward=true", *fixed
     )
-    assert done.code == 0, done.err
+    assert result.code == 0, result.err
     runs = workspace.runs("trial")
     assert sorted((run.data.params["dp_shard"], run.data.params["tp"]) for run in runs) == [("1", "2"), ("2", "1")]
     for run in runs:
@@ -311,7 +311,7 @@ def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(workspace: Wo
         # Blocks with whole weights have a manual backward pass and choose their attention kernel themselves.
         kernel = "cpu" if run.data.params["dp_shard"] == "2" else "scaled_dot_product_attention"
         assert run.data.tags["attention"] == kernel
-    assert "model    estimates are" in done.out
+    assert "model    estimates are" in result.out
     (parent,) = workspace.runs("sweep")
     assert parent.data.metrics["predicted_error"] > 0
     projected = json.loads(parent.data.tags["projected_tokens_per_s"])

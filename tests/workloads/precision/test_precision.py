@@ -148,10 +148,10 @@ def test_an_error_of_a_tenth_has_an_sqnr_of_20_db() -> None:
 @pytest.mark.soak
 def test_a_sweep_keeps_emulated_trials_unranked(workspace: Workspace) -> None:
     overrides = ["workload=precision", "space.layer=qkv", "space.product=forward", "progress=never"]
-    done = workspace.run(*overrides)
-    assert done.code == 0, done.err
-    assert "7 complete" in done.out and "every point of the space was tried" in done.out
-    assert "not ranked by speed: emulated: cpu lacks fp8 matrix units" in done.out and "SQNR dB" in done.out
+    result = workspace.run(*overrides)
+    assert result.code == 0, result.err
+    assert "7 complete" in result.out and "every point of the space was tried" in result.out
+    assert "not ranked by speed: emulated: cpu lacks fp8 matrix units" in result.out and "SQNR dB" in result.out
     runs = workspace.runs("trial")
     assert {run.data.tags["outcome"] for run in runs} == {"complete"}
     assert all("sqnr_db" in run.data.metrics for run in runs)
@@ -165,7 +165,7 @@ def test_a_missing_torchao_is_infeasible_with_the_pip_command() -> None:
         "from workloads.api.trial import run_trial; from workloads.api.contract import Rank;"
         "run_trial('precision', {'recipe': 'bf16'}, Rank())"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
-    assert "Infeasible: torchao is not installed: pip install 'gpu-sweeper[precision]'" in done.stderr
+    assert "Infeasible: torchao is not installed: pip install 'gpu-sweeper[precision]'" in result.stderr
