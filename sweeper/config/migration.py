@@ -60,6 +60,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
 def check_key(key: str, value: Any) -> None:
     """Check one key of a configuration. Raises UserInputError if 0.2 spells it differently."""
     new = RENAMED_KEYS.get(key)
+    section, dot, name = key.rpartition(".")
+    if section == "command.layout" and name in RENAMED_PARAMETERS:
+        new = f"{section}{dot}{RENAMED_PARAMETERS[name]}"
     if new is not None and value not in (None, "null"):
         raise UserInputError(f"{key}={value}: renamed in 0.2; use {new}={value}")
 

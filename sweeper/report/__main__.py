@@ -13,8 +13,8 @@ work, report_….png: training in nine panels, other work by its speed. The othe
 --compare     compare two sweeps where they did the same work: which is faster, with both intervals, or no difference
 --baseline    compare an earlier sweep with the latest one (or --sweep); exit code 1 if it is slower by more than the
               threshold and the intervals are disjoint, 2 if there is nothing to compare
-leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/rates.json) next to published
-              ones; rates with different statistics are not comparable
+leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/matmul_ceilings.json) next to
+              published ones; rates with different statistics are not comparable
   --json      print what --send would send, and nothing else
   --send URL  post exactly that to a collection address; without it nothing is ever sent
 """

@@ -53,7 +53,7 @@ def find_marked(mark: str, session: int) -> set[int]:
 
 
 if __name__ == "__main__":
-    if os.fork():  # whoever kills a worker kills its children, and this process has to outlive it
+    if os.fork():  # a worker is killed with its children, and this process has to outlive it
         os._exit(0)
     os.setsid()
     sys.stdin.read()

@@ -73,6 +73,7 @@ WRONG = {
     "space=llama3_8b": ["space=llama3_8b", "workload=matmul_layers model=llama3_8b"],
     "space.route=torch": ["space.route", "space.backend"],
     "workload=parallel space.replicate=1": ["space.replicate", "space.dp_replicate"],
+    "workload=command ++command.layout.tensor=2": ["command.layout.tensor=2", "command.layout.tp=2"],
     "workload=matmul_layers space.layer=head": ["space.layer=head", "space.layer=lm_head"],
 }
 
