@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -100,22 +101,7 @@ def _train(
 ) -> Measurement:
     plan, shape = prediction.plan, MODELS[parameters.model]
     optimizer = AdamW(learning_rate=parameters.learning_rate)
-    step_count = parameters.warmup + parameters.steps
-    tokens = load_sequences(
-        parameters.data,
-        parameters.tokenizer,
-        count=step_count * parameters.sequences_per_step,
-        length=plan.sequence_length + 1,
-        vocabulary=shape.vocabulary,
-        seed=parameters.seed,
-    )
-    batches = tokens.view(
-        step_count,
-        plan.accumulation_rounds,
-        plan.groups_per_round,
-        plan.sequences_per_chunk,
-        plan.sequence_length + 1,
-    )
+    batches = _load_batches(parameters, plan)
     kernel = select_attention_kernel(shape, plan.sequence_length, device, precision.dtype)
     engine = Engine(shape, plan, arena, device, kernel, precision=precision, optimizer=optimizer)
     if parameters.checkpoint:
@@ -123,41 +109,24 @@ def _train(
     else:
         engine.initialize(parameters.seed)
     activity = node_activity()
-    times_s: list[float] = []
-    losses: list[float] = []
     with monitor_gpu(device) as readings:
-        for batch in batches:
-            started = time.perf_counter()
-            losses.append(float(engine.step(batch)))
-            engine.synchronize()
-            times_s.append(time.perf_counter() - started)
-            span_times_s = engine.copy_streams.take_span_times_s()
-    if not all(math.isfinite(loss) for loss in losses):
-        raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
+        run = _run_steps(engine, batches)
     copied_bytes = engine.copy_streams.copied_bytes
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
-    metrics = readings.metrics() | {
-        "loss": losses[-1],
-        "first_loss": losses[0],
-        "predicted_tokens_per_s": plan.tokens_per_step / prediction.times.step_s,
-        "predicted_copy_wait_share": prediction.times.copy_wait_s / prediction.times.step_s,
-        "peak_host_gib": arena.used_bytes / GIB,
-        "copy_wait_share": span_times_s.get("copy_wait", 0.0) / times_s[-1],
-        "optimizer_share": span_times_s.get("optimizer", 0.0) / times_s[-1],
-        "copied_gib_per_step": copied_bytes / step_count / GIB,
-        "rounds": float(plan.accumulation_rounds),
-    }
+    metrics = readings.metrics() | _compute_metrics(run, prediction)
+    metrics["peak_host_gib"] = arena.used_bytes / GIB
+    metrics["copied_gib_per_step"] = copied_bytes / len(batches) / GIB
     if device.type == "cuda":
         metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {
             "sequences_per_step": plan.tokens_per_step // plan.sequence_length,
-            "steps": len(times_s) - parameters.warmup,
+            "steps": len(run.times_s) - parameters.warmup,
         },
-        step_times_s=tuple(times_s[parameters.warmup :]),
+        step_times_s=tuple(run.times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
         hardware_flops_per_step=_count_hardware_flops(shape, plan),
         tokens_per_step=plan.tokens_per_step,
@@ -169,6 +138,65 @@ def _train(
         | activity,
         files=files,
     )
+
+
+def _load_batches(parameters: OffloadParameters, plan: Plan) -> torch.Tensor:
+    """Return the tokens of all steps: [steps, rounds, groups, sequences, sequence_length + 1] int64."""
+    step_count = parameters.warmup + parameters.steps
+    tokens = load_sequences(
+        parameters.data,
+        parameters.tokenizer,
+        count=step_count * parameters.sequences_per_step,
+        length=plan.sequence_length + 1,
+        vocabulary=MODELS[parameters.model].vocabulary,
+        seed=parameters.seed,
+    )
+    return tokens.view(
+        step_count,
+        plan.accumulation_rounds,
+        plan.groups_per_round,
+        plan.sequences_per_chunk,
+        plan.sequence_length + 1,
+    )
+
+
+@dataclass(frozen=True)
+class _TrainingRun:
+    """The steps of a training run, warm-up included, and the time of each kind of work in the last step."""
+
+    times_s: list[float]
+    losses: list[float]
+    span_times_s: Mapping[str, float]
+
+
+def _run_steps(engine: Engine, batches: torch.Tensor) -> _TrainingRun:
+    """Train one step on each batch. Raises ArithmeticError if a loss is not finite."""
+    times_s: list[float] = []
+    losses: list[float] = []
+    span_times_s: Mapping[str, float] = {}
+    for batch in batches:
+        started = time.perf_counter()
+        losses.append(float(engine.step(batch)))
+        engine.synchronize()
+        times_s.append(time.perf_counter() - started)
+        span_times_s = engine.copy_streams.take_span_times_s()
+    if not all(math.isfinite(loss) for loss in losses):
+        raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
+    return _TrainingRun(times_s, losses, span_times_s)
+
+
+def _compute_metrics(run: _TrainingRun, prediction: Prediction) -> dict[str, float]:
+    """Return the losses, the shares of the last step's time, and the planner's prediction of them."""
+    metrics = {
+        "loss": run.losses[-1],
+        "first_loss": run.losses[0],
+        "predicted_tokens_per_s": prediction.plan.tokens_per_step / prediction.times.step_s,
+        "predicted_copy_wait_share": prediction.times.copy_wait_s / prediction.times.step_s,
+        "copy_wait_share": run.span_times_s.get("copy_wait", 0.0) / run.times_s[-1],
+        "optimizer_share": run.span_times_s.get("optimizer", 0.0) / run.times_s[-1],
+        "rounds": float(prediction.plan.accumulation_rounds),
+    }
+    return metrics
 
 
 def _count_hardware_flops(shape: LlamaShape, plan: Plan) -> float:
