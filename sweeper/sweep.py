@@ -148,7 +148,8 @@ class Sweep:
             self._tracking.restart_if_dead()
             self._show_state()
         self._collect_steps(wait=True)
-        self._pool.close(0 if self._stop.requested else START_PATIENCE_S)
+        # Only the finals need what a gang that is starting holds.
+        self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
 
     def _make_pool(self, gangs: int) -> gang_pool.GangPool:
         plan = self._plan
