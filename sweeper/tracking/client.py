@@ -17,8 +17,7 @@ from sweeper.common.trials import TrialRecord
 
 MAX_RESTARTS = 3
 MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
-# A report takes 3 s of CPU time, 2 of them to import MLflow (3.17), and longer on thousands of trials. It is then
-# written after the driver has gone.
+# A report takes 1 s of CPU time, and longer on thousands of trials. It is then written after the driver has gone.
 REPORT_PATIENCE_S = 2.0
 
 
