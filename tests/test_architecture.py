@@ -83,12 +83,3 @@ def test_the_driver_loads_neither_torch_nor_mlflow() -> None:
     code = "import sys, sweeper.sweep, sweeper.__main__; print('torch' in sys.modules, 'mlflow' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert result.stdout.split() == ["False", "False"]
-
-
-def test_a_folder_called_workloads_does_not_hide_ours(tmp_path: Path) -> None:
-    folder = tmp_path / "workloads"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
-    arguments = [sys.executable, "-m", "sweeper", "workload=probe", "budget.trials=2", "hardware=cpu", "finals.top=0"]
-    result = subprocess.run(arguments, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0 and "2 complete" in result.stdout, result.stdout + result.stderr

@@ -6,13 +6,14 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sweeper.common.metrics import DISPLAY, derive
 from sweeper.config.resolution import CONF
-from tests.conftest import REPOSITORY, Workspace, environment
+from tests.conftest import REPOSITORY, CommandResult, Workspace, environment
 from workloads.api.contract import Measurement
 
 WORKLOADS_PAGE = (REPOSITORY / "docs/workloads.md").read_text()
@@ -69,13 +70,27 @@ def test_the_example_workload_runs_by_hand(example_package: Workspace) -> None:
     assert result.returncode == 0 and '"bytes_per_step": 2097152' in result.stdout, result.stderr
 
 
-@pytest.mark.long(20)
-def test_the_example_command_runs(workspace: Workspace) -> None:
+TUNER = ("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
+
+
+@pytest.fixture
+def example_command(workspace: Workspace) -> Workspace:
+    """The page's YAML file of a command, and a program in the place of its trainer."""
     script = "import sys, time\nfor n in range(20):\n    print(f'loss={9 / (n + 1):.3f} took 5.0 ms', flush=True)\n"
     train = write_example(workspace.path, "train.py", script)
     name = "my_conf/workload/tuner.yaml"
     write_example(workspace.path, name, FILES[name].replace("/home/me/train.py", str(train)))
-    result = workspace.run("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")
+    return workspace
+
+
+def test_the_example_command_is_accepted(example_command: Workspace, run_cli: Callable[..., CommandResult]) -> None:
+    result = run_cli(*TUNER, "plan=true")
+    assert result.code == 0 and "(6 points)" in result.out, result.out + result.err
+
+
+@pytest.mark.soak  # `make test` runs a command like it in tests/workloads/command/test_command.py
+def test_the_example_command_runs(example_command: Workspace) -> None:
+    result = example_command.run(*TUNER)
     assert result.code == 0 and "6 complete" in result.out, result.out + result.err
 
 

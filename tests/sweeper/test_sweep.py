@@ -41,8 +41,11 @@ class FinishedSweep:
 
 @pytest.fixture(scope="module")
 def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> FinishedSweep:
-    """From an empty directory: MLflow makes its tables."""
+    """From a directory without a store, in which MLflow makes its tables, and with a folder called workloads."""
     workspace = Workspace(tmp_path_factory.mktemp("held"))
+    folder = workspace.path / "workloads"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
     return FinishedSweep(workspace, workspace.run(*PROBE, "budget.trials=3", "name=held"))
 
 
@@ -115,6 +118,13 @@ def test_each_kind_of_failure_has_an_outcome_and_the_sweep_continues(workspace: 
     shown = re.findall(r"example: trial \d+: .*\n +its last lines: (\S+)", result.out)
     assert len(shown) == result.out.count("example: trial") == 4  # raised, wrong parameters, lost, timed out
     assert "rank 0 executed x=1.0" in "".join((workspace.path / path).read_text() for path in shown)
+
+
+@pytest.mark.long(32)
+@pytest.mark.xdist_group("finished_sweep")
+def test_a_folder_called_workloads_does_not_hide_ours(finished_sweep: FinishedSweep) -> None:
+    assert (finished_sweep.workspace.path / "workloads" / "__init__.py").exists()
+    assert finished_sweep.result.code == 0 and "3 complete" in finished_sweep.result.out, finished_sweep.result.err
 
 
 @pytest.mark.long(32)
