@@ -10,12 +10,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import Any
 
 from sweeper.cli.signals import StopRequests
+from sweeper.closing import FinishedRun
 from sweeper.common import secrets
 from sweeper.common.errors import describe_os_error
-from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
+from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.execution import cluster, gang_pool, lock
 from sweeper.execution.gang_launcher import GangResources, GangSpec
@@ -25,16 +25,12 @@ from sweeper.planning.plan import Plan
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import SearchSettings, Study, Trial
-from sweeper.tracking import mlflow_store, parent_run, provenance
+from sweeper.tracking import parent_run, provenance
 from sweeper.tracking.client import TrackingClient
-from sweeper.ui import plan_view, tables
+from sweeper.ui import plan_view
 from sweeper.ui.progress import ProgressState, make_progress
-from sweeper.ui.results import Results
-from sweeper.ui.summary import Recording, Summary
 
-MLFLOW_PATIENCE_S = 20.0
 START_PATIENCE_S = 20.0
-MANY_PENDING = 20  # records that take long enough to write that a note is due
 
 
 class Sweep:
@@ -82,7 +78,8 @@ class Sweep:
         """Run the sweep, or the rest of it. Returns the exit code."""
         self._stop.install()
         try:
-            self._introduce()
+            for line in plan_view.describe_start(self._plan, self._progress.counts, len(self._study.unfinished)):
+                self._display.note(line)
             error = self._run_on_cluster() if self._has_trials() or self._pending_finals() else ""
             return self._finish(error)
         except BrokenPipeError:
@@ -317,94 +314,21 @@ class Sweep:
             finals=(self._finals_ended, self._finals_planned) if self._finals_planned else None,
         )
 
-    def _introduce(self) -> None:
-        """Print the plan in a few lines, before anything expensive."""
-        plan, note = self._plan, self._display.note
-        note(f"sweep    {plan.name}")
-        note(f"device   {plan_view.describe_devices(plan)}")
-        note(f"search   {plan_view.describe_search(plan)}")
-        for line in plan.excluded:
-            note(f"excluded {line}")
-        for line in plan.target.describe_foreign_use():
-            note(f"warning  {line}")
-        if self._progress.counts or self._study.unfinished:
-            interrupted = len(self._study.unfinished)
-            rerun = f"; {interrupted} interrupted trials run again" if interrupted else ""
-            note(f"resumed  {tables.format_counts(self._progress.counts)}{rerun}")
-
     def _finish(self, error: str) -> int:
-        """Store the results, end the parent run and print the summary. Returns the exit code."""
-        interrupted = self._stop.requested
+        """Store and print the results. Returns the exit code."""
         self._stop.leave_at_once = True
-        results = Results.collect(self._plan, self._study, self._progress)
-        is_over = not (interrupted or error or self._has_budget() or self._pending_finals())
-        texts = results.text_files()
-        for name, text in texts.items():
-            (self._plan.folder / name).write_text(text)
-        if is_over:
-            results.keep_ceilings()
-        summary = Summary(results, self._command, self._extend_command(), self._nodes.describe_drained())
-        status = "KILLED" if interrupted else "FAILED" if error else "FINISHED"
-        plots = [] if interrupted else self._draw_plots(results)
-        written = self._close_tracking(results, summary, texts, status=status, plots=plots)
-        recording = Recording(
-            uri=self._config.tracking.uri,
-            runs_page=mlflow_store.runs_page(
-                self._tracking.experiment_id, self._plan.name, results.objective, results.direction
-            ),
-            pending=self._tracking.pending,
-            error=self._tracking.last_error,
-            is_complete=written,
+        is_over = not (self._stop.requested or error or self._has_budget() or self._pending_finals())
+        run = FinishedRun(
+            plan=self._plan,
+            study=self._study,
+            progress=self._progress,
+            arguments=self._arguments,
+            drained=self._nodes.describe_drained(),
+            error=error,
+            is_interrupted=self._stop.requested,
+            is_over=is_over,
         )
-        summary.print(recording, is_over=is_over, is_exhausted=self._study.exhausted)
-        if error:
-            print(f"stopped  {error}")
-        none_complete = not self._progress.counts[TrialStatus.COMPLETE]
-        code = SOME_FAILED if results.has_failures or error or not written or none_complete else COMPLETE
-        code = INTERRUPTED if interrupted else code
-        self._display.end({**results.export(), "exit_code": code})
-        return code
-
-    def _close_tracking(
-        self, results: Results, summary: Summary, texts: dict[str, str], *, status: str, plots: list[str]
-    ) -> bool:
-        """End the parent run. Returns whether everything is written."""
-        if self._tracking.is_open and self._tracking.pending > MANY_PENDING:
-            self._display.note(
-                f"writing {self._tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start"
-            )
-        tags = {
-            mlflow_store.DESCRIPTION: summary.markdown(),
-            "outcome": tables.format_counts(self._progress.counts),
-            "winner": summary.verdict(),
-            **results.projection_tags(),
-            **({"drained": "\n".join(summary.drained)} if summary.drained else {}),
-        }
-        closing: dict[str, Any] = {
-            "status": status,
-            "metrics": results.metrics(),
-            "tags": tags,
-            "artifacts": texts,
-            "plots": plots,
-            "abandoned": self._study.abandoned,
-        }
-        return self._tracking.close(closing, MLFLOW_PATIENCE_S)
-
-    def _draw_plots(self, results: Results) -> list[str]:
-        try:
-            return [str(path) for path in results.draw_plots(self._study)]
-        except Exception as error:  # a plot is never worth losing a table
-            self._display.note(f"no plots: {type(error).__name__}: {error}")
-            return []
-
-    def _extend_command(self) -> str:
-        """Return the command with twice the limits that ended the sweep, which may have had more before."""
-        exhausted = {f"budget.{name}": limit for name, limit in self._progress.exhausted_limits().items()}
-        if "budget.trials" in exhausted:
-            exhausted["budget.trials"] = self._progress.finished_trials
-        arguments = [argument for argument in self._arguments if argument.partition("=")[0] not in exhausted]
-        arguments += [f"{name}={2 * limit:.15g}" for name, limit in exhausted.items()]
-        return shlex.join(secrets.masked_arguments(arguments))
+        return run.close(self._tracking, self._display)
 
 
 def _open_study(plan: Plan) -> Study:

@@ -19,6 +19,7 @@ FORBIDDEN = {
 LAYERS = [
     {"__main__"},
     {"sweep"},
+    {"closing"},
     {"doctor", "report", "ingest"},
     {"cli"},
     {"tracking"},

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
 from sweeper.common.metrics import LINEAR_BANDS
+from sweeper.common.trials import TrialStatus
 from sweeper.config.schema import Config
 from sweeper.planning import cost_model
 from sweeper.planning.cost_model import CostEstimates, Projection
 from sweeper.planning.plan import Plan
 from sweeper.ui.format import count, format_number, format_point
-from sweeper.ui.tables import csv_of, draw, terminal_width
+from sweeper.ui.tables import csv_of, draw, format_counts, terminal_width
 
 SHOWN_CANDIDATES = 20
 
@@ -47,6 +49,22 @@ def describe_search(plan: Plan) -> str:
     varying = ", ".join(plan.space.dimensions) or "one point"
     sampler = f"{config.search.sampler}, seed {config.seed}"
     return f"{varying} ({points}), sampler {sampler}, until {' or '.join(filter(None, limits))}"
+
+
+def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
+    """Return the lines that open a sweep, before anything expensive.
+
+    Args:
+        counts: how the trials of earlier runs ended.
+        interrupted: trials of earlier runs that run again.
+    """
+    lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
+    lines += [f"excluded {line}" for line in plan.excluded]
+    lines += [f"warning  {line}" for line in plan.target.describe_foreign_use()]
+    if counts or interrupted:
+        rerun = f"; {interrupted} interrupted trials run again" if interrupted else ""
+        lines.append(f"resumed  {format_counts(counts)}{rerun}")
+    return lines
 
 
 def show_plan(plan: Plan) -> None:
