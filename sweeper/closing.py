@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeper.common import secrets
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.trials import TrialStatus
 from sweeper.planning.plan import Plan
@@ -19,6 +18,7 @@ from sweeper.ui import tables
 from sweeper.ui.progress import Progress
 from sweeper.ui.results import Results
 from sweeper.ui.summary import Recording, Summary
+from workloads.api import secrets
 
 MLFLOW_PATIENCE_S = 20.0
 MANY_PENDING = 20  # records that take long enough to write that a note is due

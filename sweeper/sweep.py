@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from sweeper.cli.signals import StopRequests
 from sweeper.closing import FinishedRun
-from sweeper.common import secrets
 from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
@@ -29,6 +28,7 @@ from sweeper.tracking import parent_run, provenance
 from sweeper.tracking.client import TrackingClient
 from sweeper.ui import plan_view
 from sweeper.ui.progress import ProgressState, make_progress
+from workloads.api import secrets
 
 START_PATIENCE_S = 20.0
 

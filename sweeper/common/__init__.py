@@ -1,1 +1,1 @@
-"""Errors, trial records, metrics and secrets, which every other package uses."""
+"""Errors, trial records and metrics, which every other package uses."""

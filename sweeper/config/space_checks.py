@@ -10,13 +10,13 @@ from typing import Any, get_args, get_type_hints
 from hydra.core.override_parser.types import ChoiceSweep
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.common.secrets import is_secret
 from sweeper.config import space as spaces
 from sweeper.config.migration import renamed_parameter
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
 from sweeper.config.validation import build, check_bounds, convert
 from workloads.api import host
+from workloads.api.secrets import is_secret
 
 
 def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) -> tuple[Space, list[str]]:

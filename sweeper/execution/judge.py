@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sweeper.common import metrics
-from sweeper.common.secrets import mask
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
 from sweeper.search.study import Trial
+from workloads.api.secrets import mask
 
 
 @dataclass(frozen=True)

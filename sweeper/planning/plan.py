@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.errors import UserInputError
-from sweeper.common.secrets import masked
 from sweeper.config import space_checks
 from sweeper.config.hardware import Node, Target, catalogue, has_hardware, planned_target, select_target
 from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
@@ -20,6 +19,7 @@ from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.cost_model import CostEstimates
 from workloads.api.contract import Workload
+from workloads.api.secrets import masked
 
 PROMISING_POINTS = 5  # of the estimated points so many are tried first
 

@@ -11,9 +11,9 @@ import sys
 
 from mlflow import MlflowClient
 
-from sweeper.common.secrets import mask
 from sweeper.report import charts, page, store, summary
 from sweeper.tracking import mlflow_store
+from workloads.api.secrets import mask
 
 REPORT = "report.html"
 

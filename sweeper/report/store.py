@@ -13,9 +13,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.common.secrets import mask
 from sweeper.report.best import BestResult, find_best_results
 from sweeper.tracking import mlflow_store
+from workloads.api.secrets import mask
 
 
 @dataclass(frozen=True)

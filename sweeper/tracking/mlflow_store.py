@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.errors import UserInputError
-from sweeper.common.secrets import mask
+from workloads.api.secrets import mask
 
 # Tags that identify a run.
 KIND = "sweeper.kind"

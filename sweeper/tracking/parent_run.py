@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper.common.secrets import masked
 from sweeper.planning.plan import Plan
 from sweeper.tracking import mlflow_store
+from workloads.api.secrets import masked
 
 
 def opening_message(

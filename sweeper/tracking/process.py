@@ -27,9 +27,9 @@ import sys
 import threading
 from typing import Any, TextIO
 
-from sweeper.common.secrets import mask
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.store import Store
+from workloads.api.secrets import mask
 
 RETRY_S = 1.0
 REPORT_MODULE = "sweeper.report.artifact"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeper.common.secrets import masked_arguments
 from sweeper.config.hardware import Target
 from workloads.api import host
+from workloads.api.secrets import masked_arguments
 
 PACKAGES = ("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from sweeper.common import metrics
-from sweeper.common.secrets import mask
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.ui import per_gpu, tables
 from sweeper.ui.format import count, format_number, format_point
 from sweeper.ui.results import Results
+from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
 SHOWN_REASONS = 3  # of each bad status

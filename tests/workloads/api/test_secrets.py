@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeper.common.secrets import is_secret, mask, masked, masked_arguments
 from tests.conftest import CommandResult, Workspace
+from workloads.api.secrets import is_secret, mask, masked, masked_arguments
 
 SECRET = "hunter2hunter2"
 
