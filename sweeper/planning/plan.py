@@ -112,18 +112,13 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     achieved_tflops = _achieved_tflops(directory, target, gpus)
     machine = cost_model.build_machine(target, gpus, config.cluster.network_gb_s, achieved_tflops)
     estimates = cost_model.estimate_space(resolved, space, machine)
-    if projection_nodes and not (estimates and resolved.workload.can_scale):
-        raise UserInputError(f"projection.nodes: {config.workload.name} cannot project to more nodes")
+    _check_projection(resolved, projection_nodes, estimates)
     if estimates:
         space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
     if config.search.sampler == "grid":
         next(space.points())  # raises for a space without a grid
-    initial_points = space_checks.read_initial_points(
-        resolved, space, target.hardware.kind, strict=strict_initial_points
-    )
-    if estimates:
-        promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]]
-        initial_points += [point for point in promising if point not in initial_points]
+    kind = target.hardware.kind
+    initial_points = space_checks.read_initial_points(resolved, space, kind, strict=strict_initial_points)
     identity = _build_identity(resolved, space, resources)
     name = config.name or _default_name(config, space, target, identity)
     return Plan(
@@ -131,7 +126,7 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
         resources=resources,
         space=space,
         excluded=excluded,
-        initial_points=initial_points,
+        initial_points=_append_promising_points(initial_points, estimates),
         identity=identity,
         name=name,
         folder=directory / "sweeps" / name,
@@ -147,6 +142,11 @@ def _check_pruner(resolved: ResolvedConfig) -> None:
         raise UserInputError(
             f"search.pruner={pruner}: {resolved.config.workload.name} reports no steps while it runs; use none"
         )
+
+
+def _check_projection(resolved: ResolvedConfig, nodes: list[int], estimates: CostEstimates | None) -> None:
+    if nodes and not (estimates and resolved.workload.can_scale):
+        raise UserInputError(f"projection.nodes: {resolved.config.workload.name} cannot project to more nodes")
 
 
 def _select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
@@ -180,6 +180,12 @@ def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, fl
     achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
     sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
     return {dtype: tflops / sharing for dtype, tflops in achieved.items()}
+
+
+def _append_promising_points(points: list[Parameters], estimates: CostEstimates | None) -> list[Parameters]:
+    """Return the initial points and, without repetition, the points that the cost model estimates to be the best."""
+    promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]] if estimates else []
+    return points + [point for point in promising if point not in points]
 
 
 def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources) -> dict[str, Any]:

@@ -8,26 +8,22 @@ a trace, and asking for a trial costs one line on disk instead of one per parame
 
 from __future__ import annotations
 
-import uuid
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeper.common.errors import UserInputError
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
-from sweeper.config.space import Choice, Dimension, Parameters, Range, Space, Value, point_key
+from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.search import storage
+from sweeper.search.identity import check_identity
+from sweeper.search.samplers import make_pruner, make_sampler, to_distribution
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
 
 # The state of a trial in the journal. No sampler learns from FAIL, which is what is not listed here. From PRUNED they
 # learn: an infeasible trial cannot work and is not tried again.
@@ -36,8 +32,6 @@ STATES = {
     TrialStatus.INFEASIBLE: TrialState.PRUNED,
     TrialStatus.PRUNED: TrialState.PRUNED,
 }
-STARTUP_TRIALS = 5  # so many trials have to report a step before any is judged by it
-STARTUP_STEPS = 5  # no trial is pruned up to this step
 MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
 MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
 
@@ -108,7 +102,7 @@ class Study:
         self._settings = settings
         self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
         self._journal = storage.open_journal(path, settings.direction)
-        self.id = _check_identity(self._journal, identity)
+        self.id = check_identity(self._journal, identity)
         self._sampling = optuna.create_study(direction=settings.direction, pruner=make_pruner(settings.pruner))
         self._sampling_numbers: dict[int, int] = {}  # of trials that have not ended: the number in the sampling study
         self._trial_count = 0  # in the journal
@@ -171,9 +165,8 @@ class Study:
         # After a resume, QMC starts its sequence again and has to pass all points that were tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
         attempts = [(sampler, max_proposals), (make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
-        if (
-            self._allowed_keys is not None
-        ):  # few points may be allowed, and the next in order is better than a random one
+        if self._allowed_keys is not None:
+            # Few points may be allowed, and the next in order is better than a random one.
             attempts = [(sampler, MAX_PROPOSALS_AMONG_FEW)]
         for attempt_sampler, proposals in attempts if name != "grid" else ():
             self._sampling.sampler = attempt_sampler
@@ -317,82 +310,3 @@ def _copy_trial(
         intermediate_values={int(step): value for step, value in trial.user_attrs.get("steps", {}).items()},
         constraints=storage.INFEASIBLE if infeasible else None,
     )
-
-
-def to_distribution(dimension: Dimension) -> BaseDistribution:
-    """Return Optuna's distribution for a dimension of the space."""
-    if isinstance(dimension, Choice):
-        return CategoricalDistribution(list(dimension.values))
-    if isinstance(dimension, Range):
-        if isinstance(dimension.low, int) and isinstance(dimension.step, int):
-            return IntDistribution(dimension.low, int(dimension.high), log=dimension.log, step=dimension.step)
-        return FloatDistribution(dimension.low, dimension.high, step=dimension.step)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-
-
-def make_pruner(name: str) -> optuna.pruners.BasePruner:
-    """Return the pruner of this name.
-
-    median ends a trial whose best value so far is worse than the median of the other trials' up to the same step.
-    """
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=STARTUP_STEPS)
-    return optuna.pruners.NopPruner()
-
-
-def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
-    """Return the sampler for trial `number`, with its own seed: a resumed sweep samples like an uninterrupted one.
-
-    QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
-    its covariance only with the trials of one run, and starts again after a resume.
-    """
-    trial_seed = (seed * 1_000_003 + number) % 2**32
-    match name:
-        case "tpe":
-            return optuna.samplers.TPESampler(seed=trial_seed)
-        case "gp":
-            return optuna.samplers.GPSampler(seed=trial_seed)
-        case "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
-        case "qmc":
-            return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
-    return optuna.samplers.RandomSampler(seed=trial_seed)  # also for grid, whose points are enqueued
-
-
-# ── the identity ──
-
-
-def _check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
-    """Store the identity in a new study, or compare it with the stored one. Return the study's id.
-
-    Raises:
-        UserInputError: the study has another identity, or version 0.1 created it.
-    """
-    attrs = study.user_attrs
-    if "id" not in attrs:
-        study.set_user_attr("identity", identity)
-        study.set_user_attr("id", uuid.uuid4().hex)
-        return str(study.user_attrs["id"])
-    stored = attrs["identity"]
-    if "method" in stored:  # 0.2 calls it benchmark_version
-        raise UserInputError(
-            "this sweep was created by version 0.1; version 0.2 does not resume it. Choose another name= or dir="
-        )
-    if stored != identity:
-        raise UserInputError(
-            f"this sweep already exists with different settings: {'; '.join(_differences(stored, identity))}. "
-            "Choose another name="
-        )
-    return str(attrs["id"])
-
-
-def _differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return a phrase for each key whose value has changed; a key of a nested mapping is joined by dots."""
-    phrases = []
-    for key in {**stored, **current}:
-        old, new = stored.get(key), current.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            phrases += [f"{key}.{phrase}" for phrase in _differences(old, new)]
-        elif old != new:
-            phrases.append(f"{key} was {old}, now {new}")
-    return phrases

@@ -6,7 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -44,45 +46,82 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         raise Infeasible(f"backend={parameters.backend} is {reason}")
     shape = parameters.shape()
     with _arithmetic(parameters):
-        _warm_up(device, parameters.warmup_s)
-        generator = torch.Generator(device=device).manual_seed(parameters.seed)
-        operands = make_operands(parameters, device, generator, architecture)
-        times_s, readings = _time_untainted(operands.multiply, device, parameters)
-        step_time_s = statistics.median(times_s)
-        sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
-        c = operands.fetch(operands.multiply())
-        settings = {"accumulation": _executed_accumulation(parameters), "backend": _executed_backend(parameters)}
-    error = relative_error(operands.a, operands.b, c)
-    matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
-    if not error <= TOLERANCE[matrix_dtype]:
-        raise ArithmeticError(
-            f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
-            f"more than {TOLERANCE[matrix_dtype]:.0e}"
-        )
-    executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    if parameters.model is None:
-        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * _values_per_element(operands.a)}
-    executed |= {"repeats": len(times_s), "seed": generator.initial_seed(), **settings}
-    if parameters.layout != "auto":
-        executed["layout"] = operands.layout
-    shape_metrics = {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)} if parameters.model else {}
+        run = _run(parameters, device, architecture)
+    error = _checked_error(parameters, run)
+    rows, columns = run.c.shape
+    shape_metrics = {"m": float(rows), "n": float(columns), "k": float(shape.k)} if parameters.model else {}
     return Measurement(
-        executed=executed,
-        step_times_s=times_s,
-        sustained_step_times_s=sustained_s,
+        executed=run.executed,
+        step_times_s=run.times_s,
+        sustained_step_times_s=run.sustained_times_s,
         independent=True,
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
-        matrix_dtype=matrix_dtype,
-        metrics={"relative_error": error, **shape_metrics, **readings.metrics(), **sustained_metrics},
+        matrix_dtype=RECIPES[parameters.dtype].matrix_dtype,
+        metrics={"relative_error": error, **shape_metrics, **run.readings.metrics(), **run.sustained_metrics},
         machine_info=devices.machine_info(device)
-        | readings.machine_info()
+        | run.readings.machine_info()
         | {
-            "layout": operands.layout,
-            "output_dtype": str(c.dtype).removeprefix("torch."),
-            "operands": str(operands.a.dtype),
+            "layout": run.operands.layout,
+            "output_dtype": str(run.c.dtype).removeprefix("torch."),
+            "operands": str(run.operands.a.dtype),
         },
     )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A timed product.
+
+    Attributes:
+        c: the result C[m, n].
+        executed: the parameters as executed.
+        times_s: seconds of each repeat; `readings` are the GPU's meanwhile.
+        sustained_times_s: seconds a product in each window of the back-to-back run.
+    """
+
+    operands: Operands
+    c: torch.Tensor
+    executed: dict[str, Any]
+    times_s: tuple[float, ...]
+    readings: GpuReadings
+    sustained_times_s: tuple[float, ...]
+    sustained_metrics: dict[str, float]
+
+
+def _run(parameters: MatmulParameters, device: torch.device, architecture: str) -> _Run:
+    """Time the product under the arithmetic settings of the caller, and read back what was executed."""
+    _warm_up(device, parameters.warmup_s)
+    generator = torch.Generator(device=device).manual_seed(parameters.seed)
+    operands = make_operands(parameters, device, generator, architecture)
+    times_s, readings = _time_untainted(operands.multiply, device, parameters)
+    step_time_s = statistics.median(times_s)
+    sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
+    c = operands.fetch(operands.multiply())
+    executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    if parameters.model is None:
+        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * _values_per_element(operands.a)}
+    executed |= {
+        "repeats": len(times_s),
+        "seed": generator.initial_seed(),
+        "accumulation": _executed_accumulation(parameters),
+        "backend": _executed_backend(parameters),
+    }
+    if parameters.layout != "auto":
+        executed["layout"] = operands.layout
+    return _Run(operands, c, executed, times_s, readings, sustained_s, sustained_metrics)
+
+
+def _checked_error(parameters: MatmulParameters, run: _Run) -> float:
+    """Return the relative error of the result. Raises ArithmeticError if it exceeds the format's tolerance."""
+    error, shape = relative_error(run.operands.a, run.operands.b, run.c), parameters.shape()
+    tolerance = TOLERANCE[RECIPES[parameters.dtype].matrix_dtype]
+    if not error <= tolerance:
+        raise ArithmeticError(
+            f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
+            f"more than {tolerance:.0e}"
+        )
+    return error
 
 
 def _values_per_element(matrix: torch.Tensor) -> int:

@@ -87,12 +87,7 @@ def _make_unscaled(
         return Operands(a, b, multiply, fetch)
     if parameters.backend == "triton":
         gemm = _build_inductor_gemm()
-        try:
-            gemm(a, b)  # tuned now, not in the first repeat
-        except Exception as error:
-            if "NoValidChoices" not in f"{type(error).__name__} {error}":
-                raise
-            raise Infeasible(f"Inductor has no Triton kernel for this product on this GPU: {error}") from error
+        _tune(gemm, a, b)
         return Operands(a, b, lambda: gemm(a, b))
     c = torch.empty(shape.m, shape.n, device=device, dtype=out_dtype)
     if out_dtype == dtype:
@@ -102,6 +97,20 @@ def _make_unscaled(
             f"torch.mm on this device does not support output_dtype={parameters.output_dtype} of {parameters.dtype}"
         )
     return Operands(a, b, lambda: torch.mm(a, b, out_dtype=torch.float32, out=c))
+
+
+def _tune(gemm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> None:
+    """Call an Inductor product once, so that it is tuned before the first repeat.
+
+    Raises:
+        Infeasible: Inductor has no Triton kernel for it.
+    """
+    try:
+        gemm(a, b)
+    except Exception as error:
+        if "NoValidChoices" not in f"{type(error).__name__} {error}":
+            raise
+        raise Infeasible(f"Inductor has no Triton kernel for this product on this GPU: {error}") from error
 
 
 def _build_inductor_gemm() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

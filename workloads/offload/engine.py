@@ -8,8 +8,9 @@ gradients are complete; its optimizer states are copied during its backward pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from workloads.offload.activations import ActivationStack
 from workloads.offload.embedding_head import EmbeddingAndHead
 from workloads.offload.memory import Arena, Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW, Precision
-from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, Location, Plan, list_saved_tensors
+from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, LayerPlan, Location, Plan, list_saved_tensors
 from workloads.offload.slots import LayerSlots, NamedTensors
 
 
@@ -73,38 +74,13 @@ class Engine:
             self._shapes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
         self._layer_numel = sum(size.numel() for size in self._shapes.values())
         self.rope = rope_table(shape, plan.sequence_length, device)
-        self._layers = [
-            LayerState(
-                self._allocate(self._layer_numel, layer.weights),
-                self._allocate_states(self._layer_numel, layer.optimizer_states),
-                self._allocate(self._layer_numel, layer.gradients)
-                if plan.accumulation_rounds > 1 or layer.gradients == "device"
-                else None,
-            )
-            for layer in plan.layers
-        ]
-        self._weights = self._build_slots(
-            [layer.weights for layer in self._layers],
-            [layer.weights == "device" for layer in plan.layers],
-            WEIGHT_SLOTS,
-        )
-        self._gradients = self._build_slots(
-            [layer.gradients for layer in self._layers],
-            [layer.gradients == "device" for layer in plan.layers],
-            GRADIENT_SLOTS,
-        )
+        self._layers = [self._allocate_layer(layer) for layer in plan.layers]
+        self._weights = self._build_slots("weights", WEIGHT_SLOTS)
+        self._gradients = self._build_slots("gradients", GRADIENT_SLOTS)
         streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
         self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
         self._math = BlockMath(shape, kernel, compiled=device.type != "cpu")
-        self._embedding_and_head = EmbeddingAndHead(
-            shape,
-            self._math,
-            device,
-            self.precision.dtype,
-            self.copy_streams,
-            lambda numel: self._allocate_states(numel, plan.embedding_and_head_states),
-            plan.embedding_and_head_states,
-        )
+        self._embedding_and_head = self._build_embedding_and_head()
         self._saved = ActivationStack(arena, device, self.copy_streams)
         self._keys_values = self._d_keys_values = torch.empty(0)
 
@@ -119,14 +95,34 @@ class Engine:
             self._allocate(numel, location, self.precision.state_dtype) for _ in range(self.precision.state_count)
         )
 
-    def _build_slots(self, stored: Sequence[Buffer | None], resident: list[bool], shared_slots: int) -> LayerSlots:
+    def _allocate_layer(self, layer: LayerPlan) -> LayerState:
+        keeps_gradients = self.plan.accumulation_rounds > 1 or layer.gradients == "device"
+        return LayerState(
+            self._allocate(self._layer_numel, layer.weights),
+            self._allocate_states(self._layer_numel, layer.optimizer_states),
+            self._allocate(self._layer_numel, layer.gradients) if keeps_gradients else None,
+        )
+
+    def _build_slots(self, name: Literal["weights", "gradients"], shared_slots: int) -> LayerSlots:
         return LayerSlots(
-            stored,
-            resident,
+            [getattr(layer, name) for layer in self._layers],
+            [getattr(layer, name) == "device" for layer in self.plan.layers],
             shared_slots,
             lambda: self._allocate(self._layer_numel, "device"),
             self._split,
             self.copy_streams,
+        )
+
+    def _build_embedding_and_head(self) -> EmbeddingAndHead:
+        location = self.plan.embedding_and_head_states
+        return EmbeddingAndHead(
+            self.shape,
+            self._math,
+            self.device,
+            self.precision.dtype,
+            self.copy_streams,
+            lambda numel: self._allocate_states(numel, location),
+            location,
         )
 
     def _split(self, flat: Tensor) -> NamedTensors:

@@ -158,13 +158,16 @@ def _choose_saved_activations(
     times = on_device @ layer_times["device"] + on_host @ layer_times["host"] + other_times
     fastest = times[:, 0] <= times[:, 0].min() * (1 + 1e-9)
     best = np.flatnonzero(fastest)[np.argmin(times[fastest, 2])]
-    layer_counts = LayerCounts()
-    for saved, device_layers, host_layers in zip(
-        SAVED_ACTIVATIONS, on_device[best].tolist(), on_host[best].tolist(), strict=True
-    ):
-        layer_counts |= {(saved, "device"): device_layers, (saved, "host"): host_layers}
-    layer_counts = {choice: count for choice, count in layer_counts.items() if count}
+    layer_counts = _count_layers(on_device[best].tolist(), on_host[best].tolist())
     return _Candidate(placement, layer_counts, StepTimes(*times[best].tolist()))
+
+
+def _count_layers(on_device: list[int], on_host: list[int]) -> LayerCounts:
+    """Return the layers of each choice and location that has any. The lists are in the order of SAVED_ACTIVATIONS."""
+    layer_counts = LayerCounts()
+    for saved, device_layers, host_layers in zip(SAVED_ACTIVATIONS, on_device, on_host, strict=True):
+        layer_counts |= {(saved, "device"): device_layers, (saved, "host"): host_layers}
+    return {choice: count for choice, count in layer_counts.items() if count}
 
 
 @cache

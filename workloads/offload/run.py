@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from workloads import device as devices
-from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.host import available_memory_bytes, node_activity
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
@@ -104,10 +104,7 @@ def _train(
     batches = _load_batches(parameters, plan)
     kernel = select_attention_kernel(shape, plan.sequence_length, device, precision.dtype)
     engine = Engine(shape, plan, arena, device, kernel, precision=precision, optimizer=optimizer)
-    if parameters.checkpoint:
-        engine.load(checkpoint.open_reader(Path(parameters.checkpoint), shape))
-    else:
-        engine.initialize(parameters.seed)
+    _set_weights(engine, parameters)
     activity = node_activity()
     with monitor_gpu(device) as readings:
         run = _run_steps(engine, batches)
@@ -115,17 +112,10 @@ def _train(
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
-    metrics = readings.metrics() | _compute_metrics(run, prediction)
-    metrics["peak_host_gib"] = arena.used_bytes / GIB
+    metrics = readings.metrics() | _compute_metrics(run, prediction) | _memory_metrics(arena, device)
     metrics["copied_gib_per_step"] = copied_bytes / len(batches) / GIB
-    if device.type == "cuda":
-        metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-        | {
-            "sequences_per_step": plan.tokens_per_step // plan.sequence_length,
-            "steps": len(run.times_s) - parameters.warmup,
-        },
+        executed=_executed_parameters(parameters, plan, run),
         step_times_s=tuple(run.times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
         hardware_flops_per_step=_count_hardware_flops(shape, plan),
@@ -138,6 +128,29 @@ def _train(
         | activity,
         files=files,
     )
+
+
+def _set_weights(engine: Engine, parameters: OffloadParameters) -> None:
+    if parameters.checkpoint:
+        engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
+    else:
+        engine.initialize(parameters.seed)
+
+
+def _executed_parameters(parameters: OffloadParameters, plan: Plan, run: _TrainingRun) -> dict[str, Scalar]:
+    """Return the parameters, with the counts of sequences and steps read back from what ran."""
+    requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    return requested | {
+        "sequences_per_step": plan.tokens_per_step // plan.sequence_length,
+        "steps": len(run.times_s) - parameters.warmup,
+    }
+
+
+def _memory_metrics(arena: Arena, device: torch.device) -> dict[str, float]:
+    metrics = {"peak_host_gib": arena.used_bytes / GIB}
+    if device.type == "cuda":
+        metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
+    return metrics
 
 
 def _load_batches(parameters: OffloadParameters, plan: Plan) -> torch.Tensor:

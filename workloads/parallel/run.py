@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,40 +55,25 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
 def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> Measurement:
     shape, layout, length = MODELS[parameters.model], parameters.layout, parameters.sequence_length
     groups = build_groups(layout, device.type)
-    spec = ModelSpec(
-        shape,
-        length,
-        torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
-        recipe=parameters.dtype if parameters.dtype.startswith("fp8") else "",
-        compiled=parameters.compile,
-    )
-    stages = build_stages(spec, layout, groups, device, build_initializer(parameters.seed, device))
+    initializer = build_initializer(parameters.seed, device)
+    stages = build_stages(_model_spec(parameters), layout, groups, device, initializer)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
     tokens = load_sequences(
         None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
     )
-    losses, times_s, communication = [], [], dict[str, float]()
     with monitor_gpu(device) as watch:
-        for step in range(parameters.warmup + parameters.steps):
-            dist.barrier()
-            started = time.perf_counter()
-            is_profiled = step == parameters.warmup - 1
-            with profile_communication(device, communication) if is_profiled else nullcontext():
-                losses.append(float(trainer.step(tokens)))
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-            times_s.append(time.perf_counter() - started)
-    metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
+        run = _run_steps(parameters, trainer, tokens, device)
+    metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
     if device.type == "cuda":
         metrics["peak_device_gib"] = _peak_gib(device)
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
     hardware_flops = hardware_flops_per_token(shape, length, _recomputed_products(parameters))  # type: ignore[arg-type]
     return Measurement(
-        executed=_executed_parameters(parameters, groups, stages, tokens.shape[1] - 1, len(times_s)),
-        step_times_s=tuple(times_s[parameters.warmup :]),
+        executed=_executed_parameters(parameters, groups, stages, tokens.shape[1] - 1, len(run.times_s)),
+        step_times_s=tuple(run.times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, length) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports those of all ranks
@@ -102,6 +88,42 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
             "parameters_kept": sum(map(count_local_parameters, stages)),
         },
     )
+
+
+def _model_spec(parameters: ParallelParameters) -> ModelSpec:
+    return ModelSpec(
+        MODELS[parameters.model],
+        parameters.sequence_length,
+        torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
+        recipe=parameters.dtype if parameters.dtype.startswith("fp8") else "",
+        compiled=parameters.compile,
+    )
+
+
+@dataclass(frozen=True)
+class _TrainingRun:
+    """The steps of a training run, warm-up included, and the communication metrics of the last warm-up step."""
+
+    times_s: list[float]
+    losses: list[float]
+    communication: dict[str, float]
+
+
+def _run_steps(
+    parameters: ParallelParameters, trainer: Trainer, tokens: torch.Tensor, device: torch.device
+) -> _TrainingRun:
+    """Train on `tokens` [global_batch, sequence_length + 1] in each step, and profile the last warm-up step."""
+    run = _TrainingRun([], [], {})
+    for step in range(parameters.warmup + parameters.steps):
+        dist.barrier()
+        started = time.perf_counter()
+        is_profiled = step == parameters.warmup - 1
+        with profile_communication(device, run.communication) if is_profiled else nullcontext():
+            run.losses.append(float(trainer.step(tokens)))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        run.times_s.append(time.perf_counter() - started)
+    return run
 
 
 def _peak_gib(device: torch.device) -> float:

@@ -76,31 +76,45 @@ def _cast(parameters: CastParameters, architecture: str) -> Cast:
 
 def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
     """Return torchao's cast by plain PyTorch operations, with scales along rows or columns."""
+    if format_name.startswith("fp8"):
+        return _eager_fp8_cast(format_name, direction, architecture)
+    return _eager_microscaling_cast(format_name, direction)
+
+
+def _eager_fp8_cast(format_name: str, direction: str, architecture: str) -> Cast:
     from torchao.float8 import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig
-    from torchao.prototype.mx_formats.config import ScaleCalculationMode
-    from torchao.prototype.mx_formats.mx_tensor import to_mx
-    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
     from torchao.quantization import Float8Tensor
     from torchao.quantization.granularity import PerBlock
 
+    if format_name == "fp8_tensorwise" and direction == "columns":
+        raise Infeasible("fp8_tensorwise has one scale for the whole matrix and no direction. Set direction=rows")
     fp8 = getattr(torch, fp8_dtype(architecture))
     scaled_dim = -1 if direction == "rows" else 0
 
-    def fp8_tensorwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def tensorwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         converted: Any = hp_tensor_to_float8_dynamic(x, fp8, LinearMMConfig())
         return converted._data, converted._scale
 
-    def fp8_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def rowwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         converted: Any = hp_tensor_to_float8_dynamic(
             x, fp8, LinearMMConfig(), scaling_granularity=ScalingGranularity.AXISWISE, axiswise_dim=scaled_dim
         )
         return converted._data, converted._scale
 
-    def fp8_blockwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def blockwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         converted: Any = Float8Tensor.from_hp(x, fp8, PerBlock([1, 128] if direction == "rows" else [128, 1]))
         return converted.qdata, converted.scale
+
+    return {"fp8_tensorwise": tensorwise, "fp8_rowwise": rowwise, "fp8_blockwise": blockwise}[format_name]
+
+
+def _eager_microscaling_cast(format_name: str, direction: str) -> Cast:
+    """Return the cast to a format with one scale for each 16 (nvfp4) or 32 values."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
     def transposed_for_columns(x: torch.Tensor) -> torch.Tensor:
         return x if direction == "rows" else x.t().contiguous()
@@ -112,12 +126,7 @@ def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
         x = transposed_for_columns(x)
         return tuple(nvfp4_quantize(x, 16, per_tensor_amax_to_scale(x.abs().max())))
 
-    if format_name == "fp8_tensorwise" and direction == "columns":
-        raise Infeasible("fp8_tensorwise has one scale for the whole matrix and no direction. Set direction=rows")
     return {
-        "fp8_tensorwise": fp8_tensorwise,
-        "fp8_rowwise": fp8_rowwise,
-        "fp8_blockwise": fp8_blockwise,
         "mxfp8": lambda x: mx(x, torch.float8_e4m3fn),
         "mxfp4": lambda x: mx(x, torch.float4_e2m1fn_x2),
         "nvfp4": nvfp4,

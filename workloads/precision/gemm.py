@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,40 +39,70 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
         torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
         for rows in (shape.m, shape.n)
     )
-    rows, columns = _sample_indices(shape.m, device), _sample_indices(shape.n, device)
-    exact = a[rows].double() @ b[columns].double().t()
-    bf16_out = torch.empty(shape.m if state is Support.NATIVE else 0, shape.n, device=device, dtype=torch.bfloat16)
-    steps: list[Callable[[], torch.Tensor]] = [lambda: torch.mm(a, b.t(), out=bf16_out)]
-    sampled = a[rows].float(), b[columns].float()
-    if parameters.recipe != "bf16":
-        converted = _convert_operands(parameters, a, b, architecture)
-        if state is Support.NATIVE:
-            steps.insert(0, formats.native_gemm(parameters.recipe, *converted))
-        else:
-            indices = (rows, columns)
-            sampled = tuple(x.dequantize(torch.float32)[i] for x, i in zip(converted, indices, strict=True))
-    metrics: dict[str, float] = {"m": float(shape.m), "n": float(shape.n), "k": float(shape.k)}
-    times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
-    if state is Support.NATIVE:
-        with monitor_gpu(device) as watch:
-            times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
-        actual = steps[0]()[rows][:, columns]
-        metrics |= watch.metrics()
-    else:
-        actual = (sampled[0] @ sampled[1].t()).bfloat16()
-    error_db = formats.sqnr_db(exact, actual)
+    sample = _Sample(_sample_indices(shape.m, device), _sample_indices(shape.n, device))
+    exact = a[sample.rows].double() @ b[sample.columns].double().t()
+    run = (_run_native if state is Support.NATIVE else _run_emulated)(parameters, a, b, sample, architecture)
+    error_db = formats.sqnr_db(exact, run.sampled_result)
     if not error_db > 5:
         raise ArithmeticError(f"the {parameters.recipe} GEMM gives wrong results: its SQNR is {error_db:.1f} dB")
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
-        step_times_s=times_s[0],
-        baseline_step_times_s=times_s[1] if len(times_s) > 1 else (),
+        step_times_s=run.times_s[0],
+        baseline_step_times_s=run.times_s[1] if len(run.times_s) > 1 else (),
         unranked="" if state is Support.NATIVE else f"emulated: {reason}",
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.recipe].matrix_dtype,
-        metrics=metrics | {"sqnr_db": error_db},
+        metrics={"m": float(shape.m), "n": float(shape.n), "k": float(shape.k), **run.metrics, "sqnr_db": error_db},
         machine_info=devices.machine_info(device) | {"support": state.value},
     )
+
+
+class _Sample(NamedTuple):
+    """Indices of the rows and columns of the result that the error is computed from."""
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A product in the recipe.
+
+    Attributes:
+        sampled_result: the sample's rows and columns of the result.
+        times_s: seconds of each repeat in the recipe, and in bf16 unless that is the recipe; empty if not timed.
+        metrics: of the GPU.
+    """
+
+    sampled_result: torch.Tensor
+    times_s: tuple[tuple[float, ...], ...] = ((),)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def _run_native(
+    parameters: GemmParameters, a: torch.Tensor, b: torch.Tensor, sample: _Sample, architecture: str
+) -> _Run:
+    """Time the recipe and bf16 in turns."""
+    bf16_out = torch.empty(len(a), len(b), device=a.device, dtype=torch.bfloat16)
+    steps: list[Callable[[], torch.Tensor]] = [lambda: torch.mm(a, b.t(), out=bf16_out)]
+    if parameters.recipe != "bf16":
+        converted = _convert_operands(parameters, a, b, architecture)
+        steps.insert(0, formats.native_gemm(parameters.recipe, *converted))
+    with monitor_gpu(a.device) as watch:
+        times_s = time_in_turns(steps, a.device, warmup=parameters.warmup, repeats=parameters.repeats)
+    return _Run(steps[0]()[sample.rows][:, sample.columns], times_s, watch.metrics())
+
+
+def _run_emulated(
+    parameters: GemmParameters, a: torch.Tensor, b: torch.Tensor, sample: _Sample, architecture: str
+) -> _Run:
+    """Multiply the sample's rows of the converted operands in fp32."""
+    if parameters.recipe == "bf16":
+        sampled = [a[sample.rows].float(), b[sample.columns].float()]
+    else:
+        converted = _convert_operands(parameters, a, b, architecture)
+        sampled = [x.dequantize(torch.float32)[i] for x, i in zip(converted, sample, strict=True)]
+    return _Run((sampled[0] @ sampled[1].t()).bfloat16())
 
 
 def _convert_operands(parameters: GemmParameters, a: torch.Tensor, b: torch.Tensor, architecture: str) -> list[Any]:

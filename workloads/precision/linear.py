@@ -45,19 +45,13 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     torch.compiler.reset()
     devices.release_memory(device)
     torch.manual_seed(parameters.seed)
-    shape = MODELS[parameters.model]
     with device:
-        exact = (
-            SwiGLU(shape.hidden_size, shape.intermediate_size)
-            if parameters.part == "mlp"
-            else nn.Sequential(nn.Linear(*shape.linear("qkv"), bias=False))
-        )
-        x = torch.randn(parameters.tokens, shape.hidden_size, dtype=torch.bfloat16)
+        exact, out_features = _build_layers(parameters)
+        x = torch.randn(parameters.tokens, MODELS[parameters.model].hidden_size, dtype=torch.bfloat16)
     baseline = copy.deepcopy(exact).bfloat16()
     converted, unranked = layers.apply_recipe(
         copy.deepcopy(baseline), parameters.recipe, architecture, parameters.tokens
     )
-    out_features = shape.hidden_size if parameters.part == "mlp" else shape.linear("qkv")[1]
     d_out = torch.randn(parameters.tokens, out_features, device=device, dtype=torch.bfloat16)
     metrics = _errors_db(exact, converted, x, d_out)
     flops = 6.0 * parameters.tokens * sum(layer.weight.numel() for layer in _linear_layers(baseline))
@@ -65,10 +59,8 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
     if not unranked:
         modules = [converted] if parameters.recipe == "bf16" else [converted, baseline]
-        steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
-        with monitor_gpu(device) as watch:
-            times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
-        metrics |= watch.metrics()
+        times_s, gpu_metrics = _time_modules(parameters, modules, x, d_out)
+        metrics |= gpu_metrics
         if parameters.recipe != "bf16":
             metrics["predicted_speedup"] = predict_speedup(parameters, baseline, architecture, device)
     return Measurement(
@@ -82,6 +74,25 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
         machine_info=devices.machine_info(device)
         | {"layers": ", ".join(sorted({type(module).__name__ for module in converted.modules()}))},
     )
+
+
+def _build_layers(parameters: LinearParameters) -> tuple[nn.Module, int]:
+    """Return the layers in fp32 and their number of output features."""
+    shape = MODELS[parameters.model]
+    if parameters.part == "mlp":
+        return SwiGLU(shape.hidden_size, shape.intermediate_size), shape.hidden_size
+    in_features, out_features = shape.linear("qkv")
+    return nn.Sequential(nn.Linear(in_features, out_features, bias=False)), out_features
+
+
+def _time_modules(
+    parameters: LinearParameters, modules: list[nn.Module], x: torch.Tensor, d_out: torch.Tensor
+) -> tuple[tuple[tuple[float, ...], ...], dict[str, float]]:
+    """Time training steps of the modules in turns. Return the times of each module and the GPU's metrics."""
+    steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
+    with monitor_gpu(x.device) as watch:
+        times_s = time_in_turns(steps, x.device, warmup=parameters.warmup, repeats=parameters.repeats)
+    return times_s, watch.metrics()
 
 
 def _linear_layers(module: nn.Module) -> list[nn.Linear]:

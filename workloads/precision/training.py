@@ -42,14 +42,8 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     build = _build_block_training if parameters.scope == "block" else _build_model_training
     with fastest_attention(device):
         training = build(parameters, device, generator, architecture, rope, tokens)
-        times_s, losses = [], []
         with monitor_gpu(device) as watch:
-            for _ in range(parameters.warmup + parameters.steps):
-                started = time.perf_counter()
-                losses.append(float(training.step()))  # waits for the device
-                times_s.append(time.perf_counter() - started)
-    if nan_steps := [number for number, loss in enumerate(losses) if math.isnan(loss)]:
-        raise ArithmeticError(f"the loss became NaN after {nan_steps[0]} steps")
+            times_s, losses = _run_steps(training, parameters.warmup + parameters.steps)
     layer_count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
     flops = model_flops_per_token(
         shape, parameters.sequence_length, layers=layer_count, lm_head=parameters.scope == "model"
@@ -84,6 +78,18 @@ class _Training(NamedTuple):
     step: Callable[[], torch.Tensor]
     module: nn.Module
     unranked: str
+
+
+def _run_steps(training: _Training, steps: int) -> tuple[list[float], list[float]]:
+    """Return the seconds and the loss of each step. Raises ArithmeticError if a loss is NaN."""
+    times_s, losses = [], []
+    for _ in range(steps):
+        started = time.perf_counter()
+        losses.append(float(training.step()))  # waits for the device
+        times_s.append(time.perf_counter() - started)
+    if nan_steps := [number for number, loss in enumerate(losses) if math.isnan(loss)]:
+        raise ArithmeticError(f"the loss became NaN after {nan_steps[0]} steps")
+    return times_s, losses
 
 
 def _build_block_training(
