@@ -11,6 +11,8 @@ from typing import Any
 
 from workloads.api.contract import Measurement, Scalar
 
+MAX_WHOLE = 2**53  # up to here a float holds every whole number
+
 
 class TrialStatus(StrEnum):
     """The final status of a trial. Each is handled differently: see `docs/architecture.md`."""
@@ -124,5 +126,18 @@ def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasure
 
 
 def short_value(value: object) -> str:
-    """Return a parameter's value as MLflow stores it: six significant digits, at most 500 characters."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:500]
+    """Return a parameter's value for names and tables: a whole number in full, others with six significant digits."""
+    if isinstance(value, float) and not _is_whole(value):
+        return f"{value:.6g}"
+    return exact_value(value)
+
+
+def exact_value(value: object) -> str:
+    """Return a parameter's value as MLflow stores it, at most 500 characters: reading it gives the same value."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if _is_whole(value) else repr(float(value))
+    return str(value)[:500]
+
+
+def _is_whole(value: float) -> bool:
+    return value.is_integer() and abs(value) < MAX_WHOLE

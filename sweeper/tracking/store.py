@@ -25,7 +25,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from sweeper.common.trials import TrialRecord, TrialStatus, run_name, short_value
+from sweeper.common.trials import TrialRecord, TrialStatus, exact_value, run_name
 from sweeper.tracking import mlflow_store
 
 # MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
@@ -97,7 +97,7 @@ class Store:
         self._client.log_batch(
             run_id,
             metrics=[Metric(_legal_name(name), value, end_ms, 0) for name, value in metrics.items()],
-            params=[Param(_legal_name(name), short_value(value)) for name, value in record.params.items()],
+            params=[Param(_legal_name(name), exact_value(value)) for name, value in record.params.items()],
             tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items()],
         )
         self._client.log_text(run_id, record.to_json(), "trial.json")
@@ -183,7 +183,7 @@ class Store:
             run_id = str(run.info.run_id)
         self._client.log_batch(
             run_id,
-            params=[Param(_legal_name(name), short_value(value)) for name, value in parent["params"].items()],
+            params=[Param(_legal_name(name), exact_value(value)) for name, value in parent["params"].items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
         for path, text in artifacts.items():

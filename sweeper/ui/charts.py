@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from sweeper.common.trials import short_value
 from sweeper.ui.colours import COLOURS
 from sweeper.ui.format import format_number
 from sweeper.ui.importance import MEASURE
@@ -43,7 +44,7 @@ def build_grid_axis(title: str, values: Sequence[Any], max_cells: int | None = N
     distinct = sorted(set(values), key=None if numeric else str)
     if max_cells is None or len(distinct) <= max_cells or not numeric:
         index = {value: cell for cell, value in enumerate(distinct)}
-        labels = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct]
+        labels = [short_value(value) for value in distinct]
         return GridAxis(title, [index[value] for value in values], labels)
     edges = np.linspace(distinct[0], distinct[-1], max_cells + 1)
     cells = np.clip(np.digitize(values, edges) - 1, 0, max_cells - 1)

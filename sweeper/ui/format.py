@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sweeper.common.trials import short_value
+
 
 def format_number(value: float) -> str:
     """Return a measured number with thousands separators and no decimals from 1000 on, else with four digits.
@@ -17,14 +19,9 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def format_parameter(value: Any) -> str:
-    """Return a parameter's value as it can be typed: a number has up to six digits."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def format_point(params: Mapping[str, Any]) -> str:
     """Return a point of the space: `m=4096 n=512`."""
-    return " ".join(f"{name}={format_parameter(value)}" for name, value in params.items()) or "no varying parameter"
+    return " ".join(f"{name}={short_value(value)}" for name, value in params.items()) or "no varying parameter"
 
 
 def format_duration(seconds: float) -> str:

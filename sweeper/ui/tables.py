@@ -14,9 +14,9 @@ from rich import box
 from rich.table import Table
 
 from sweeper.common.metrics import DISPLAY
-from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.search.finals import FinalistResult
-from sweeper.ui.format import format_number, format_parameter
+from sweeper.ui.format import format_number
 
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
 Rows = tuple[list[str], list[list[str]]]
@@ -58,7 +58,7 @@ def trial_rows(records: Sequence[TrialRecord], objective: str) -> Rows:
             "" if value is None else format_number(value * factor)
             for value, (*_, factor) in zip(values, columns, strict=True)
         ]
-        cells.append([str(record.number), *(format_parameter(record.params[name]) for name in names), *formatted])
+        cells.append([str(record.number), *(short_value(record.params[name]) for name in names), *formatted])
     return heading, cells
 
 
@@ -79,7 +79,7 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
         cells.append(
             [
                 str(finalist.trial.number),
-                *(format_parameter(finalist.trial.params[name]) for name in names),
+                *(short_value(finalist.trial.params[name]) for name in names),
                 *(format_number(value * factor) for value in (figure.value, figure.low, figure.high)),
                 *(f"{100 * value:.2f}" if place else "" for value in (behind.value, behind.low, behind.high)),
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeper.common.trials import Remeasurement, TrialStatus, rank_trials, run_name
+from sweeper.common.trials import Remeasurement, TrialStatus, exact_value, rank_trials, run_name, short_value
 from tests.support.factories import trial_record
 
 
@@ -22,3 +22,25 @@ def test_only_complete_trials_with_the_objective_are_ranked(direction: str, numb
     records.append(trial_record(3, metrics={"other": 9.0}))
     records.append(trial_record(4, metrics={"rate": 9.0}, status=TrialStatus.FAILED))
     assert [record.number for record in rank_trials(records, "rate", direction)] == numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "exact", "short"),
+    [
+        (1048576.0, "1048576", "1048576"),
+        (1048576.5, "1048576.5", "1.04858e+06"),
+        (0.1, "0.1", "0.1"),
+        (1 / 3, "0.3333333333333333", "0.333333"),
+        (3e-05, "3e-05", "3e-05"),
+        (1e300, "1e+300", "1e+300"),
+        (float("inf"), "inf", "inf"),
+        (12345678901, "12345678901", "12345678901"),
+        (True, "True", "True"),
+        (None, "None", "None"),
+        ("x" * 600, "x" * 500, "x" * 500),
+    ],
+)
+def test_a_parameter_is_stored_with_every_digit(value: object, exact: str, short: str) -> None:
+    assert (exact_value(value), short_value(value)) == (exact, short)
+    if isinstance(value, float):
+        assert float(exact) == value
