@@ -99,6 +99,22 @@ def derive(
     return metrics
 
 
+def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
+    """Return why no device can have reached these metrics; empty if one can.
+
+    Args:
+        metrics: what `derive` returned.
+        clock_headroom: by which factor the device's clock may exceed the one of the vendor's peak.
+    """
+    for name in ("mfu", "mfu_sustained", "hfu"):
+        if metrics.get(name, 0.0) > clock_headroom:
+            return (
+                f"impossible: {name} is {metrics[name]:.0%} of the vendor's dense peak. The operations, the step times "
+                "or hardware= are wrong"
+            )
+    return ""
+
+
 def _flops_metrics(
     measurements: Sequence[Measurement], times_s: np.ndarray, peak_tflops: float | None, world_size: int
 ) -> dict[str, float]:

@@ -29,6 +29,7 @@ class Hardware:
         architecture: as in `workloads.api.recipes`.
         accelerators: Ray's labels for the device.
         device_names: regular expressions for the driver's names of the device.
+        clock_headroom: by which factor the clock may exceed the one of the peaks. An MFU above it is impossible.
         link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
     """
 
@@ -38,6 +39,7 @@ class Hardware:
     accelerators: list[str] = field(default_factory=list)
     device_names: list[str] = field(default_factory=list)
     dense_peak_tflops: dict[str, float] = field(default_factory=dict)
+    clock_headroom: float = 1.0
     memory_gb: float | None = None
     bandwidth_tb_s: float | None = None
     link_gb_s: float | None = None

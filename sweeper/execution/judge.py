@@ -37,7 +37,9 @@ class TrialJudge:
         status, reason, derived = result.status, result.reason, dict[str, float]()
         if status is TrialStatus.COMPLETE:
             derived, reason = self._derive(trial, result)
-            if not reason and not math.isfinite(derived.get(self.objective, math.nan)):
+            if impossible := metrics.describe_impossible(derived, self.hardware.clock_headroom):
+                status, reason = TrialStatus.FAILED, impossible
+            elif not reason and not math.isfinite(derived.get(self.objective, math.nan)):
                 status = TrialStatus.FAILED
                 reason = f"{self.objective} was not measured. Available: {', '.join(derived)}"
         return TrialRecord(

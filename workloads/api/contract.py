@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
+from workloads.api.derived import find_source
+
 Scalar = str | int | float | bool | None
 STATISTICS = ("median", "mean", "fastest")
+# The shortest step time that is believed. Reading a host's clock twice takes about as long, and the events of a GPU
+# resolve half a microsecond.
+MIN_STEP_TIME_S = 1e-7
 
 
 class Infeasible(Exception):
@@ -141,7 +146,7 @@ class Measurement:
         tokens_per_step: tokens that one step trains on, on this rank.
         matrix_dtype: the data type of the matrix units, which selects the peak of an MFU; the recipe's name if they
             ran in several types, which have no common peak.
-        metrics: further raw metrics; each name ends in its unit.
+        metrics: further raw metrics; each name ends in its unit. None of `workloads.api.derived` is allowed.
         machine_info: what the process read of its device and software.
         files: further results by file name, such as a trace.
 
@@ -167,14 +172,37 @@ class Measurement:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("step_times_s", "sustained_step_times_s", "baseline_step_times_s"):
-            if wrong := [time_s for time_s in getattr(self, name) if not 0 < time_s < math.inf]:
-                raise ValueError(f"{name} has {wrong[0]!r}: every step time must be positive and finite")
         if self.statistic not in STATISTICS:
             raise ValueError(f"statistic={self.statistic!r}: allowed are {', '.join(STATISTICS)}")
-        if not_numbers := [name for name, value in self.metrics.items() if not isinstance(value, Real)]:
-            name = not_numbers[0]
-            raise ValueError(f"metrics[{name!r}] is {self.metrics[name]!r}, which is not a number")
+        for name in ("step_times_s", "sustained_step_times_s", "baseline_step_times_s"):
+            self._check_times(name)
+        self._check_counts()
+        self._check_metrics()
+
+    def _check_times(self, name: str) -> None:
+        times_s = getattr(self, name)
+        if wrong := [time_s for time_s in times_s if not 0 < time_s < math.inf]:
+            raise ValueError(f"{name} has {wrong[0]!r}: every step time must be positive and finite")
+        if times_s and (shortest_s := min(times_s)) < MIN_STEP_TIME_S:
+            raise ValueError(f"{name} has {shortest_s!r}: no timer resolves less than {MIN_STEP_TIME_S:g} s")
+
+    def _check_counts(self) -> None:
+        for name in ("tokens_per_step", "flops_per_step", "hardware_flops_per_step", "bytes_per_step"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)!r}: it must be finite and not negative")
+        # Both may be sums in different orders.
+        if 0 < self.hardware_flops_per_step < self.flops_per_step * (1 - 1e-9):
+            raise ValueError(
+                f"hardware_flops_per_step={self.hardware_flops_per_step:g} is less than flops_per_step="
+                f"{self.flops_per_step:g}: the device executes at least what the model needs"
+            )
+
+    def _check_metrics(self) -> None:
+        for name, value in self.metrics.items():
+            if not isinstance(value, Real):
+                raise ValueError(f"metrics[{name!r}] is {value!r}, which is not a number")
+            if source := find_source(name):
+                raise ValueError(f"metrics[{name!r}]: {name} is derived from {source}; report these")
 
 
 class Workload:

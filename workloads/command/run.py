@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workloads.api.contract import Infeasible, Measurement, Pruned, Rank, Scalar
+from workloads.api.derived import find_source
 from workloads.api.host import cpu_name
 from workloads.api.logs import LogReader, Step
 from workloads.command import STEP_TIME_UNITS_S, CommandSettings
@@ -23,8 +24,6 @@ from workloads.command.template import fill, format_value, render
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
 
-# Recorded as claimed_…: they are computed from the steps where the settings allow it.
-CLAIMED_METRICS = ("tflops_per_gpu", "tokens_per_s_per_gpu", "mfu")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -248,7 +247,7 @@ def _build_measurement(
     step_times_s = [time_s for time_s in samples.get("step_time_s", []) if time_s > 0]
     if not step_times_s and tokens:
         step_times_s = [tokens / rate for rate in samples.get("tokens_per_s", []) if rate > 0]
-    metrics = {f"claimed_{name}" if name in CLAIMED_METRICS else name: value for name, value in metrics.items()}
+    metrics = {f"claimed_{name}" if find_source(name) else name: value for name, value in metrics.items()}
     metrics = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
     if "loss" in samples:
         metrics["loss"] = samples["loss"][-1]

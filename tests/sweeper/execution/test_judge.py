@@ -1,0 +1,46 @@
+"""From a result to a record: what fails a trial that its workload reported as complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
+from sweeper.config.schema import Hardware
+from sweeper.execution.judge import TrialJudge
+from sweeper.search.study import Trial
+from workloads.api.contract import Measurement
+
+
+def judge(folder: Path, *, clock_headroom: float = 1.0, **fields: Any) -> TrialRecord:
+    """Return the record of a trial whose only rank measured these fields on a device of 100 TFLOP/s."""
+    hardware = Hardware(name="h200", dense_peak_tflops={"bf16": 100.0}, clock_headroom=clock_headroom)
+    trial_judge = TrialJudge("tflops", hardware, {}, lambda _: {}, folder)
+    measurement = Measurement(**{"executed": {}, "step_times_s": (1.0,) * 5, "matrix_dtype": "bf16"} | fields)
+    result = TrialResult(TrialStatus.COMPLETE, 0.0, 1.0, measurements=(measurement,))
+    return trial_judge.build_record(Trial(0, {}), result, attempts=1, elapsed_s=1.0)
+
+
+def test_a_rate_above_the_peak_of_the_vendor_fails_the_trial(tmp_path: Path) -> None:
+    record = judge(tmp_path, flops_per_step=303e12)
+    assert record.status is TrialStatus.FAILED and record.metrics == {}
+    assert record.reason.startswith("impossible: mfu is 303% of the vendor's dense peak")
+    assert judge(tmp_path, flops_per_step=99e12).status is TrialStatus.COMPLETE
+
+
+def test_a_clock_may_exceed_the_one_of_the_peak_where_the_catalogue_says_so(tmp_path: Path) -> None:
+    assert judge(tmp_path, flops_per_step=108e12, clock_headroom=1.2).status is TrialStatus.COMPLETE
+    assert judge(tmp_path, flops_per_step=121e12, clock_headroom=1.2).status is TrialStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"flops_per_step": 50e12, "hardware_flops_per_step": 140e12},
+        {"flops_per_step": 50e12, "sustained_step_times_s": (0.4,) * 5},
+    ],
+)
+def test_every_utilisation_of_the_peak_is_checked(tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert "of the vendor's dense peak" in judge(tmp_path, **fields).reason
