@@ -6,7 +6,7 @@ Each is refused with the line that names its new spelling: a key that is silentl
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from sweeper.common.errors import UserInputError
@@ -70,6 +70,21 @@ def check_key(key: str, value: Any) -> None:
 def renamed_parameter(name: str) -> str | None:
     """Return the 0.2 name of a parameter of 0.1, None if it was not renamed."""
     return RENAMED_PARAMETERS.get(name)
+
+
+def check_placeholders(names: Iterable[str], given: Container[str]) -> None:
+    """Check the placeholders of a user's command against the parameters that its space gives.
+
+    A command may have a parameter of its own by a name of 0.1: only one without values, whose new name has some, is a
+    spelling of 0.1.
+
+    Raises:
+        UserInputError: with the new spelling.
+    """
+    for name in names:
+        new = renamed_parameter(name)
+        if new is not None and name not in given and new in given:
+            raise UserInputError(f"command: {{{name}}} was renamed in 0.2; use {{{new}}}, or give space.{name} values")
 
 
 def renamed_value(key: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep
 
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.config import space as spaces
-from sweeper.config.migration import renamed_parameter
+from sweeper.config.migration import check_placeholders, renamed_parameter
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
 from sweeper.config.validation import build, check_bounds, convert
@@ -31,7 +31,10 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
     space = spaces.parse(resolved.config.space, kind)
     parameters = resolved.workload.Parameters
     hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
-    for name in (*space.constants, *space.dimensions):
+    given = (*space.constants, *space.dimensions)
+    if resolved.settings is not None:
+        check_placeholders(known, given)
+    for name in given:
         _check_name(resolved, name, known)
         if known[name].metadata.get("file") and resolved.is_local:
             _check_files(space, name)

@@ -74,6 +74,7 @@ WRONG = {
     "space.route=torch": ["space.route", "space.backend"],
     "workload=parallel space.replicate=1": ["space.replicate", "space.dp_replicate"],
     "workload=command ++command.layout.tensor=2": ["command.layout.tensor=2", "command.layout.tp=2"],
+    "workload=command command.run=[echo,'{tensor}'] +space.tp=2": ["{tensor}", "renamed in 0.2", "use {tp}"],
     "workload=matmul_layers space.layer=head": ["space.layer=head", "space.layer=lm_head"],
 }
 
