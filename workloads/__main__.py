@@ -13,13 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, get_args, get_type_hints
 
-from workloads.api.contract import Rank, Scalar
+from workloads.api.contract import Infeasible, Rank, Scalar
 from workloads.api.registry import load, names
 from workloads.api.trial import run_trial
 
+USAGE_ERROR = 2  # as argparse exits
+
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input."""
+    """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input.
+
+    Parameters that cannot work on this device are invalid input, too.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m workloads", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,7 +40,11 @@ def main(arguments: Sequence[str]) -> None:
     import torch
 
     rank = Rank(device="cuda" if torch.cuda.is_available() else "cpu")
-    print(json.dumps(asdict(run_trial(args.workload, parameters, rank)), indent=2))
+    try:
+        measurement = run_trial(args.workload, parameters, rank)
+    except Infeasible as error:
+        parser.exit(USAGE_ERROR, f"{parser.prog}: {args.workload} cannot run with these parameters: {error}\n")
+    print(json.dumps(asdict(measurement), indent=2))
 
 
 def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
@@ -47,6 +56,8 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
     if workload not in names():
         raise ValueError(f"unknown workload {workload!r}. {_suggest(workload, names())}")
     parameters_class = load(workload).Parameters
+    if load(workload).Settings is not None:
+        raise ValueError(f"{workload} needs settings: run it with python -m sweeper workload={workload}")
     annotations = get_type_hints(parameters_class)
     texts = dict(pair.partition("=")[::2] for pair in pairs)
     if unknown := [key for key in texts if key not in annotations]:

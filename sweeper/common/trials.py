@@ -37,6 +37,7 @@ class TrialResult:
         reason: one line; empty for a complete trial.
         detail: the last lines of the worker's output.
         measurements: one for each rank, of complete trials only.
+        files: of a trial without measurements: further results by file name.
         where: node, process and log of rank 0, and Ray's ids of all nodes.
         reusable: whether the workers may run another trial: they succeeded, or refused before they tried.
     """
@@ -47,6 +48,7 @@ class TrialResult:
     reason: str = ""
     detail: str = ""
     measurements: tuple[Measurement, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
     where: Mapping[str, Scalar] = field(default_factory=dict)
     reusable: bool = False
 
@@ -111,6 +113,11 @@ def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) 
     """Return the complete trials that have the objective, the best first. `direction` is maximize or minimize."""
     ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
     return sorted(ranked, key=lambda record: record.metrics[objective], reverse=direction == "maximize")
+
+
+def rank_file_name(rank: int, name: str) -> str:
+    """Return under which name a rank's file is kept; the first rank's keep their names."""
+    return f"rank{rank}_{name}" if rank else name
 
 
 def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasurement | None) -> str:

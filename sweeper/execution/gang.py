@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from sweeper.common.trials import TrialResult, TrialStatus
+from sweeper.common.trials import TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.worker import RankResult
 from sweeper.search.study import Trial
@@ -208,8 +208,10 @@ class Gang:
                 continue
             if result.measurement is None:
                 failure = self._build_failure(running, _failure_status(result), result.reason, rank, result.detail)
+                files = {rank_file_name(rank, name): content for name, content in result.files.items()}
                 # With several ranks, the others may still wait for this one in a collective operation.
-                failures.append(replace(failure, reusable=result.reusable and len(self.workers) == 1))
+                reusable = result.reusable and len(self.workers) == 1
+                failures.append(replace(failure, files=files, reusable=reusable))
             else:
                 running.results.append(result)
         return failures
@@ -234,7 +236,7 @@ def _failure_status(result: RankResult) -> TrialStatus:
 
 
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
-    """Return the failure of a rank that knows the cause, else the first, with the last lines of all ranks.
+    """Return the failure of a rank that knows the cause, else the first, with the last lines and files of all ranks.
 
     Most ranks only report that another one is gone.
     """
@@ -242,7 +244,9 @@ def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
         failures,
         key=lambda failure: ROOT_CAUSES.index(failure.status) if failure.status in ROOT_CAUSES else len(ROOT_CAUSES),
     )
-    return replace(cause, detail="\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail)))
+    detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))
+    files = {name: content for failure in failures for name, content in failure.files.items()}
+    return replace(cause, detail=detail, files=files)
 
 
 def _classify_dead_worker(error: RayError) -> tuple[TrialStatus, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sweeper.common import metrics
-from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
+from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
 from sweeper.search.study import Trial
@@ -73,14 +73,18 @@ class TrialJudge:
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""
         folder = self.files / f"{trial.number:04d}"
+        files = {
+            rank_file_name(rank, name): content
+            for rank, measurement in enumerate(result.measurements)
+            for name, content in measurement.files.items()
+        }
         paths = []
-        for rank, measurement in enumerate(result.measurements):
-            for name, content in measurement.files.items():
-                path = folder / (f"rank{rank}_{name}" if rank else name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                is_text = path.suffix == ".txt"  # a program's log may hold a secret
-                path.write_bytes(mask(content.decode(errors="replace")).encode() if is_text else content)
-                paths.append(str(path.absolute()))
+        for name, content in {**files, **result.files}.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_text = path.suffix == ".txt"  # a program's log may hold a secret
+            path.write_bytes(mask(content.decode(errors="replace")).encode() if is_text else content)
+            paths.append(str(path.absolute()))
         if result.detail:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "last_lines.txt").write_text(mask(result.detail))

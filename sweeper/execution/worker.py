@@ -11,17 +11,30 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from workloads.api.contract import Infeasible, Measurement, OutOfMemory, Pruned, Rank, Scalar, TrialTimeout
+from workloads.api.contract import (
+    Infeasible,
+    Measurement,
+    OutOfMemory,
+    ParameterMismatch,
+    ProgramFailed,
+    Pruned,
+    Rank,
+    Scalar,
+    TrialTimeout,
+    output_of,
+)
 from workloads.api.trial import run_trial
 
-TRACEBACK_LINES = 120  # a program's own last lines stand at the end of a traceback
+TRACEBACK_LINES = 120
+# Their message says all that this project knows: the program's own last lines are kept without our traceback.
+EXPLAINED = (ParameterMismatch, ProgramFailed)
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,8 @@ class RankResult:
     Attributes:
         reusable: the process is unchanged and can run another trial.
         reason: one line.
-        detail: the last lines of a traceback or of a program's output.
+        detail: the last lines of a program's output, or of a traceback.
+        files: of a program without a measurement, as in `Measurement.files`.
     """
 
     rank: int
@@ -59,6 +73,7 @@ class RankResult:
     reusable: bool = False
     reason: str = ""
     detail: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Worker:
@@ -88,22 +103,26 @@ class Worker:
             rank = replace(rank, reporter=RayStepReporter(job.collector, rank.sequence_number))
         try:
             measurement = run_trial(job.workload, job.parameters, rank, job.settings)
-        except Infeasible as error:
-            reusable = not isinstance(error, OutOfMemory)
-            return RankResult(
-                rank.rank, started_at_s, time.time(), infeasible=True, reusable=reusable, reason=str(error)
-            )
-        except Pruned:
-            reason = "worse than other trials at the same step"
-            return RankResult(rank.rank, started_at_s, time.time(), pruned=True, reusable=True, reason=reason)
-        except TrialTimeout as error:
-            lines = "\n".join(getattr(error, "__notes__", ()))
-            return RankResult(rank.rank, started_at_s, time.time(), timed_out=True, reason=str(error), detail=lines)
         except Exception as error:
-            lines = "\n".join(traceback.format_exc().strip().splitlines()[-TRACEBACK_LINES:])
-            reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-            return RankResult(rank.rank, started_at_s, time.time(), reason=reason, detail=lines)
+            return replace(_describe_error(error), rank=rank.rank, started_at_s=started_at_s, ended_at_s=time.time())
         return RankResult(rank.rank, started_at_s, time.time(), measurement)
+
+
+def _describe_error(error: Exception) -> RankResult:
+    """Return the result of a rank that an exception ended, without its rank and times."""
+    output = output_of(error)
+    result = RankResult(0, 0.0, 0.0, detail=output.last_lines, files=output.files)
+    if isinstance(error, Infeasible):
+        return replace(result, infeasible=True, reusable=not isinstance(error, OutOfMemory), reason=str(error))
+    if isinstance(error, Pruned):
+        return replace(result, pruned=True, reusable=True, reason="worse than other trials at the same step")
+    if isinstance(error, TrialTimeout):
+        return replace(result, timed_out=True, reason=str(error))
+    reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+    if isinstance(error, EXPLAINED) and output.last_lines:
+        return replace(result, reason=reason)
+    lines = "\n".join(traceback.format_exc().strip().splitlines()[-TRACEBACK_LINES:])
+    return replace(result, reason=reason, detail=f"{lines}\n\n{output.last_lines}".strip())
 
 
 class RayStepReporter:

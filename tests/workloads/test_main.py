@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import environment
+from workloads.__main__ import main
 
 
 def run_workloads(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,11 +42,20 @@ def test_a_trial_prints_its_measurement() -> None:
         ),
         (["precision", "tokens=16"], ["precision needs a value for recipe"]),
         (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
+        (["command", "run=x"], ["command needs settings", "python -m sweeper workload=command"]),
     ],
-    ids=["nothing", "unknown workload", "unknown key", "missing key", "missing keys together"],
+    ids=["nothing", "unknown workload", "unknown key", "missing key", "missing keys together", "a command"],
 )
 def test_invalid_input_is_refused_in_two_lines(arguments: list[str], parts: list[str]) -> None:
     result = run_workloads(*arguments)
     assert result.returncode == 2 and result.stdout == ""
     assert all(part in result.stderr for part in parts), result.stderr
     assert len(result.stderr.strip().splitlines()) == 2
+
+
+def test_parameters_that_cannot_work_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["probe", "behaviour=out_of_memory"])
+    err = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert err.startswith("python -m workloads: probe cannot run with these parameters: ") and err.count("\n") == 1

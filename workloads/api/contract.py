@@ -40,6 +40,38 @@ class TrialTimeout(Exception):
     """The trial ended itself at its timeout, so that it can report its last output."""
 
 
+class ParameterMismatch(Exception):
+    """What ran differs from what was requested, so the measurement belongs to another configuration."""
+
+
+class ProgramFailed(Exception):
+    """A program that the workload ran ended with an error, or its output has no measurement."""
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    """What is kept of a program that ran in a trial without a measurement.
+
+    Attributes:
+        last_lines: the last lines of its output.
+        files: further results by file name, as in `Measurement.files`.
+    """
+
+    last_lines: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def attach_output(error: BaseException, output: ProgramOutput) -> None:
+    """Keep a program's output with the exception that ends its trial."""
+    error.__dict__["program_output"] = output
+
+
+def output_of(error: BaseException) -> ProgramOutput:
+    """Return the output that is kept with an exception; empty if there is none."""
+    output = error.__dict__.get("program_output")
+    return output if isinstance(output, ProgramOutput) else ProgramOutput()
+
+
 class StepReporter(Protocol):
     """Reports the steps of a running trial to the driver. Every rank of a gang has one."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+SHORTEST_SECRET = 6  # characters of a value that is masked wherever it stands
 # A name that ends like a secret's: WANDB_API_KEY, hf-token, PGPASSWORD; not tokens_per_s.
 _ENDING = r"token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
 _SECRET = rf"(?:[\w.-]{{0,60}}[_.-])?(?:{_ENDING})"
@@ -16,8 +17,14 @@ _URL = re.compile(
 )  # bounded: logs have long words
 
 
-def mask(text: str) -> str:
-    """Return the text without passwords in URLs and without the values of names that look like a secret's."""
+def mask(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return the text without passwords in URLs and without the values of names that look like a secret's.
+
+    Args:
+        secrets: further values to mask, wherever they stand.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):  # one may contain another
+        text = text.replace(secret, "***")
     return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(r"\1\2***", _URL.sub(r"\1:***@", text)))
 
 
@@ -37,6 +44,19 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
     return [
         f"{name}=***" if equals and is_secret(name) else mask(f"{name}{equals}{text}") for name, equals, text in split
     ]
+
+
+def secret_values(arguments: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+    """Return the values of names that look like a secret's, of a command line and its variables.
+
+    Short values are left out, since they occur in other words too.
+    """
+    values = {value for name, value in environment.items() if is_secret(name)}
+    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = option.partition("=")
+        if is_secret(name):
+            values.add(value if equals else following)
+    return {value for value in values if len(value) >= SHORTEST_SECRET}
 
 
 def is_secret(name: str) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.api.contract import Measurement, OutOfMemory, Rank, Scalar
+from workloads.api.contract import Measurement, OutOfMemory, ParameterMismatch, Rank, Scalar
 from workloads.api.registry import load
 
 # Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
@@ -42,10 +42,6 @@ def run_trial(
     if mismatches := describe_mismatches(measurement, parameters):
         raise ParameterMismatch(f"rank {rank.rank} executed {mismatches}")
     return measurement
-
-
-class ParameterMismatch(Exception):
-    """The executed parameters differ from the requested ones, so the measurement belongs to other parameters."""
 
 
 def describe_mismatches(measurement: Measurement, requested: Mapping[str, Scalar]) -> str:

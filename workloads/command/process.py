@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.api.contract import OutOfMemory, TrialTimeout
+from workloads.api.contract import OutOfMemory, ProgramFailed, TrialTimeout
 from workloads.api.logs import LONGEST_LINE
 from workloads.command import guard
 from workloads.command.guard import terminate_marked
@@ -31,10 +31,6 @@ COLLECTIVE_FAILED = re.compile(
 )
 # The line of a traceback that names the error, or an interpreter's message that it cannot open the program.
 ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]")
-
-
-class ProgramFailed(Exception):
-    """The program ended with an error, or had to be terminated."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,8 @@ class Program:
         self.log = bytearray()
         self._spec, self._stop_on_line, self._should_stop = spec, stop_on_line, should_stop
         self._unfinished_line = b""
-        self._deadline_s = time.monotonic() + spec.timeout_s
+        self._started_s = time.monotonic()
+        self._deadline_s = self._started_s + spec.timeout_s
         self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
@@ -98,14 +95,18 @@ class Program:
         )
         self._guard.wait()  # it forks, and its child guards the program
 
+    @property
+    def elapsed_s(self) -> float:
+        """The seconds since the start."""
+        return time.monotonic() - self._started_s
+
     def run(self) -> None:
         """Read the output until the end, then terminate everything that is left of the program.
 
         Raises:
             OutOfMemory: the program printed that it is out of memory.
-            ProgramFailed: it ended with an error, a collective failed, or it printed nothing for too long. The last
-                lines of its output are the exception's note.
-            TrialTimeout: it took longer than `timeout_s`; with the same note.
+            ProgramFailed: it ended with an error, a collective failed, or it printed nothing for too long.
+            TrialTimeout: it took longer than `timeout_s`.
         """
         try:
             if self._read():
@@ -115,7 +116,7 @@ class Program:
             self.terminate()
         if code and not self._should_stop():
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise self._failure(f"the program ended with {ending}: {self._error_line()}")
+            raise ProgramFailed(f"the program ended with {ending}: {self._error_line()}")
 
     def _read(self) -> bool:
         """Return whether the program is to be stopped; False where it has ended by itself."""
@@ -126,7 +127,7 @@ class Program:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
                 if time.monotonic() > self._deadline_s:
-                    raise self._with_last_lines(TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}"))
+                    raise TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}")
                 is_readable = selector.select(POLL_INTERVAL_S)
                 if time.monotonic() - last_poll_s >= POLL_INTERVAL_S:
                     last_poll_s = time.monotonic()
@@ -137,7 +138,7 @@ class Program:
                     has_ended = self._process.poll() is not None
                 if not is_readable:
                     if time.monotonic() - last_output_s > silence_s:
-                        raise self._failure(f"printed nothing for {silence_s:g} s, and was terminated")
+                        raise ProgramFailed(f"printed nothing for {silence_s:g} s, and was terminated")
                     continue
                 last_output_s = time.monotonic()
                 chunk = os.read(self._process.stdout.fileno(), 65536)
@@ -164,7 +165,7 @@ class Program:
         if OUT_OF_MEMORY.search(text):
             raise OutOfMemory(text.strip()[:300])
         if COLLECTIVE_FAILED.search(text) and not self._should_stop():
-            raise self._failure(text.strip()[:300])
+            raise ProgramFailed(text.strip()[:300])
         return self._stop_on_line(text)
 
     def _error_line(self) -> str:
@@ -172,13 +173,6 @@ class Program:
         error_lines = [line for line in self.last_lines if ERROR_LINE.search(line)]
         word_lines = [line for line in self.last_lines if re.search(r"\w", line)]
         return (error_lines or word_lines or ["it printed nothing"])[-1].strip()
-
-    def _failure(self, reason: str) -> Exception:
-        return self._with_last_lines(ProgramFailed(reason))
-
-    def _with_last_lines(self, error: Exception) -> Exception:
-        error.add_note("\n".join(self.last_lines))
-        return error
 
     def terminate(self) -> None:
         """Terminate the program and everything that it started."""

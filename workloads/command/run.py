@@ -2,69 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import os
 import re
 import shutil
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workloads.api.contract import Infeasible, Measurement, Pruned, Rank, Scalar
+from workloads.api.contract import (
+    Infeasible,
+    Measurement,
+    ParameterMismatch,
+    ProgramFailed,
+    ProgramOutput,
+    Pruned,
+    Rank,
+    Scalar,
+    attach_output,
+)
 from workloads.api.derived import find_source
 from workloads.api.host import cpu_name
 from workloads.api.logs import LogReader, Step
-from workloads.command import STEP_TIME_UNITS_S, CommandSettings
+from workloads.api.trial import describe_mismatches
+from workloads.command import CommandSettings
+from workloads.command.invocation import Invocation, build_invocation, placeholder_values
+from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
-from workloads.command.template import fill, format_value, render
+from workloads.command.template import fill
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
-
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-
-
-@dataclass
-class RegexLogReader:
-    """Reads a log by the regular expressions of `command.log`. A step is complete when all of them have matched."""
-
-    expressions: Mapping[str, str]
-    reported_config: dict[str, Scalar] = field(default_factory=dict)
-    kind: str = "command.log"
-    device: str = ""
-    _pending: dict[str, float] = field(default_factory=dict)
-    _count: int = 0
-
-    def feed(self, line: str) -> Step | None:
-        """Return the step that the line completes, if it completes one."""
-        for name, expression in self.expressions.items():
-            if (match := re.search(expression, line)) and (value := _finite_number(match[1])) is not None:
-                metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
-                self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
-        if len(self._pending) < len(self.expressions):
-            return None
-        metrics, self._pending, self._count = self._pending, {}, self._count + 1
-        return Step(self._count, metrics)
-
-
-def _finite_number(text: str | None) -> float | None:
-    try:
-        value = float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-@dataclass
-class ProgramLog:
-    """The steps that were read from a program's log, and the last bytes of its text."""
-
-    reader: LogReader | RegexLogReader
-    steps: list[Step] = field(default_factory=list)
-    text: bytes = b""
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
@@ -72,9 +39,9 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
     Raises:
         Infeasible: the ranks are not spread evenly over the nodes, or a value of the settings is not allowed.
-        OutOfMemory, ProgramFailed, TrialTimeout: see `Program.run`.
+        OutOfMemory, ProgramFailed, TrialTimeout: see `Program.run`; ProgramFailed also if the program could not be
+            started, or printed no step after warm-up. All have the program's output (`ProgramOutput`).
         Pruned: other trials were better at the same step.
-        RuntimeError: the program could not be started, or printed no step after warm-up.
     """
     if settings.start == "node" and rank.ranks_per_node * rank.nodes != rank.world_size:
         raise Infeasible(
@@ -97,24 +64,34 @@ def _empty_measurement(parameters: Mapping[str, Scalar], rank: Rank) -> Measurem
 def _measure_program(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: Path
 ) -> Measurement:
-    values = {**parameters, **_placeholder_values(rank, output)}
-    for name, template in settings.files.items():
-        (output / Path(name).name).write_text(render(name, template, values))
+    invocation = build_invocation(settings, parameters, rank, str(output))
+    for name, text in invocation.files.items():
+        (output / name).write_text(text)
+    work = StepWork.from_settings(settings, {**parameters, **placeholder_values(rank, str(output))})
     log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader())
-    work = StepWork.from_settings(settings, values)
-    program = _start(settings, values, rank, output, _stop_on_line(settings, rank, work, log))
-    started = time.monotonic()
-    program.run()
-    elapsed_s = time.monotonic() - started
-    log.text = bytes(program.log)
-    if len(log.steps) <= settings.warmup and rank.reporter and rank.reporter.is_finished():
-        return _empty_measurement(parameters, rank)
-    if not log.steps and _must_print_steps(settings, rank):
-        raise RuntimeError(
-            f"the program ended after {elapsed_s:.0f} s, and no line of its {len(log.text)} bytes of log has the time "
-            f"of a step{_describe_unmatched(settings, log.text)}"
-        )
-    return _build_measurement(settings, parameters, rank, work, log)
+    program = _start(settings, invocation, rank, output, _stop_on_line(settings, rank, work, log))
+    try:
+        program.run()
+        if len(log.steps) <= settings.warmup and rank.reporter and rank.reporter.is_finished():
+            measurement = _empty_measurement(parameters, rank)
+        else:
+            _check_steps(settings, rank, log, program)
+            measurement = _build_measurement(settings, parameters, rank, work, log)
+        if mismatches := describe_mismatches(measurement, parameters):
+            raise ParameterMismatch(f"rank {rank.rank} executed {mismatches}")
+    except Exception as error:
+        error.args = tuple(invocation.mask(arg) if isinstance(arg, str) else arg for arg in error.args)
+        last_lines = invocation.mask("\n".join(program.last_lines))
+        attach_output(error, ProgramOutput(last_lines, _kept_files(invocation, program)))
+        raise
+    return replace(measurement, files=_kept_files(invocation, program))
+
+
+def _kept_files(invocation: Invocation, program: Program) -> dict[str, bytes]:
+    """Return the files of the trial: the command, its rendered files and its output, secrets masked."""
+    last_lines, log = "\n".join(program.last_lines), program.log.decode(errors="replace")
+    texts = {"last_lines.txt": last_lines, "log.txt": log}
+    return invocation.kept_files() | {name: invocation.mask(text).encode() for name, text in texts.items() if text}
 
 
 def _stop_on_line(settings: CommandSettings, rank: Rank, work: StepWork, log: ProgramLog) -> Callable[[str], bool]:
@@ -122,10 +99,10 @@ def _stop_on_line(settings: CommandSettings, rank: Rank, work: StepWork, log: Pr
     reporter = rank.reporter
 
     def stop_on_line(line: str) -> bool:
-        if step := log.reader.feed(line):
-            log.steps.append(step)
-            if reporter and reporter.report(len(log.steps), work.with_rate(step, log.reader.reported_config)):
-                raise Pruned
+        step = log.feed(line)
+        rates = work.with_rate(step, log.reader.reported_config) if step else {}
+        if step and reporter and reporter.report(len(log.steps), rates):
+            raise Pruned
         if len(log.steps) < settings.warmup + settings.steps:
             return False
         if reporter:
@@ -136,41 +113,36 @@ def _stop_on_line(settings: CommandSettings, rank: Rank, work: StepWork, log: Pr
 
 
 def _start(
-    settings: CommandSettings,
-    values: Mapping[str, Scalar],
-    rank: Rank,
-    output: Path,
-    stop_on_line: Callable[[str], bool],
+    settings: CommandSettings, invocation: Invocation, rank: Rank, output: Path, stop_on_line: Callable[[str], bool]
 ) -> Program:
-    environment = {name: fill(str(text), values) for name, text in settings.environment.items()}
     reporter = rank.reporter
+    spec = ProgramSpec(
+        invocation.arguments,
+        invocation.environment,
+        invocation.directory,
+        output,
+        silence_s=settings.silence_s,
+        timeout_s=rank.timeout_s,
+    )
     try:
-        return Program(
-            ProgramSpec(
-                _command_line(settings, values),
-                {**_distributed_environment(settings, rank, values), **environment},
-                Path(settings.directory),
-                output,
-                silence_s=settings.silence_s,
-                timeout_s=rank.timeout_s,
-            ),
-            stop_on_line=stop_on_line,
-            should_stop=lambda: bool(reporter and reporter.is_finished()),
-        )
+        return Program(spec, stop_on_line=stop_on_line, should_stop=lambda: bool(reporter and reporter.is_finished()))
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        raise RuntimeError(f"{error.filename}: {error.strerror}") from error
+        failure = ProgramFailed(f"{error.filename}: {error.strerror}")
+        attach_output(failure, ProgramOutput(files=invocation.kept_files()))
+        raise failure from error
 
 
-def _command_line(settings: CommandSettings, values: Mapping[str, Scalar]) -> list[str] | str:
-    """Return the words of the command line, those of its options included; a text for a shell."""
-    if isinstance(settings.run, str):
-        return fill(settings.run, values, shell=True)
-    words = list(settings.run)
-    for name, options in settings.options.items():
-        if (value := format_value(values[name])) not in options:
-            raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
-        words += map(str, options[value])
-    return [fill(word, values) for word in words]
+def _check_steps(settings: CommandSettings, rank: Rank, log: ProgramLog, program: Program) -> None:
+    """Raise ProgramFailed if the program printed no step after warm-up, unless another one may have printed them."""
+    if log.steps and len(log.steps) <= settings.warmup:
+        raise ProgramFailed(
+            f"the program ended after {len(log.steps)} steps, all of them warm-up (command.warmup={settings.warmup})"
+        )
+    if not log.steps and _must_print_steps(settings, rank):
+        raise ProgramFailed(
+            f"the program ended after {program.elapsed_s:.0f} s, and no line of its {len(program.log)} bytes of log "
+            f"has the time of a step{_describe_unmatched(settings, bytes(program.log))}"
+        )
 
 
 def _must_print_steps(settings: CommandSettings, rank: Rank) -> bool:
@@ -232,10 +204,6 @@ def _build_measurement(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: StepWork, log: ProgramLog
 ) -> Measurement:
     timed_steps = log.steps[settings.warmup :]
-    if log.steps and not timed_steps:
-        raise RuntimeError(
-            f"the program ended after {len(log.steps)} steps, all of them warm-up (command.warmup={settings.warmup})"
-        )
     samples: dict[str, list[float]] = {}
     for step in timed_steps:
         for name, value in step.metrics.items():
@@ -260,42 +228,11 @@ def _build_measurement(
         matrix_dtype=work.dtype,
         metrics=metrics,
         machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
-        files={"log.txt": log.text} if log.text else {},
     )
 
 
 def _positive_int(value: Scalar) -> int:
     return value if isinstance(value, int) and value > 0 else 0
-
-
-def _placeholder_values(rank: Rank, output: Path) -> dict[str, Scalar]:
-    host, _, port = rank.rendezvous.rpartition(":")
-    return {
-        "rank": rank.rank,
-        "world_size": rank.world_size,
-        "local_rank": rank.local_rank,
-        "node_rank": rank.node_rank,
-        "nodes": rank.nodes,
-        "gpus_per_node": rank.world_size // rank.nodes,
-        "master_address": host or "127.0.0.1",
-        "master_port": int(port or 29500),
-        "output": str(output),
-        "python": sys.executable,
-    }
-
-
-def _distributed_environment(settings: CommandSettings, rank: Rank, values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Return the variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices."""
-    variables = {
-        "MASTER_ADDR": format_value(values["master_address"]),
-        "MASTER_PORT": format_value(values["master_port"]),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if settings.start == "gpu":
-        return variables | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
-    return variables | {
-        name: rank.node_devices for name in VISIBLE_DEVICES if os.environ.get(name) and rank.node_devices
-    }
 
 
 def _machine_info(rank: Rank) -> dict[str, Scalar]:

@@ -20,11 +20,19 @@ from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY, CommandResult, Workspace, find_processes, wait_for
 from tests.support.trainer_logs import MEGATRON
-from workloads.api.contract import Infeasible, Machine, Measurement, OutOfMemory, Rank
+from workloads.api.contract import (
+    Infeasible,
+    Machine,
+    Measurement,
+    OutOfMemory,
+    ParameterMismatch,
+    ProgramFailed,
+    Rank,
+    output_of,
+)
 from workloads.api.registry import load
-from workloads.api.trial import ParameterMismatch, run_trial
+from workloads.api.trial import run_trial
 from workloads.command.guard import find_marked
-from workloads.command.process import ProgramFailed
 from workloads.command.template import fill, render
 
 STEPS = f"""
@@ -162,11 +170,11 @@ def test_the_first_rank_of_a_node_starts_one_program_for_the_node() -> None:
             {},
         ),
         ("import os; os.kill(os.getpid(), 9)", ProgramFailed, "SIGKILL", {}),
-        ("print('all well')", RuntimeError, "no line of its", {}),
-        ("print('step 1')", RuntimeError, "matches log.step_time_s", {"log": {"step_time_s": "took ([0-9.]+)"}}),
-        ("print('took .')", RuntimeError, "no line of its", {"log": {"step_time_s": "took ([0-9.]+)"}}),
+        ("print('all well')", ProgramFailed, "no line of its", {}),
+        ("print('step 1')", ProgramFailed, "matches log.step_time_s", {"log": {"step_time_s": "took ([0-9.]+)"}}),
+        ("print('took .')", ProgramFailed, "no line of its", {"log": {"step_time_s": "took ([0-9.]+)"}}),
         (STEPS, Infeasible, "8 seqs: it has to be a whole number", {"global_batch": "8 seqs"}),
-        (STEPS.replace("200", "3"), RuntimeError, "after 2 steps, all of them warm-up", {}),
+        (STEPS.replace("200", "3"), ProgramFailed, "after 2 steps, all of them warm-up", {}),
     ],
     ids=[
         "out of memory",
@@ -221,8 +229,96 @@ def test_a_program_that_reports_another_parameter_fails_the_trial() -> None:
 
 
 def test_a_missing_program_is_named() -> None:
-    with pytest.raises(RuntimeError, match="/no/such/trainer: No such file"):
+    with pytest.raises(ProgramFailed, match="/no/such/trainer: No such file"):
         run_trial("command", {}, Rank(), {"run": ["/no/such/trainer"]})
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "reason"),
+    [
+        (STEPS.replace("loss=5 / n", "loss=5 / n if n < 5 else float('nan')"), {}, "loss is nan at step 5"),
+        (STEPS.replace("loss=5 / n", "loss=float('-inf')"), {}, "loss is infinite at step 1"),
+        ("print('step:  7  loss:      nan  memory:  1.41GiB(1.79%)  tps: 193,831')", {}, "loss is nan at step 7"),
+        ("print({'loss': float('nan'), 'grad_norm': 1.0})", {}, "loss is nan at step 1"),
+        (
+            "[print(f'took 5 ms loss={v}') for v in ('1.5', 'nan')]",
+            {"log": {"step_time_ms": r"took (\d+)", "loss": r"loss=([\d.]+)"}},
+            "loss is nan at step 2",
+        ),
+        (
+            "[print(f'took 5 ms, objective {v}') for v in ('1.5', 'nan')]",
+            {"log": {"step_time_ms": r"took (\d+)", "loss": r"objective (\S+)"}},
+            "loss is nan at step 2",
+        ),
+    ],
+    ids=["Megatron-LM", "infinite", "torchtitan", "a dict", "log without nan", "log with nan"],
+)
+def test_a_loss_that_is_no_number_fails_the_trial(program: str, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ProgramFailed, match=f"^{reason}$"):
+        run(program, sequence_length="1", **changes)
+
+
+@pytest.mark.parametrize("line", ["grad norm: nan", "eval loss: nan", "val_loss: nan", "loss scale: inf"])
+def test_only_the_training_loss_ends_a_trial(line: str) -> None:
+    assert run(f"print({line!r})\n{STEPS}", sequence_length="1").step_times_s
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print('hello; hint-for-the-user')",
+        "print('hello; hint-for-the-user'); raise SystemExit(1)",
+        "print('hello; hint-for-the-user'); print('CUDA out of memory', flush=True); import time; time.sleep(9)",
+        "print('hello; hint-for-the-user\\nloss=nan')",
+        "print('  tensor_model_parallel_size ....... 4\\nhello; hint-for-the-user')\n" + STEPS,
+    ],
+    ids=["no steps", "exit", "out of memory", "nan", "another layout"],
+)
+def test_a_program_without_a_measurement_leaves_its_last_lines_and_its_files(program: str) -> None:
+    with pytest.raises(Exception) as error:
+        run(program, parameters={"tp": 2}, environment={"T": "{tp}"}, files={"a.json": {"tp": "{tp}"}})
+    output = output_of(error.value)
+    assert "hello; hint-for-the-user" in output.last_lines and "Traceback" not in output.last_lines
+    assert json.loads(output.files["a.json"]) == {"tp": 2} and b"hint-for-the-user" in output.files["log.txt"]
+
+
+def test_a_trial_keeps_its_command_files_and_last_lines() -> None:
+    measurement = run(STEPS, sequence_length="1", files={"a.json": {"x": 1}, "log.txt": "y"}, environment={"A": "b c"})
+    assert set(measurement.files) == {"command.txt", "a.json", "rendered_log.txt", "log.txt", "last_lines.txt"}
+    command = measurement.files["command.txt"].decode()
+    assert "A='b c'" in command and f"{sys.executable} -c" in command and "PYTHONUNBUFFERED=1" in command
+    assert len(measurement.files["last_lines.txt"].splitlines()) <= 100
+
+
+def test_a_kept_command_runs_in_a_shell(tmp_path: Path) -> None:
+    measurement = run(f"import os; print(os.environ['A'], os.getcwd())\n{STEPS}", sequence_length="1",
+                      environment={"A": "b c"}, directory=str(tmp_path))  # fmt: skip
+    printed = subprocess.run(measurement.files["command.txt"].decode(), shell=True, capture_output=True, text=True)
+    assert printed.stdout.splitlines()[0] == f"b c {tmp_path}"
+
+
+SECRET = "hunter2hunter2"
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_no_secret_of_the_command_line_is_kept(is_failed: bool) -> None:
+    """The program prints its arguments and variables in forms that name no secret beside the value."""
+    program = f"import sys, os\nprint('args', sys.argv[1:], os.environ['MY_API_KEY'], flush=True)\n{STEPS}"
+    program += "\nraise SystemExit('bad credentials: ' + sys.argv[2])" if is_failed else ""
+    settings = {
+        "run": ["{python}", "-c", escape(program), "--hf-token", SECRET],
+        "environment": {"MY_API_KEY": f"{SECRET}-2"},
+        "files": {"a.toml": {"log": {"wandb_api_key": SECRET}}},
+        "sequence_length": "1",
+        "steps": 999 if is_failed else 5,
+    }
+    try:
+        files, texts = run_trial("command", {}, Rank(), settings).files, ""
+    except ProgramFailed as error:
+        files, texts = output_of(error).files, output_of(error).last_lines + str(error)
+    assert is_failed == bool(texts) and {"command.txt", "a.toml", "log.txt"} <= set(files)
+    assert SECRET not in texts + "".join(content.decode() for content in files.values())
+    assert files["command.txt"].decode().endswith("--hf-token ***\n")
 
 
 # ── presets ──

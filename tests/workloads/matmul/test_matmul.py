@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.matrix import covering
 from workloads import device as devices
-from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, ParameterMismatch, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
-from workloads.api.trial import ParameterMismatch, describe_mismatches, run_trial
+from workloads.api.trial import describe_mismatches, run_trial
 from workloads.llama.shapes import MODELS, GemmShape, gemm_shape
 from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
 from workloads.matmul.gemm import TOLERANCE, relative_error

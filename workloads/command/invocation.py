@@ -1,0 +1,124 @@
+"""The command of one rank with its values filled in: its words, variables and files, and how they are kept."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.api.contract import Infeasible, Rank, Scalar
+from workloads.api.secrets import mask, masked, secret_values
+from workloads.command import CommandSettings
+from workloads.command.template import fill, format_value, render
+
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+COMMAND_FILE = "command.txt"
+# The names of a trial's own files: a rendered file with one of them is kept as rendered_….
+TRIAL_FILES = (COMMAND_FILE, "log.txt", "last_lines.txt", "trial.json")
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A command as one rank runs it.
+
+    Attributes:
+        arguments: the words of the command line; a text is run by a shell.
+        environment: variables in addition to those of this process.
+        files: the texts of the files in {output}, by name.
+    """
+
+    arguments: list[str] | str
+    environment: Mapping[str, str]
+    directory: Path
+    files: Mapping[str, str]
+
+    def mask(self, text: str) -> str:
+        """Return the text without secrets: also without those of the command line and of all variables."""
+        words = shlex_words(self.arguments) if isinstance(self.arguments, str) else self.arguments
+        return mask(text, secret_values(words, {**os.environ, **self.environment}))
+
+    def describe(self) -> str:
+        """Return the command as a shell runs it, secrets masked."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(masked(dict(self.environment)).items())]
+        words = ["/bin/sh", "-c", self.arguments] if isinstance(self.arguments, str) else self.arguments
+        lines = [f"cd {shlex.quote(str(self.directory))} &&", *variables, shlex.join(masked(words))]
+        return self.mask(" \\\n".join(lines))
+
+    def kept_files(self) -> dict[str, bytes]:
+        """Return the command and the rendered files as they are kept with the trial, secrets masked."""
+        kept = {COMMAND_FILE: f"{self.describe()}\n".encode()}
+        for name, text in self.files.items():
+            kept[f"rendered_{name}" if name in TRIAL_FILES else name] = self.mask(text).encode()
+        return kept
+
+
+def build_invocation(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: str
+) -> Invocation:
+    """Fill the settings' templates for one rank. `output` is the folder of the files.
+
+    Raises:
+        Infeasible: a parameter has a value for which `options` has no words.
+    """
+    values = {**parameters, **placeholder_values(rank, output)}
+    environment = {name: fill(str(text), values) for name, text in settings.environment.items()}
+    return Invocation(
+        _command_line(settings, values),
+        {**_distributed_environment(settings, rank, values), **environment},
+        Path(settings.directory),
+        {Path(name).name: render(name, template, values) for name, template in settings.files.items()},
+    )
+
+
+def placeholder_values(rank: Rank, output: str) -> dict[str, Scalar]:
+    """Return the values of `template.PLACEHOLDERS`."""
+    host, _, port = rank.rendezvous.rpartition(":")
+    return {
+        "rank": rank.rank,
+        "world_size": rank.world_size,
+        "local_rank": rank.local_rank,
+        "node_rank": rank.node_rank,
+        "nodes": rank.nodes,
+        "gpus_per_node": rank.world_size // rank.nodes,
+        "master_address": host or "127.0.0.1",
+        "master_port": int(port or 29500),
+        "output": output,
+        "python": sys.executable,
+    }
+
+
+def shlex_words(text: str) -> list[str]:
+    """Return the words of a text for a shell; of one with an open quote those between its spaces."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _command_line(settings: CommandSettings, values: Mapping[str, Scalar]) -> list[str] | str:
+    """Return the words of the command line, those of its options included; a text for a shell."""
+    if isinstance(settings.run, str):
+        return fill(settings.run, values, shell=True)
+    words = list(settings.run)
+    for name, options in settings.options.items():
+        if (value := format_value(values[name])) not in options:
+            raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
+        words += map(str, options[value])
+    return [fill(word, values) for word in words]
+
+
+def _distributed_environment(settings: CommandSettings, rank: Rank, values: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices."""
+    variables = {
+        "MASTER_ADDR": format_value(values["master_address"]),
+        "MASTER_PORT": format_value(values["master_port"]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if settings.start == "gpu":
+        return variables | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
+    return variables | {
+        name: rank.node_devices for name in VISIBLE_DEVICES if os.environ.get(name) and rank.node_devices
+    }
