@@ -13,13 +13,14 @@ from mlflow.entities import Metric, Param, RunTag
 
 from sweeper.ingest.derive import WARMUP_RULE, derive_metrics, find_disagreements
 from sweeper.ingest.imported import ImportedResult
-from sweeper.tracking import mlflow_store
+from sweeper.tracking import mlflow_store, new_store
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO it reports every table that it creates
 
 
 def write(uri: str, experiment: str, path: Path, file_format: str, results: Sequence[ImportedResult]) -> str:
     """Write all results of a file, unless a file of the same content is complete in the store. Return what was done."""
+    new_store.create_if_missing(uri)
     client = MlflowClient(tracking_uri=uri)
     digest = _digest(path)
     existing = client.get_experiment_by_name(experiment)

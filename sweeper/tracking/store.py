@@ -7,13 +7,10 @@ what is missing.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -26,7 +23,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from sweeper.common.trials import TrialRecord, TrialStatus, exact_value, run_name
-from sweeper.tracking import mlflow_store
+from sweeper.tracking import mlflow_store, new_store
 
 # MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
 RUN_STATUS = {
@@ -62,9 +59,9 @@ class Store:
         self._study_id = study_id
         self._sweep = sweep
         self._parent_tags = parent["tags"]
-        with _creation_lock(uri):
-            self._client = MlflowClient(tracking_uri=uri)
-            self.experiment_id = self._open_experiment(experiment)
+        new_store.create_if_missing(uri)
+        self._client = MlflowClient(tracking_uri=uri)
+        self.experiment_id = self._open_experiment(experiment)
         self.parent_id = self._open_parent(parent)
         self._children: dict[int, Any] = {}
         self.refresh()
@@ -228,25 +225,6 @@ class Store:
     def _search_runs(self, kind: str) -> list[Any]:
         tags = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: kind}
         return list(mlflow_store.search_runs(self._client, [self.experiment_id], tags, PAGE_SIZE))
-
-
-@contextmanager
-def _creation_lock(uri: str) -> Iterator[None]:
-    """Let one process at a time create the tables of a new SQLite file.
-
-    Of two processes that opened a new file together, one was seen to fail in the middle of the other's migrations and
-    to record nothing. Where the folder cannot be locked, nothing is locked.
-    """
-    if not uri.startswith("sqlite:///"):
-        yield
-        return
-    folder = os.open(Path(uri.removeprefix("sqlite:///")).parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _add_line(earlier: str, value: str) -> str:

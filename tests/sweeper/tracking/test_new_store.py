@@ -1,0 +1,87 @@
+"""A new store appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from sweeper.tracking.new_store import create_if_missing
+
+KILLS = 3
+
+
+def is_whole(database: Path) -> bool:
+    """Return whether MLflow opens the store without changing it."""
+    before = database.read_bytes()
+    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
+    return database.read_bytes() == before
+
+
+def create_in_a_process(uri: str, kill_after_s: float | None = None) -> float:
+    """Create the store in a process that has MLflow imported, and kill that. Returns the seconds that it ran."""
+    started_s = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        create_if_missing(uri)
+        os._exit(0)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return time.monotonic() - started_s
+
+
+@pytest.mark.usefixtures("empty_store")  # it imports what a store needs
+def test_a_kill_at_any_moment_leaves_no_part_of_a_store(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    duration_s = create_in_a_process(f"sqlite:///{tmp_path}/whole.db")
+    assert is_whole(tmp_path / "whole.db")
+    for kill in range(KILLS):
+        database = tmp_path / f"{kill}.db"
+        create_in_a_process(f"sqlite:///{database}", rng.uniform(0.1, 0.9) * duration_s)
+        assert not database.exists() or is_whole(database)
+    create_if_missing(f"sqlite:///{database}")
+    assert is_whole(database)
+    assert not list(tmp_path.glob(f".{database.name}*"))
+
+
+def test_an_existing_store_is_not_touched_and_an_empty_file_is_replaced(tmp_path: Path, empty_store: Path) -> None:
+    existing = tmp_path / "mlflow.db"
+    existing.write_bytes(b"anything")
+    create_if_missing(f"sqlite:///{existing}")
+    assert existing.read_bytes() == b"anything"
+    existing.write_bytes(b"")
+    create_if_missing(f"sqlite:///{existing}?timeout=20")
+    assert is_whole(existing)
+    create_if_missing("http://127.0.0.1:1")  # of another kind: nothing is created
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 KiB, a third of what a store without runs takes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_nothing_and_the_next_attempt_succeeds(small_disk: Path) -> None:
+    uri = f"sqlite:///{small_disk}/mlflow.db"
+    with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
+        create_if_missing(uri)
+    assert not list(small_disk.iterdir())
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+    create_if_missing(uri)
+    assert is_whole(small_disk / "mlflow.db")
