@@ -74,7 +74,7 @@ def test_each_package_imports_only_packages_below_it() -> None:
 
 
 @pytest.mark.parametrize("package", ["planning", "tracking", "search", "execution"])
-def test_logic_knows_nothing_of_presentation(package: str) -> None:
+def test_logic_does_not_import_presentation(package: str) -> None:
     for path in python_files(f"sweeper/{package}"):
         modules = {module.split(".")[0] for module in imported_modules(path)} | imported_modules(path)
         assert "rich" not in modules and not any(module.startswith("sweeper.ui") for module in modules), path

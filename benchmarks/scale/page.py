@@ -97,7 +97,7 @@ Three integers in a space of 10^9 points, random values; median of {PROPOSALS} p
 
 A trial is a run with its parameters, metrics, tags and `trial.json`, a file beside the database of about
 {last["journal_bytes"] / 1e3:.1f} kB. Wall time includes the disk and other work on the machine. List: which trials are
-recorded, a question of each resume.
+recorded, a query of each resume.
 
 ## What limits larger sweeps
 

@@ -122,7 +122,7 @@ def test_each_kind_of_failure_has_an_outcome_and_the_sweep_continues(workspace: 
 
 @pytest.mark.long(32)
 @pytest.mark.xdist_group("finished_sweep")
-def test_a_folder_called_workloads_does_not_hide_ours(finished_sweep: FinishedSweep) -> None:
+def test_a_users_folder_called_workloads_does_not_hide_the_package(finished_sweep: FinishedSweep) -> None:
     assert (finished_sweep.workspace.path / "workloads" / "__init__.py").exists()
     assert finished_sweep.result.code == 0 and "3 complete" in finished_sweep.result.out, finished_sweep.result.err
 
@@ -161,7 +161,7 @@ def test_mlflow_holds_the_sweep(finished_sweep: FinishedSweep) -> None:
 
 @pytest.mark.long(32)
 @pytest.mark.xdist_group("finished_sweep")
-def test_progress_for_programs(finished_sweep: FinishedSweep) -> None:
+def test_progress_json_prints_one_event_per_line(finished_sweep: FinishedSweep) -> None:
     events = [json.loads(line) for line in finished_sweep.result.err.splitlines()]
     assert events[-1]["event"] == "end" and events[-1]["outcomes"] == {"complete": 3} and events[-1]["exit_code"] == 0
     trials = [event for event in events if event["event"] == "trial"]
@@ -267,7 +267,7 @@ def test_an_existing_cluster_is_used_and_keeps_running(
 
 
 @pytest.mark.soak
-def test_several_sweeps_by_hydras_own_multirun(workspace: Workspace) -> None:
+def test_a_multirun_runs_one_sweep_for_each_value(workspace: Workspace) -> None:
     result = workspace.run("-m", *PROBE, "search=random,qmc", "budget.trials=2")
     assert result.code == 0, result.err
     assert len(workspace.sweeps) == 2 and len(workspace.runs("sweep")) == 2
@@ -404,7 +404,7 @@ def test_without_a_terminal_progress_is_plain_lines_on_stderr_and_results_on_std
     assert "trials:" not in quiet.err and "5 complete" in quiet.out
 
 
-def test_help_shows_the_groups_and_worked_commands(run_cli: Callable[..., CommandResult]) -> None:
+def test_help_shows_the_groups_and_example_commands(run_cli: Callable[..., CommandResult]) -> None:
     result = run_cli("--help")
     assert result.code == 0
     for overrides in (

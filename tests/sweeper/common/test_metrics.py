@@ -39,7 +39,7 @@ def test_a_steady_figure_has_a_narrow_interval_and_a_noisy_one_a_wide_one() -> N
     assert width[0] < 0.05 * steady["tflops"] < width[1]
 
 
-def test_burst_and_sustained_are_two_figures() -> None:
+def test_burst_and_sustained_rates_are_separate_metrics() -> None:
     metrics = derive(
         [measured(0.001, flops_per_step=1e12, matrix_dtype="bf16", sustained_step_times_s=(0.002, 0.002, 0.002))],
         {"bf16": 1000.0},
@@ -65,14 +65,14 @@ def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=30), st.floats(1e6, 1e15))
-def test_rates_and_times_agree(times_s: list[float], flops: float) -> None:
+def test_the_rate_times_the_step_time_is_the_flops_of_a_step(times_s: list[float], flops: float) -> None:
     metrics = derive([measured(*times_s, flops_per_step=flops)], {})
     if len(times_s) % 2:  # the median of an even number of rates is not the rate of the median time
         assert math.isclose(metrics["tflops"] * metrics["step_time_ms"] * 1e9, flops, rel_tol=1e-9)
     assert metrics.get("tflops_p10", 0) <= metrics["tflops"] * (1 + 1e-12)
 
 
-def test_the_noise_of_devices_that_do_not_wait_is_not_summed_into_their_slowest() -> None:
+def test_the_slowest_of_independent_devices_is_found_by_their_medians() -> None:
     """Each rank is slow in a different repeat, so no rank is slow in its median."""
     ranks = [
         measured(*(2.0 if i == rank else 1.0 for i in range(5)), flops_per_step=1e12, independent=True)

@@ -13,7 +13,7 @@ from sweeper.config.space_checks import read_space
 
 
 @given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 70))
-def test_a_range_is_pythons(first: int, length: int, step: int) -> None:
+def test_a_range_has_the_values_of_pythons_range(first: int, length: int, step: int) -> None:
     end = first + length
     read = parse_entry("x", f"range({first}, {end}, {step})")
     expected = list(range(first, end, step))
@@ -62,7 +62,7 @@ def test_the_size_of_a_space_is_the_number_of_its_points(sizes: dict[str, int]) 
         ([7], 7),
     ],
 )
-def test_each_form_is_parsed(entry: object, expected: object) -> None:
+def test_each_form_of_a_dimension_is_parsed(entry: object, expected: object) -> None:
     assert parse_entry("x", entry) == expected
 
 

@@ -41,7 +41,7 @@ def low_memory_node(cluster: Cluster) -> Iterator[LowMemoryNode]:
 
 
 @pytest.mark.soak
-def test_a_lost_node_a_joining_node_and_a_killed_worker_in_one_sweep(workspace: Workspace, cluster: Cluster) -> None:
+def test_a_sweep_survives_a_lost_node_a_new_node_and_a_killed_worker(workspace: Workspace, cluster: Cluster) -> None:
     """The short form of `test_faults.py`."""
     process = start_sweep(workspace, cluster, 32, "space.sleep_s=1.0", "trial.retries=5")
     wait_for(lambda: count_completions(workspace).total() > 8)
@@ -86,7 +86,7 @@ def test_a_lost_head_ends_the_driver_and_a_restarted_head_resumes_the_sweep(
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_a_node_that_is_cut_off_and_returns(
+def test_a_sweep_survives_a_node_that_is_cut_off_and_returns(
     workspace: Workspace, short_ray_timeouts: None, cluster: Cluster, remote_node: RemoteNode
 ) -> None:
     """A short interruption loses nothing. After a long one its trials run elsewhere, and it joins as a new node."""

@@ -107,7 +107,7 @@ def test_each_round_measures_the_best_trial_on_every_node() -> None:
         pytest.param(3, [], 16, id="trials_over_two_nodes"),
     ],
 )
-def test_nodes_are_not_compared(count: int, overrides: list[str], gpus: int) -> None:
+def test_comparison_is_skipped_where_it_is_impossible_or_disabled(count: int, overrides: list[str], gpus: int) -> None:
     monitor, best = build_monitor(count, *overrides, gpus=gpus), record_on(7, "n0")
     monitor.add_record(best)
     assert monitor.plan_comparisons(best, 1000, {"n0", "n1", "n2"}) == []

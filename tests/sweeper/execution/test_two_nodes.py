@@ -209,7 +209,7 @@ def test_the_ranks_of_two_nodes_join_one_process_group(head: HeadPlace, start: s
     assert trial.data.metrics["step_time_ms"] == 10 and trial.data.tags["node"] == nodes[0]
 
 
-def test_a_failure_on_one_node_ends_both_and_is_reported(head: HeadPlace) -> None:
+def test_a_failure_on_one_node_ends_the_programs_of_both_and_is_reported(head: HeadPlace) -> None:
     result = run_trainer(head, TORCHRUN, "fail")
     assert result.code == 1
     (trial,) = head.trials()

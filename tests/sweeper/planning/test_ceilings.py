@@ -151,7 +151,7 @@ def test_gpus_of_different_gangs_are_not_compared() -> None:
     assert per_gpu.per_gpu_results(trials) == []
 
 
-def test_the_slow_gpu_of_a_fleet_is_named() -> None:
+def test_each_gpu_is_compared_with_the_others_of_its_trials() -> None:
     def rank(name: str, time_s: float) -> dict[str, object]:
         machine_info = {"host": "n0", "gpu_uuid": name}
         return {

@@ -114,7 +114,7 @@ def test_changing_the_unit_changes_no_verdict(rates: list[float], unit: float) -
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=8))
-def test_behind_is_the_ratio_of_the_two_values(pairs: list[tuple[float, float]]) -> None:
+def test_behind_is_one_minus_the_ratio_to_the_leaders_value(pairs: list[tuple[float, float]]) -> None:
     records = records_of_rounds({7: [first for first, _ in pairs], 3: [second for _, second in pairs]})
     leader, other = finalist_results(RANKED, 2, records, "rate", "maximize")
     assert leader.value.low > 0 and other.value.low > 0

@@ -35,7 +35,7 @@ class PagedClient:
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 5, 10, 11])
-def test_all_pages_are_read(page_size: int) -> None:
+def test_all_pages_of_a_search_are_read(page_size: int) -> None:
     client = PagedClient()
     tags = {mlflow_store.KIND: mlflow_store.TRIAL_KIND, mlflow_store.STUDY: "abc"}
     assert list(mlflow_store.search_runs(client, ["1"], tags, page_size)) == list(range(10))

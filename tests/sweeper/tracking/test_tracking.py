@@ -150,7 +150,7 @@ def test_the_client_records_trials_steps_results_and_the_report(uri: str, worksp
     assert "no report" not in (workspace.path / "tracking.log").read_text()
 
 
-def test_a_report_that_cannot_be_written_loses_nothing_else(uri: str, workspace: Workspace) -> None:
+def test_a_failure_to_write_the_report_loses_no_other_result(uri: str, workspace: Workspace) -> None:
     """The recording process receives a driver's messages; a folder stands where the report has to go."""
     store = open_store(uri)
     (workspace.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()

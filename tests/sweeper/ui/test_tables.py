@@ -25,7 +25,7 @@ def render(width: int, minimum: int = 3) -> str:
 @pytest.mark.parametrize(
     ("width", "excluded"), [(80, []), (50, ["step ms"]), (44, ["95% from", "to", "step ms"]), (10, HEADING[3:])]
 )
-def test_columns_that_do_not_fit_are_named(width: int, excluded: list[str]) -> None:
+def test_a_table_names_the_columns_that_it_hides(width: int, excluded: list[str]) -> None:
     text = " ".join(render(width).split())
     assert (f"hidden, too narrow: {', '.join(excluded)}" in text) == bool(excluded)
     assert all(("0.004208" not in text, "0.005608" not in text)) == ("to" in excluded)

@@ -401,7 +401,7 @@ def test_the_megatron_preset_runs_a_program_that_prints_a_megatron_log(workspace
 
 
 @pytest.mark.soak
-def test_a_rank_that_prints_nothing_ends_with_the_one_that_does(workspace: Workspace) -> None:
+def test_a_rank_that_prints_nothing_ends_with_the_rank_that_prints(workspace: Workspace) -> None:
     """The second of a gang's two programs prints nothing, and would wait forever for the first."""
     program = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + STEPS
     (workspace.path / "train.py").write_text(program)
