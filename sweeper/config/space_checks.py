@@ -31,13 +31,7 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
     space = spaces.parse(resolved.config.space, kind)
     parameters = resolved.workload.Parameters
     hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
-    given = (*space.constants, *space.dimensions)
-    if resolved.settings is not None:
-        check_placeholders(known, given)
-    for name in given:
-        _check_name(resolved, name, known)
-        if known[name].metadata.get("file") and resolved.is_local:
-            _check_files(space, name)
+    _check_entries(resolved, space, known)
     dimensions = {
         name: _convert_dimension(f"space.{name}", dimension, hints[name], known[name].metadata)
         for name, dimension in space.dimensions.items()
@@ -60,6 +54,17 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
             else:
                 constants[name] = supported[0]
     return Space(dimensions, constants), excluded
+
+
+def _check_entries(resolved: ResolvedConfig, space: Space, known: Mapping[str, Field[Any]]) -> None:
+    """Check the names in the space, and that files exist which it names."""
+    given = (*space.constants, *space.dimensions)
+    if resolved.settings is not None:
+        check_placeholders(known, given)
+    for name in given:
+        _check_name(resolved, name, known)
+        if known[name].metadata.get("file") and resolved.is_local:
+            _check_files(space, name)
 
 
 def _check_name(resolved: ResolvedConfig, name: str, known: Mapping[str, Field[Any]]) -> None:
