@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.trials import TrialStatus
+from sweeper.common.trials import TrialRecord, TrialStatus, exact_value
 from sweeper.planning.plan import Plan
+from sweeper.search.finals import FinalistResult
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
-from sweeper.tracking import mlflow_store
+from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
+from sweeper.tracking.mlflow_view import MEMORY_METRICS, RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.ui import tables
+from sweeper.ui.format import format_number
 from sweeper.ui.progress import Progress
 from sweeper.ui.results import Results
 from sweeper.ui.summary import Recording, Summary
@@ -59,10 +63,9 @@ class FinishedRun:
         closing = self._closing_message(results, summary, texts, plots)
         if tracking.is_open and tracking.pending > MANY_PENDING:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
-        is_written = tracking.close(closing, MLFLOW_PATIENCE_S)
-        summary.print(
-            self._recording(tracking, results, is_written), is_over=self.is_over, is_exhausted=self.study.exhausted
-        )
+        is_written = tracking.close(closing, build_view(results), MLFLOW_PATIENCE_S)
+        recording = self._recording(tracking, is_written)
+        summary.print(recording, is_over=self.is_over, is_exhausted=self.study.exhausted)
         if self.error:
             print(f"stopped  {self.error}")
         code = self._exit_code(results, is_written)
@@ -89,12 +92,10 @@ class FinishedRun:
             "abandoned": self.study.abandoned,
         }
 
-    def _recording(self, tracking: TrackingClient, results: Results, is_written: bool) -> Recording:
+    def _recording(self, tracking: TrackingClient, is_written: bool) -> Recording:
         return Recording(
             uri=self.plan.config.tracking.uri,
-            runs_page=mlflow_store.runs_page(
-                tracking.experiment_id, self.plan.name, results.objective, results.direction
-            ),
+            runs_page=mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key),
             pending=tracking.pending,
             error=tracking.last_error,
             is_complete=is_written,
@@ -122,3 +123,39 @@ def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:
     kept = [argument for argument in arguments if argument.partition("=")[0] not in exhausted]
     doubled = [f"{name}={2 * limit:.15g}" for name, limit in exhausted.items()]
     return shlex.join(secrets.masked_arguments([*kept, *doubled]))
+
+
+def build_view(results: Results) -> SweepView:
+    """Return what MLflow's pages show of a sweep: its best trials with those of the finals first."""
+    objective, plan = results.objective, results.plan
+    finalists = [_rank_finalist(finalist, objective) for finalist in results.finalists]
+    numbers = {trial.number for trial in finalists}
+    others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
+    measured = results.best[0].metrics if results.best else {}
+    metrics = [f"final_{objective}"] if finalists else []
+    metrics += [objective, *(name for name in ("mfu", *MEMORY_METRICS) if name in measured)]
+    return SweepView(
+        objective=objective,
+        minimize=results.direction == "minimize",
+        metrics=metrics,
+        parameters=list(plan.space.dimensions),
+        space={name: exact_value(value) for name, value in plan.space.described().items()},
+        ranking=[*finalists, *others][:RANKED_TRIALS],
+    )
+
+
+def _rank_finalist(finalist: FinalistResult, objective: str) -> RankedTrial:
+    value = finalist.value
+    name = f"final_{objective}"
+    metrics = {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
+    known = {name: bound for name, bound in metrics.items() if not math.isnan(bound)}
+    return RankedTrial(finalist.trial.number, known, _format_interval(value.low, value.high))
+
+
+def _rank_trial(trial: TrialRecord, objective: str) -> RankedTrial:
+    low, high = (trial.metrics.get(f"{objective}_ci_{bound}", math.nan) for bound in ("low", "high"))
+    return RankedTrial(trial.number, {}, _format_interval(low, high))
+
+
+def _format_interval(low: float, high: float) -> str:
+    return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"

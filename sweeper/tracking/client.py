@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import TrialRecord
+from sweeper.tracking.mlflow_view import SweepView
 
 MAX_RESTARTS = 3
 MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
@@ -28,6 +30,7 @@ class TrackingClient:
 
     Attributes:
         experiment_id: MLflow's id of the experiment; None until the process has opened the store.
+        view_key: the key of the sweep's view in MLflow's pages, once it is closed; empty where there is none.
         last_error: why the process's last attempt failed; empty after one that succeeded.
     """
 
@@ -47,12 +50,13 @@ class TrackingClient:
         self._unwritten: dict[int, TrialRecord] = {}
         self._unsent: deque[int] = deque()  # the numbers of those that this process has not been sent
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEPS)
-        self._results: dict[str, Any] | None = None  # what `close` was called with
+        self._closing_message: dict[str, Any] | None = None
         self._close_sent = False
         self._closed = threading.Event()
         self._restarts = 0
         self._mutex = threading.RLock()
         self.experiment_id: str | None = None
+        self.view_key = ""
         self.last_error = ""
         self._start()
 
@@ -87,14 +91,14 @@ class TrackingClient:
             self.last_error = f"the recording process ended with exit code {code}; see {self._log}"
             self._start()
 
-    def close(self, results: dict[str, Any], patience_s: float) -> bool:
-        """Write what is pending and end the parent run with `results`, the arguments of `Store.close`.
+    def close(self, results: dict[str, Any], view: SweepView, patience_s: float) -> bool:
+        """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
         Returns:
             Whether everything is written. It gives up after `patience_s` seconds in which no record was.
         """
         with self._mutex:
-            self._results = results
+            self._closing_message = {"close": results, "view": asdict(view)}
             self._send_waiting()
         deadline_s = time.monotonic() + patience_s
         pending = self.pending
@@ -153,6 +157,7 @@ class TrackingClient:
                 if "written" in answer:
                     self._unwritten.pop(answer["written"], None)
                 if "closed" in answer:
+                    self.view_key = answer["closed"]["view"]
                     self._closed.set()
                 self._send_waiting()
 
@@ -164,9 +169,9 @@ class TrackingClient:
         while self._unsent:
             if record := self._unwritten.get(self._unsent.popleft()):  # the store may have had it
                 self._send({"record": record.to_json()})
-        if self._results is not None and not self._close_sent:
+        if self._closing_message is not None and not self._close_sent:
             self._close_sent = True
-            self._send({"close": self._results})
+            self._send(self._closing_message)
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import importlib.metadata
 import os
 import socket
 import urllib.error
@@ -81,7 +82,7 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
         if scheme in DATABASE_PORTS:
             socket.create_connection((host, port or DATABASE_PORTS[scheme]), timeout=5).close()
         else:
-            _request_health(parts)
+            _request(parts, "/health").close()
     except urllib.error.HTTPError as error:
         if error.code >= 500:
             raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
@@ -89,22 +90,28 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
         raise UserInputError(f"{shown}: nothing answers there ({getattr(error, 'reason', error)})") from error
 
 
-def _request_health(parts: urllib.parse.SplitResult) -> None:
-    """Request `/health` of an MLflow server, with the credentials of its address if it has any."""
-    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + "/health")
+def _request(parts: urllib.parse.SplitResult, path: str) -> Any:
+    """Request a path of an MLflow server, with the credentials of its address if it has any."""
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + path)
     request = urllib.request.Request(address.geturl())
     if parts.username:
         credentials = f"{parts.username}:{parts.password or ''}".encode()
         request.add_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
-    urllib.request.urlopen(request, timeout=5).close()
+    return urllib.request.urlopen(request, timeout=5)
 
 
-def runs_page(experiment_id: str | None, sweep: str, objective: str, direction: str) -> str:
-    """Return the path of the page in MLflow's UI that shows a sweep's runs, the best first."""
-    sweep_filter = urllib.parse.quote(f"tags.{SWEEP_NAME} = '{sweep}'")
-    ascending = str(direction == "minimize").lower()
-    page = f"/#/experiments/{experiment_id}/runs?searchFilter={sweep_filter}"
-    return f"{page}&orderByKey=metrics.%60{objective}%60&orderByAsc={ascending}"
+def read_version(uri: str) -> str:
+    """Return the version of the MLflow that shows the store: of the server, else of the one that is installed here.
+
+    Empty if the server does not say.
+    """
+    if not uri.startswith("http"):
+        return importlib.metadata.version("mlflow")
+    try:
+        with _request(urllib.parse.urlsplit(uri), "/version") as response:
+            return str(response.read(100).decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def artifact_link(experiment_id: str, run_id: str, artifact: str) -> str:

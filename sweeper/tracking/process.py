@@ -9,7 +9,7 @@ descriptor that holds the sweep's lock.
     {"open": {…Store's arguments}}  {"opened": {"experiment_id": …, "written": [numbers]}}
     {"step": {…}}                   {}
     {"record": "…"}                 {"written": number}
-    {"close": {…}}                  {"closed": true}
+    {"close": {…}, "view": {…}}     {"closed": {"view": key or ""}}
 
 A message that fails is answered with {"error": "…"} and repeated until it succeeds.
 
@@ -28,7 +28,8 @@ import threading
 from typing import Any, TextIO
 
 from sweeper.common.trials import TrialRecord
-from sweeper.tracking.store import Store
+from sweeper.tracking.mlflow_view import SweepView
+from sweeper.tracking.store import MlflowException, Store
 from workloads.api.secrets import mask
 
 RETRY_S = 1.0
@@ -95,7 +96,16 @@ class RecordingProcess:
             self._store.write_trial(record)
             return {"written": record.number}
         self._store.close(**message["close"])
-        return {"closed": True}
+        return {"closed": {"view": self._write_view(message["view"])}}
+
+    def _write_view(self, view: dict[str, Any]) -> str:
+        """Write the views of the sweep. Returns the key of the view of its trials, empty where there is none."""
+        assert self._store is not None
+        try:
+            return self._store.write_view(SweepView.from_dict(view))
+        except MlflowException as error:  # some servers allow nobody to tag an experiment; nothing is lost without
+            print(mask(f"no view: {error}"), file=sys.stderr, flush=True)
+            return ""
 
     def _answer(self, answer: dict[str, Any]) -> None:
         try:

@@ -7,6 +7,7 @@ what is missing.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -23,7 +24,8 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from sweeper.common.trials import TrialRecord, TrialStatus, exact_value, run_name
-from sweeper.tracking import mlflow_store, new_store
+from sweeper.tracking import mlflow_store, mlflow_view, new_store
+from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 
 # MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
 RUN_STATUS = {
@@ -32,6 +34,7 @@ RUN_STATUS = {
     TrialStatus.INFEASIBLE: "FAILED",
     TrialStatus.FAILED: "FAILED",
 }
+MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
 PAGE_SIZE = 1000  # each page has to arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
@@ -146,6 +149,51 @@ class Store:
             self._client.log_artifact(self.parent_id, path, "plots")
         self._client.set_terminated(self.parent_id, status, now_ms)
 
+    def write_view(self, view: SweepView) -> str:
+        """Rank the best trials and write the views of the sweep. Returns the key of the view of its trials.
+
+        The key is empty where MLflow is of another version, whose pages may show the views differently or not at all.
+        """
+        self._write_ranking(view.ranking)
+        if not mlflow_view.is_known(mlflow_store.read_version(self.uri)):
+            return ""
+        trials_key = mlflow_view.share_key(self._study_id)
+        devices = mlflow_view.build_devices_state(view)
+        devices_key = mlflow_view.share_key(devices["searchFilter"])
+        for key, state in {
+            trials_key: mlflow_view.build_trials_state(view, self._study_id),
+            devices_key: devices,
+        }.items():
+            value = mlflow_view.encode(state)
+            if len(value) <= MAX_EXPERIMENT_TAG_LENGTH:
+                self._client.set_experiment_tag(self.experiment_id, mlflow_view.TAG_PREFIX + key, value)
+        link = mlflow_view.view_link(self.experiment_id, devices_key)
+        self.append_to_description(f"Sweeps of the same space: [the best of each device]({link})")
+        return trials_key
+
+    def append_to_description(self, paragraph: str) -> None:
+        """Append a paragraph to the parent run's description."""
+        description = self._client.get_run(self.parent_id).data.tags.get(mlflow_store.DESCRIPTION, "")
+        self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, f"{description}\n\n{paragraph}")
+
+    def _write_ranking(self, ranking: Sequence[RankedTrial]) -> None:
+        """Give the parent run and the best trials their places, by which the list of runs is sorted."""
+        now_ms = int(time.time() * 1e3)
+        numbers = {trial.number for trial in ranking}
+        for number, run in self._children.items():
+            if number not in numbers and mlflow_view.PLACE in run.data.metrics:  # before the sweep was extended
+                self._client.log_metric(run.info.run_id, mlflow_view.PLACE, math.nan, now_ms)
+        self._client.log_metric(self.parent_id, mlflow_view.PLACE, 0, now_ms)
+        if ranking and ranking[0].metrics:  # the parent run has the result of the finals too
+            self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
+        for place, trial in enumerate(ranking, start=1):
+            metrics = {mlflow_view.PLACE: place, **trial.metrics}
+            self._client.log_batch(
+                self._children[trial.number].info.run_id,
+                metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
+                tags=[RunTag(mlflow_view.INTERVAL, trial.interval)] if trial.interval else [],
+            )
+
     def _open_experiment(self, name: str) -> str:
         """Return the id of the experiment, after creating or restoring it if needed."""
         if experiment := self._client.get_experiment_by_name(name):
@@ -164,6 +212,7 @@ class Store:
         """Return the id of the parent run, after creating it or adding to it what this command has changed."""
         started_at = parent["started_at"]
         tags = {name: str(value) for name, value in parent["tags"].items()}
+        tags[mlflow_store.SWEEP_NAME] = self._sweep  # as its trials have, by which pages show them together
         artifacts = dict(parent["artifacts"])
         if runs := self._search_runs(mlflow_store.SWEEP_KIND):
             run_id, earlier_tags = str(runs[0].info.run_id), runs[0].data.tags

@@ -3,84 +3,119 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
 import urllib.parse
-from html import unescape
+from collections.abc import Iterator
 
 import pytest
 from mlflow import MlflowClient
 
+from sweeper.common.trials import Remeasurement
 from sweeper.report.artifact import log_report
-from sweeper.tracking import mlflow_store
+from sweeper.tracking import mlflow_store, mlflow_view
+from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.store import Store
 from tests.conftest import Server, wait_for
+from tests.support import browser
 from tests.support.factories import trial_record
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]
-RATES = {"m=64": 5.0, "m=128": 20.0, "m=256": 10.0}
-
-
-def load_page(address: str) -> str:
-    """Return the page's DOM once its scripts have run and its requests were answered."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1600,1200", "--virtual-time-budget=20000"]
-    command = [str(BROWSER), *options, "--dump-dom", address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-def load_text(address: str, *expected: str) -> str:
-    """Return the visible text of the page as soon as it has all that is expected."""
-
-    def visible_text() -> str:
-        visible = re.sub(r"<(style|script).*?</\1>", "", load_page(address), flags=re.DOTALL)
-        plain = " ".join(unescape(re.sub(r"<[^>]+>", " ", visible)).split())
-        return plain if all(text in plain for text in expected) else ""
-
-    return str(wait_for(visible_text, timeout_s=120))
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")]
+RATES = {64: 5.0, 128: 20.0, 256: 10.0}  # by m
+VIEW = SweepView(
+    objective="tflops",
+    minimize=False,
+    metrics=["final_tflops", "tflops", "mfu", "peak_memory_gib"],
+    parameters=["m", "n"],
+    space={"m": "choice(64,128,256)", "n": "choice(1,7)"},
+    # The finals turned the order of the search around.
+    ranking=[
+        RankedTrial(2, {"final_tflops": 12.5}, "12.1 to 12.9"),
+        RankedTrial(1, {"final_tflops": 11.5}, "11 to 12"),
+        RankedTrial(0, {}, "4.5 to 5.5"),
+    ],
+)
+ROWS = """[...document.querySelectorAll('.ag-pinned-left-cols-container [row-index]')]
+  .sort((a, b) => a.getAttribute('row-index') - b.getAttribute('row-index'))
+  .map(row => row.querySelector('a')?.innerText).filter(name => name)"""
+# The right edge of a visible text of the table, in pixels of the window, or null.
+RIGHT_EDGE = """(text => { const table = document.querySelector('.ag-root').getBoundingClientRect()
+  const cell = [...document.querySelectorAll('.ag-cell')].find(cell => cell.innerText.trim() == text)
+  return cell ? cell.getBoundingClientRect().right - table.right : null })"""
 
 
 @pytest.fixture
 def finished_sweep(server: Server) -> Store:
-    """A sweep of three trials on that server, with its report."""
+    """A sweep of three trials and a round of the finals on that server, with its view and its report."""
     tags = {"workload": "matmul", "device": "cpu"}
-    parent = {"started_at": "now", "params": {"sweep.gpus": 1}, "tags": tags, "artifacts": {}}
+    parent = {"started_at": "now", "params": VIEW.space, "tags": tags, "artifacts": {}}
     store = Store(server.uri, "matmul", "study", "a sweep", parent)
-    for number, (name, rate) in enumerate(RATES.items()):
-        metrics = {"tflops": rate, "step_time_ms": 1 / rate}
-        params = {"m": int(name.removeprefix("m="))}
-        times_s = {"started_at_s": 1e9, "ended_at_s": 1e9 + 1}
-        store.write_trial(trial_record(number, params, metrics=metrics, where={"node": "n"}, **times_s))
+    times_s = {"started_at_s": 1e9, "ended_at_s": 1e9 + 1}
+    for number, (m, rate) in enumerate(RATES.items()):
+        metrics = {"tflops": rate, "step_time_ms": 1 / rate, "mfu": rate / 100, "peak_memory_gib": float(number)}
+        store.write_trial(trial_record(number, {"m": m, "n": 7}, metrics=metrics, where={"node": "n"}, **times_s))
+    again = Remeasurement(trial=2, round=0, group=(1, 2))
+    store.write_trial(trial_record(3, {"m": 256, "n": 7}, metrics={"tflops": 99.0}, remeasurement=again, **times_s))
     description = "**matmul on cpu**: 3 complete\n\n| trial | m | rate TFLOP/s |\n|---|---|---|\n| 1 | 128 | 20 |"
     tags = {mlflow_store.DESCRIPTION: description}
     store.close("FINISHED", {"best_tflops": 20.0}, tags, {"trials.csv": "trial\n1\n"}, [])
+    store.write_view(VIEW)
     log_report(MlflowClient(tracking_uri=server.uri), store.parent_id)
     return store
 
 
-def test_a_sweep_can_be_reviewed_in_mlflows_own_pages(server: Server, finished_sweep: Store) -> None:
-    experiment = f"{server.uri}/#/experiments/{finished_sweep.experiment_id}"
-    # The address that a sweep prints when it ends: its runs by the objective, the best first.
-    for ascending in (False, True):
-        by_rate = f"{experiment}/runs?orderByKey=metrics.%60tflops%60&orderByAsc={str(ascending).lower()}"
-        runs_text = load_text(by_rate, *RATES, "a sweep", "Sort: tflops", "4 matching runs")
-        in_order = sorted(RATES, key=lambda name: RATES[name], reverse=not ascending)
-        assert sorted(RATES, key=runs_text.index) == in_order
+@pytest.fixture
+def tab() -> Iterator[browser.Page]:
+    with browser.open_page() as page:
+        yield page
+
+
+def open_text(tab: browser.Page, address: str, *expected: str) -> str:
+    """Open an address at 1400 px and return the visible text as soon as it has all that is expected."""
+    tab.open(address, width=1400, dark=False)
+
+    def visible_text() -> str:
+        text = " ".join(str(tab.evaluate("document.body ? document.body.innerText : ''")).split())
+        return text if all(part in text for part in expected) else ""
+
+    return str(wait_for(visible_text, timeout_s=120))
+
+
+def test_the_link_shows_the_winner_with_its_rate_and_parameters_without_a_scroll(
+    server: Server, finished_sweep: Store, tab: browser.Page
+) -> None:
+    assert mlflow_view.is_known(mlflow_store.read_version(server.uri))
+    key = mlflow_view.share_key("study")
+    link = server.uri + mlflow_view.runs_page(finished_sweep.experiment_id, "a sweep", key)
+    open_text(tab, link, "0002 m=256 n=7", "12.5", "4 matching runs")
+    assert tab.evaluate(ROWS) == ["a sweep", "0002 m=256 n=7", "0001 m=128 n=7", "0000 m=64 n=7"]
+    headings = tab.evaluate("[...document.querySelectorAll('.ag-header-cell')].map(cell => cell.innerText.trim())")
+    assert {"final_tflops", "interval", "m", "n"} <= set(headings) and "Dataset" not in headings
+    for value in ("12.5", "12.1 to 12.9", "256", "7"):
+        assert tab.evaluate(f"{RIGHT_EDGE}({json.dumps(value)})") <= 0, value
+    charts = open_text(tab, f"{link}&compareRunsMode=CHART", "Sweep (3)", "Parallel Coordinates")
+    assert "peak_memory_gib" in charts and "final_tflops" in charts
+    devices = mlflow_view.share_key(mlflow_view.build_devices_state(VIEW)["searchFilter"])
+    page = f"{server.uri}/{mlflow_view.view_link(finished_sweep.experiment_id, devices)}"
+    assert "a sweep" in open_text(tab, page, "Group by: device", "1 matching run")
+    # Where MLflow is of another version: all runs, the winner first, and a round that was faster does not outrank it.
+    open_text(tab, server.uri + mlflow_view.runs_page(finished_sweep.experiment_id, "a sweep", ""), "5 matching runs")
+    assert tab.evaluate(ROWS)[:2] == ["a sweep", "0002 m=256 n=7"]
+
+
+def test_a_sweep_can_be_reviewed_in_mlflows_own_pages(server: Server, finished_sweep: Store, tab: browser.Page) -> None:
     # The parent: its description in Markdown, with the table, and a link to the report.
+    experiment = f"{server.uri}/#/experiments/{finished_sweep.experiment_id}"
     run = f"{experiment}/runs/{finished_sweep.parent_id}"
     table = "trial m rate TFLOP/s 1 128 20"
-    parent_text = load_text(run, "matmul on cpu : 3 complete", table, "best_tflops", "Finished")
-    assert "Report: report.html , among the artifacts" in parent_text
-    link = wait_for(lambda: re.findall(r'<a [^>]*href="([^"]*report\.html)"', load_page(run)))[0]
+    open_text(tab, run, "matmul on cpu: 3 complete", table, "best_tflops", "Finished", "Report: report.html")
+    link = tab.evaluate("document.querySelector('a[href$=\"report.html\"]').getAttribute('href')")
     # Behind the link: the artifacts, and the report shown in the page.
-    load_text(f"{server.uri}/{link}", "trials.csv", "report.html", "MB")
-    wait_for(lambda: "mlflow-html-iframe" in load_page(f"{server.uri}/{link}"))
+    open_text(tab, f"{server.uri}/{link}", "trials.csv", "report.html", "MB")
+    wait_for(lambda: tab.evaluate("document.querySelector('.mlflow-html-iframe') !== null"))
     # Two trials side by side.
     trials = finished_sweep._search_runs(mlflow_store.TRIAL_KIND)
-    best = [trial.info.run_id for trial in trials if trial.data.metrics["tflops"] > 5]
+    best = [trial.info.run_id for trial in trials if trial.data.metrics["tflops"] in (10, 20)]
     query = urllib.parse.urlencode(
         {"runs": json.dumps(best), "experiments": json.dumps([finished_sweep.experiment_id])}
     )
     comparison = f"{server.uri}/#/compare-runs?{query}"
-    assert "m=64" not in load_text(comparison, "m=128", "m=256", "tflops", "Parallel Coordinates")
+    assert "m=64" not in open_text(tab, comparison, "m=128", "m=256", "tflops", "Parallel Coordinates")

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.client import TrackingClient
+from sweeper.tracking.mlflow_view import TAG_PREFIX, RankedTrial, SweepView
 from sweeper.tracking.store import Store
 from tests.conftest import PROBE, Server, Workspace, environment, wait_for
 from tests.support.factories import trial_record
@@ -26,6 +29,7 @@ PARENT = {
     "tags": {"workload": "probe"},
     "artifacts": {"config.yaml": "a: 1"},
 }
+VIEW = SweepView("score", False, ["score"], ["x"], {"x": "range(0,9)"}, [RankedTrial(0, {}, "1 to 2")])
 
 
 def record(number: int) -> TrialRecord:
@@ -135,7 +139,9 @@ def test_the_client_records_trials_steps_results_and_the_report(uri: str, worksp
     client.log_step(0, "0000", 1, 1e9, {"score": 0.5})
     client.log_trial(record(0))
     results = {"status": "FINISHED", "metrics": {"best_score": 1.5}, "tags": {}, "artifacts": {}, "plots": []}
-    assert client.close(results, patience_s=60), client.last_error
+    assert client.close(results, VIEW, patience_s=60), client.last_error
+    experiment = MlflowClient(uri).get_experiment(str(client.experiment_id))
+    assert client.view_key and TAG_PREFIX + client.view_key in experiment.tags
     assert client.is_open and client.pending == 0 and client.last_error == ""
     client.detach()
     os.close(lock_fd)
@@ -155,7 +161,11 @@ def test_a_failure_to_write_the_report_loses_no_other_result(uri: str, workspace
     store = open_store(uri)
     (workspace.path / "mlruns" / store.experiment_id / store.parent_id / "artifacts" / "report.html").mkdir()
     results = {"status": "FINISHED", "metrics": {}, "tags": {"winner": "1"}, "artifacts": {"a": "b"}, "plots": []}
-    messages = [{"open": store_arguments(uri)}, {"record": record(0).to_json()}, {"close": results}]
+    messages = [
+        {"open": store_arguments(uri)},
+        {"record": record(0).to_json()},
+        {"close": results, "view": asdict(VIEW)},
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper.tracking.process"],
         cwd=workspace.path,
@@ -170,7 +180,7 @@ def test_a_failure_to_write_the_report_loses_no_other_result(uri: str, workspace
     process.stdin.flush()
     answers = [json.loads(process.stdout.readline()) for _ in messages]
     _, log = process.communicate(timeout=120)
-    assert answers[1:] == [{"written": 0}, {"closed": True}] and process.returncode == 0
+    assert answers[1] == {"written": 0} and "view" in answers[2]["closed"] and process.returncode == 0
     assert "no report.html: IsADirectoryError" in log
     (parent,) = workspace.runs("sweep")
     assert parent.info.status == "FINISHED" and parent.data.tags["winner"] == "1"

@@ -1,0 +1,214 @@
+"""The views of a sweep in MLflow's pages: columns, order and charts of its trials, and the same space on other devices.
+
+MLflow keeps a shared view of an experiment's runs as an experiment tag, `mlflow.sharedViewState.KEY`, and opens it with
+`?viewStateShareKey=KEY`. The value is the JSON of the page's state, or that compressed. It is not documented: the
+fields below are those of `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in MLflow's JavaScript, and
+`tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the server that is installed.
+
+This module does not import MLflow: the driver uses it, and that import takes seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import urllib.parse
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sweeper.tracking import mlflow_store
+
+TAG_PREFIX = "mlflow.sharedViewState."
+COMPRESSED = "deflate;"  # before the base64 of a compressed value
+# MLflow's list has kept the order and the width of columns and filtered by absent tags since 3.17, and 4 is not known.
+FIRST_VERSION, FIRST_UNKNOWN_VERSION = (3, 17), (4, 0)
+RANKED_TRIALS = 10  # as many as the summary shows; each takes a write, of 10 ms on an idle machine
+
+# What the runs of a view have beside their own metrics.
+PLACE = "place"  # 0 of the parent run, 1 of the winner, counting up
+INTERVAL = "interval"  # the 95% interval of the rate, as text
+
+# Widths in pixels. At 1400 px MLflow's menu and its assistant leave 780 px for the table, of which 70 are check boxes.
+RUN_NAME_PX, CREATED_PX, DURATION_PX = 150, 45, 80
+COLUMN_PX = {PLACE: 50, INTERVAL: 150, "machine": 300}
+MIN_COLUMN_PX, MIN_METRIC_PX, MAX_COLUMN_PX = 50, 85, 140  # MLflow does not round metrics
+CHARACTER_PX, PADDING_PX = 7, 20  # of a column's heading
+RUN_NAME, CREATED, DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # ids of MLflow's own columns
+SECTION = "Sweep"  # of charts
+OTHER_SECTION = "Model metrics"  # where MLflow puts a chart of every other metric
+CHART_COLUMNS = 2
+MAX_LINES = 100  # runs in a chart; MLflow loads as many at first
+MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
+
+
+@dataclass(frozen=True)
+class RankedTrial:
+    """One of the best trials of a sweep.
+
+    Attributes:
+        metrics: its result in the finals; empty if it was not in them.
+        interval: the 95% interval of its rate as text, empty if it has none.
+    """
+
+    number: int
+    metrics: dict[str, float]
+    interval: str
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """What the views of a sweep show.
+
+    Attributes:
+        minimize: the lowest value of the objective is the best.
+        metrics: the columns of metrics; the first one has the winner's rate.
+        parameters: the parameters that vary.
+        space: all parameters of the sweep as its parent run has them.
+        ranking: the best trials, the best first.
+    """
+
+    objective: str
+    minimize: bool
+    metrics: Sequence[str]
+    parameters: Sequence[str]
+    space: Mapping[str, str]
+    ranking: Sequence[RankedTrial] = ()
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> SweepView:
+        """Return the view that has these fields, as read from JSON."""
+        return SweepView(**{**values, "ranking": [RankedTrial(**trial) for trial in values["ranking"]]})
+
+    @property
+    def memory_metric(self) -> str | None:
+        """The metric of device memory that the trials have."""
+        return next((name for name in MEMORY_METRICS if name in self.metrics), None)
+
+
+def is_known(version: str) -> bool:
+    """Return whether MLflow of this version shows the views as intended."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and FIRST_VERSION <= (int(match[1]), int(match[2])) < FIRST_UNKNOWN_VERSION
+
+
+def share_key(identity: str) -> str:
+    """Return the key of a view: the same whenever it is written again, so that printed links stay valid."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def runs_page(experiment_id: str | None, sweep: str, key: str) -> str:
+    """Return the path of the page in MLflow's UI that shows a sweep's runs: the view, or the plain list by place."""
+    if key:
+        return f"/{view_link(experiment_id, key)}"
+    sweep_filter = urllib.parse.quote(mlflow_store.tag_filter({mlflow_store.SWEEP_NAME: sweep}))
+    order = urllib.parse.quote(_metric_column(PLACE))
+    return f"/#/experiments/{experiment_id}/runs?searchFilter={sweep_filter}&orderByKey={order}&orderByAsc=true"
+
+
+def view_link(experiment_id: str | None, key: str) -> str:
+    """Return the link from any page of MLflow's UI to a view of an experiment's runs."""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={key}"
+
+
+def encode(state: Mapping[str, Any]) -> str:
+    """Return the value of the tag. It is compressed, because a tag has at most 5,000 characters."""
+    text = json.dumps(state, separators=(",", ":"))
+    return COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
+    """Return the page of a sweep's parent run and the trials of its search, the winner first."""
+    rate, *others = map(_metric_column, view.metrics)
+    parameters = [f"params.`{name}`" for name in view.parameters]
+    widths_px = _column_widths_px([_metric_column(PLACE), rate, f"tags.`{INTERVAL}`", *parameters, *others])
+    of_sweep = mlflow_store.tag_filter({mlflow_store.STUDY: study_id})
+    return {
+        "searchFilter": f"{of_sweep} and tags.`{mlflow_store.REMEASURED_TRIAL}` IS NULL",
+        "orderByKey": _metric_column(PLACE),
+        "orderByAsc": True,
+        **_columns(widths_px),
+        **_charts(list(_build_charts(view))),
+    }
+
+
+def build_devices_state(view: SweepView) -> dict[str, Any]:
+    """Return the page of the sweeps of the same space, grouped by device, with the best rate of each.
+
+    Sweeps of another space did other work, and are not in one chart.
+    """
+    best = f"final_{view.objective}" if f"final_{view.objective}" in view.metrics else f"best_{view.objective}"
+    tags = mlflow_store.tag_filter({mlflow_store.KIND: mlflow_store.SWEEP_KIND})
+    params = [f"params.`{name}` = '{value}'" for name, value in view.space.items() if "'" not in value]
+    group = {"mode": "tag", "groupByData": "device"}
+    return {
+        "searchFilter": " and ".join([tags, *params]),
+        "orderByKey": _metric_column(best),
+        "orderByAsc": view.minimize,
+        "groupBy": {"aggregateFunction": "min" if view.minimize else "max", "groupByKeys": [group]},
+        **_columns(_column_widths_px([_metric_column(best), "params.`sweep.gpus`", "tags.`machine`"])),
+        **_charts([_bar_chart(best, "best of each device")]),
+    }
+
+
+def _columns(widths_px: Mapping[str, int]) -> dict[str, Any]:
+    """Return the state of the table that shows these columns in this order."""
+    fixed = (RUN_NAME, CREATED, DURATION)
+    selected = [column for column in widths_px if column not in fixed]
+    return {"selectedColumns": selected, "columnOrder": list(widths_px), "columnWidths": widths_px}
+
+
+def _column_widths_px(columns: Sequence[str]) -> dict[str, int]:
+    """Return the width of each column by its id, in order, between the columns that MLflow always shows."""
+    widths_px = {column: _heading_width_px(column) for column in columns}
+    return {RUN_NAME: RUN_NAME_PX, CREATED: CREATED_PX, **widths_px, DURATION: DURATION_PX}
+
+
+def _heading_width_px(column: str) -> int:
+    kind, name, _ = column.split("`")
+    if name in COLUMN_PX:
+        return COLUMN_PX[name]
+    minimum_px = MIN_METRIC_PX if kind == "metrics." else MIN_COLUMN_PX
+    return min(MAX_COLUMN_PX, max(minimum_px, CHARACTER_PX * len(name) + PADDING_PX))
+
+
+def _metric_column(name: str) -> str:
+    return f"metrics.`{name}`"
+
+
+def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state of a page with these charts in an open section before MLflow's own charts."""
+    common = {"metricSectionId": SECTION, "deleted": False, "isGenerated": False}
+    return {
+        "runsHiddenMode": "SHOW_ALL",  # otherwise charts show ten runs
+        "compareRunCharts": [{**common, **chart} for chart in charts],
+        "compareRunSections": [
+            {"uuid": name, "name": name, "display": name == SECTION, "isReordered": True, "columns": CHART_COLUMNS}
+            for name in (SECTION, OTHER_SECTION)
+        ],
+        "isAccordionReordered": True,  # keeps this order of the sections
+    }
+
+
+def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
+    """Yield the charts of a sweep: parallel coordinates, rate against memory, and the best rates."""
+    if view.parameters:
+        axes = {"selectedParams": list(view.parameters), "selectedMetrics": [view.objective], "showAllRuns": True}
+        yield {"type": "PARALLEL", "uuid": "parallel", "runsCountToCompare": MAX_LINES, **axes}
+    if view.memory_metric:
+        x, y = ({"key": name, "type": "METRIC"} for name in (view.memory_metric, view.objective))
+        yield {"type": "SCATTER", "uuid": "memory", "xaxis": x, "yaxis": y, "runsCountToCompare": MAX_LINES}
+    yield _bar_chart(view.metrics[0], view.metrics[0])
+
+
+def _bar_chart(metric: str, title: str) -> dict[str, Any]:
+    return {
+        "type": "BAR",
+        "uuid": f"bars of {metric}",
+        "metricKey": metric,
+        "displayName": title,
+        "runsCountToCompare": RANKED_TRIALS,
+    }
