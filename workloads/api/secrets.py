@@ -25,7 +25,13 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
     """
     for secret in sorted(secrets, key=len, reverse=True):  # one may contain another
         text = text.replace(secret, "***")
-    return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(r"\1\2***", _URL.sub(r"\1:***@", text)))
+    return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(_masked_assignment, _URL.sub(r"\1:***@", text)))
+
+
+def _masked_assignment(match: re.Match[str]) -> str:
+    """Return the assignment with its value masked; a quoted one stays quoted, as a JSON or TOML file needs it."""
+    quote = match[3][0] if match[3][0] in "\"'" and match[3][-1] == match[3][0] else ""
+    return f"{match[1]}{match[2]}{quote}***{quote}"
 
 
 def masked(value: Any) -> Any:

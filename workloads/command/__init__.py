@@ -110,6 +110,13 @@ class Command(Workload):
         command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
         return command
 
+    def declared_work(self, parameters: Mapping[str, Any]) -> dict[str, str]:
+        """Return what the settings declare of the work of one point; empty texts where they do not."""
+        assert self.settings is not None
+        values = {name: f"{{{name}}}" for name in PLACEHOLDERS} | dict(parameters)
+        names = ("model", "dtype", "global_batch", "sequence_length")
+        return {name: fill(getattr(self.settings, name), values) for name in names}
+
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         from workloads.command.run import measure
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from workloads.api.contract import ProgramFailed, Scalar
 from workloads.api.logs import LogReader, Step
+from workloads.api.printed import NUMBERS, PrintedConfig
 from workloads.command import STEP_TIME_UNITS_S
 
 # A training loss that is not a number, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
@@ -48,10 +49,24 @@ class RegexLogReader:
 
 @dataclass
 class ProgramLog:
-    """The steps that were read from a program's log."""
+    """The steps and the configuration that were read from a program's log.
+
+    Attributes:
+        warmup: steps that are not measured.
+        config: the configuration that the program prints, except on the lines of warm-up steps.
+        config_of_steps: the configuration on the lines of measured steps.
+    """
 
     reader: LogReader | RegexLogReader
+    warmup: int
     steps: list[Step] = field(default_factory=list)
+    config: PrintedConfig = field(default_factory=PrintedConfig)
+    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)
+
+    @property
+    def reported_config(self) -> dict[str, Scalar]:
+        """The configuration that the program prints; of several values of one name the last."""
+        return {name: values[-1] for name, values in self.config.values.items()} | self.reader.reported_config
 
     def feed(self, line: str) -> Step | None:
         """Return the step that the line completes, if it completes one.
@@ -62,12 +77,21 @@ class ProgramLog:
         step = self.reader.feed(line)
         if step:
             self.steps.append(step)
+        self._read_config(line, step)
         match = _BAD_LOSS.search(line)
         loss = float(match[1]) if match else step.metrics.get("loss", 0.0) if step else 0.0
         if not math.isfinite(loss):
             kind = "nan" if math.isnan(loss) else "infinite"
             raise ProgramFailed(f"loss is {kind} at step {self._step_number(line, step)}")
         return step
+
+    def _read_config(self, line: str, step: Step | None) -> None:
+        """Read what the line prints of the configuration. A batch may ramp up on the lines of warm-up steps."""
+        if step is None:
+            self.config.feed(line)
+        elif len(self.steps) > self.warmup:
+            sizes = {name: int(step.metrics[name]) for name in NUMBERS if name in step.metrics}
+            self.config_of_steps.add({**self.config.feed(line), **sizes})
 
     def _step_number(self, line: str, step: Step | None) -> int:
         """Return the number of the line's step: the known format's, else a printed one, else the steps so far."""

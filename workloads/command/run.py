@@ -7,7 +7,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from workloads.api.contract import (
@@ -23,13 +23,13 @@ from workloads.api.contract import (
 )
 from workloads.api.derived import find_source
 from workloads.api.host import cpu_name
-from workloads.api.logs import LogReader, Step
+from workloads.api.logs import LogReader
 from workloads.api.trial import describe_mismatches
 from workloads.command import CommandSettings
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
 from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
-from workloads.command.template import fill
+from workloads.command.work import SIZES, DeclaredWork, read_declared_work
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
 
@@ -67,11 +67,12 @@ def _measure_program(
     invocation = build_invocation(settings, parameters, rank, str(output))
     for name, text in invocation.files.items():
         (output / name).write_text(text)
-    work = StepWork.from_settings(settings, {**parameters, **placeholder_values(rank, str(output))})
-    log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader())
+    work = read_declared_work(settings, parameters, placeholder_values(rank, str(output)))
+    log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader(), settings.warmup)
     program = _start(settings, invocation, rank, output, _stop_on_line(settings, rank, work, log))
     try:
         program.run()
+        _check_work(work, log, rank)
         if len(log.steps) <= settings.warmup and rank.reporter and rank.reporter.is_finished():
             measurement = _empty_measurement(parameters, rank)
         else:
@@ -94,13 +95,15 @@ def _kept_files(invocation: Invocation, program: Program) -> dict[str, bytes]:
     return invocation.kept_files() | {name: invocation.mask(text).encode() for name, text in texts.items() if text}
 
 
-def _stop_on_line(settings: CommandSettings, rank: Rank, work: StepWork, log: ProgramLog) -> Callable[[str], bool]:
+def _stop_on_line(settings: CommandSettings, rank: Rank, work: DeclaredWork, log: ProgramLog) -> Callable[[str], bool]:
     """Return a function that reads a line of the log and returns whether enough steps were measured."""
     reporter = rank.reporter
 
     def stop_on_line(line: str) -> bool:
         step = log.feed(line)
-        rates = work.with_rate(step, log.reader.reported_config) if step else {}
+        if step:
+            _check_work(work, log, rank)
+        rates = work.with_rate(step, log.reported_config) if step else {}
         if step and reporter and reporter.report(len(log.steps), rates):
             raise Pruned
         if len(log.steps) < settings.warmup + settings.steps:
@@ -132,6 +135,18 @@ def _start(
         raise failure from error
 
 
+def _check_work(work: DeclaredWork, log: ProgramLog, rank: Rank) -> None:
+    """Raise ParameterMismatch if the program prints another batch, model, layout or data type than is declared."""
+    if differences := work.find_differences(log.config.values, log.config_of_steps.values):
+        raise ParameterMismatch(f"rank {rank.rank} executed {'; '.join(differences)}, as its program prints")
+    batches = log.config_of_steps.values.get("global_batch", ())
+    if len(batches) > 1:
+        raise ParameterMismatch(
+            f"rank {rank.rank} executed measured steps with batches of {' and '.join(map(str, batches))}: raise "
+            "command.warmup above the ramp of the batch"
+        )
+
+
 def _check_steps(settings: CommandSettings, rank: Rank, log: ProgramLog, program: Program) -> None:
     """Raise ProgramFailed if the program printed no step after warm-up, unless another one may have printed them."""
     if log.steps and len(log.steps) <= settings.warmup:
@@ -156,52 +171,8 @@ def _describe_unmatched(settings: CommandSettings, log: bytes) -> str:
     return f"; nothing in it matches log.{unmatched[0]}" if unmatched else ""
 
 
-@dataclass(frozen=True)
-class StepWork:
-    """The work of a step that the settings give. 0 and empty mean not given."""
-
-    global_batch: int
-    sequence_length: int
-    model: str
-    dtype: str
-
-    @staticmethod
-    def from_settings(settings: CommandSettings, values: Mapping[str, Scalar]) -> StepWork:
-        """Fill the settings' templates.
-
-        Raises:
-            Infeasible: a size is not a whole number, or the model is unknown.
-        """
-        sizes = dict[str, int]()
-        for name in ("global_batch", "sequence_length"):
-            text = fill(getattr(settings, name), values)
-            if text and not text.isdigit():
-                raise Infeasible(f"command.{name}={text}: it has to be a whole number")
-            sizes[name] = int(text or 0)
-        model = fill(settings.model, values)
-        if model and model not in MODELS:
-            raise Infeasible(f"command.model={model}: it has to be one of {', '.join(MODELS)}")
-        return StepWork(**sizes, model=model, dtype=fill(settings.dtype, values))
-
-    def tokens(self, metrics: Mapping[str, float], reported_config: Mapping[str, Scalar]) -> tuple[int, int]:
-        """Return the tokens of a step and of a sequence; 0 where they are unknown.
-
-        What the settings do not say is taken from what the program printed.
-        """
-        global_batch = self.global_batch or _positive_int(reported_config.get("global_batch"))
-        global_batch = global_batch or int(metrics.get("global_batch", 0))
-        length = self.sequence_length or _positive_int(reported_config.get("sequence_length"))
-        return global_batch * length, length
-
-    def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return a step's metrics with its tokens/s, if its tokens and its time are known."""
-        tokens, _ = self.tokens(step.metrics, reported_config)
-        time_s = step.metrics.get("step_time_s", 0.0)
-        return dict(step.metrics) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
-
-
 def _build_measurement(
-    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: StepWork, log: ProgramLog
+    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: DeclaredWork, log: ProgramLog
 ) -> Measurement:
     timed_steps = log.steps[settings.warmup :]
     samples: dict[str, list[float]] = {}
@@ -211,7 +182,7 @@ def _build_measurement(
     metrics = {
         name: max(values) if name.startswith("peak_") else statistics.median(values) for name, values in samples.items()
     }
-    tokens, length = work.tokens(metrics, log.reader.reported_config)
+    tokens, length = work.tokens(metrics, log.reported_config)
     step_times_s = [time_s for time_s in samples.get("step_time_s", []) if time_s > 0]
     if not step_times_s and tokens:
         step_times_s = [tokens / rate for rate in samples.get("tokens_per_s", []) if rate > 0]
@@ -219,8 +190,9 @@ def _build_measurement(
     metrics = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
     if "loss" in samples:
         metrics["loss"] = samples["loss"][-1]
+    reported = log.reader.reported_config
     return Measurement(
-        executed={name: log.reader.reported_config.get(name, value) for name, value in parameters.items()},
+        executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
         step_times_s=tuple(step_times_s),
         of_gang=True,
         flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
@@ -229,10 +201,6 @@ def _build_measurement(
         metrics=metrics,
         machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
     )
-
-
-def _positive_int(value: Scalar) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _machine_info(rank: Rank) -> dict[str, Scalar]:

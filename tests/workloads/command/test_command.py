@@ -19,11 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY, CommandResult, Workspace, find_processes, wait_for
-from tests.support.trainer_logs import MEGATRON
+from tests.support.programs import STEPS, escape, run_program
 from workloads.api.contract import (
     Infeasible,
     Machine,
-    Measurement,
     OutOfMemory,
     ParameterMismatch,
     ProgramFailed,
@@ -34,27 +33,6 @@ from workloads.api.registry import load
 from workloads.api.trial import run_trial
 from workloads.command.guard import find_marked
 from workloads.command.template import fill, render
-
-STEPS = f"""
-import sys, time
-for n in range(1, 200):
-    print({MEGATRON!r}.format(n=n, samples=4 * n, ms=50.0 if n > 2 else 900.0, tflops=1.0, loss=5 / n), flush=True)
-    time.sleep(0.002)
-"""
-
-
-def escape(program: str) -> str:
-    """Return the program as a template without placeholders."""
-    return program.replace("{", "{{").replace("}", "}}")
-
-
-def run(
-    program: str, rank: Rank | None = None, parameters: dict[str, Any] | None = None, **changes: Any
-) -> Measurement:
-    """Run a trial of `python -c program` with three steps of warm-up and five measured ones."""
-    settings = {"run": ["{python}", "-c", escape(program)], "warmup": 3, "steps": 5, **changes}
-    return run_trial("command", parameters or {}, rank or Rank(), settings)
-
 
 # ── templates ──
 
@@ -83,7 +61,7 @@ def test_a_rendered_file_has_exactly_the_values(contents: dict[str, Any]) -> Non
 
 def test_a_program_ends_after_enough_steps_and_warm_up_steps_are_not_measured() -> None:
     started = time.monotonic()
-    measurement = run(STEPS, sequence_length="128")
+    measurement = run_program(STEPS, sequence_length="128")
     assert measurement.step_times_s == pytest.approx([0.05] * 5) and measurement.tokens_per_step == 256 * 128
     assert measurement.metrics["loss"] == pytest.approx(5 / 8)
     assert measurement.metrics["claimed_tflops_per_gpu"] == 1
@@ -97,7 +75,7 @@ def test_a_program_and_its_children_end_with_the_trial(tmp_path: Path) -> None:
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
         f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid))\n{STEPS}"
     )
-    run(program, sequence_length="1")
+    run_program(program, sequence_length="1")
     assert int((tmp_path / "pid").read_text()) not in find_marked("SWEEPER_PROGRAM=", -1)
 
 
@@ -142,12 +120,12 @@ assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"])
 
 
 def test_the_first_rank_of_a_node_starts_one_program_for_the_node() -> None:
-    second = run("raise SystemExit(3)", Rank(1, 2, ranks_per_node=2, local_rank=1))
+    second = run_program("raise SystemExit(3)", Rank(1, 2, ranks_per_node=2, local_rank=1))
     assert second.step_times_s == () and second.of_gang
     program = f"import os; assert 'RANK' not in os.environ\n{STEPS}"
-    assert run(program, Rank(0, 2, ranks_per_node=2), sequence_length="1").step_times_s
+    assert run_program(program, Rank(0, 2, ranks_per_node=2), sequence_length="1").step_times_s
     with pytest.raises(Infeasible, match="3 ranks are not spread evenly over 2 nodes"):
-        run(program, Rank(0, 3, ranks_per_node=1, nodes=2))
+        run_program(program, Rank(0, 3, ranks_per_node=1, nodes=2))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +174,14 @@ def test_every_failure_has_its_reason(
 ) -> None:
     started = time.monotonic()
     with pytest.raises(error, match=message):
-        run(program, **changes)
+        run_program(program, **changes)
     assert time.monotonic() - started < 10
 
 
 def test_a_program_that_has_ended_is_not_waited_for_if_its_child_holds_the_output() -> None:
     program = STEPS + "\nimport subprocess; subprocess.Popen(['sleep', '60'])\n"
     started = time.monotonic()
-    measurement = run(program, sequence_length="1", steps=190)
+    measurement = run_program(program, sequence_length="1", steps=190)
     assert len(measurement.step_times_s) == 190 and time.monotonic() - started < 20
 
 
@@ -211,21 +189,21 @@ def test_a_program_that_ended_is_not_waited_for_while_its_child_prints() -> None
     child = "import time\nwhile True: print('monitor', flush=True); time.sleep(0.2)"
     program = STEPS + f"\nimport subprocess; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
     started = time.monotonic()
-    assert len(run(program, sequence_length="1", steps=190).step_times_s) == 190
+    assert len(run_program(program, sequence_length="1", steps=190).step_times_s) == 190
     assert time.monotonic() - started < 20
 
 
 def test_a_line_of_32_megabytes_is_read_within_10_seconds() -> None:
     program = "import sys\nfor _ in range(320): sys.stdout.write('x' * 100_000)\nprint()\n" + STEPS
     started = time.monotonic()
-    assert run(program, sequence_length="1").step_times_s
+    assert run_program(program, sequence_length="1").step_times_s
     assert time.monotonic() - started < 10
 
 
 def test_a_program_that_reports_another_parameter_fails_the_trial() -> None:
     program = "print('  tensor_model_parallel_size ........... 4')\n" + STEPS
     with pytest.raises(ParameterMismatch, match="tp=4, requested 2"):
-        run(program, parameters={"tp": 2}, environment={"T": "{tp}"})
+        run_program(program, parameters={"tp": 2}, environment={"T": "{tp}"})
 
 
 def test_a_missing_program_is_named() -> None:
@@ -255,12 +233,12 @@ def test_a_missing_program_is_named() -> None:
 )
 def test_a_loss_that_is_no_number_fails_the_trial(program: str, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ProgramFailed, match=f"^{reason}$"):
-        run(program, sequence_length="1", **changes)
+        run_program(program, sequence_length="1", **changes)
 
 
 @pytest.mark.parametrize("line", ["grad norm: nan", "eval loss: nan", "val_loss: nan", "loss scale: inf"])
 def test_only_the_training_loss_ends_a_trial(line: str) -> None:
-    assert run(f"print({line!r})\n{STEPS}", sequence_length="1").step_times_s
+    assert run_program(f"print({line!r})\n{STEPS}", sequence_length="1").step_times_s
 
 
 @pytest.mark.parametrize(
@@ -276,14 +254,16 @@ def test_only_the_training_loss_ends_a_trial(line: str) -> None:
 )
 def test_a_program_without_a_measurement_leaves_its_last_lines_and_its_files(program: str) -> None:
     with pytest.raises(Exception) as error:
-        run(program, parameters={"tp": 2}, environment={"T": "{tp}"}, files={"a.json": {"tp": "{tp}"}})
+        run_program(program, parameters={"tp": 2}, environment={"T": "{tp}"}, files={"a.json": {"tp": "{tp}"}})
     output = output_of(error.value)
     assert "hello; hint-for-the-user" in output.last_lines and "Traceback" not in output.last_lines
     assert json.loads(output.files["a.json"]) == {"tp": 2} and b"hint-for-the-user" in output.files["log.txt"]
 
 
 def test_a_trial_keeps_its_command_files_and_last_lines() -> None:
-    measurement = run(STEPS, sequence_length="1", files={"a.json": {"x": 1}, "log.txt": "y"}, environment={"A": "b c"})
+    measurement = run_program(
+        STEPS, sequence_length="1", files={"a.json": {"x": 1}, "log.txt": "y"}, environment={"A": "b c"}
+    )
     assert set(measurement.files) == {"command.txt", "a.json", "rendered_log.txt", "log.txt", "last_lines.txt"}
     command = measurement.files["command.txt"].decode()
     assert "A='b c'" in command and f"{sys.executable} -c" in command and "PYTHONUNBUFFERED=1" in command
@@ -291,7 +271,7 @@ def test_a_trial_keeps_its_command_files_and_last_lines() -> None:
 
 
 def test_a_kept_command_runs_in_a_shell(tmp_path: Path) -> None:
-    measurement = run(f"import os; print(os.environ['A'], os.getcwd())\n{STEPS}", sequence_length="1",
+    measurement = run_program(f"import os; print(os.environ['A'], os.getcwd())\n{STEPS}", sequence_length="1",
                       environment={"A": "b c"}, directory=str(tmp_path))  # fmt: skip
     printed = subprocess.run(measurement.files["command.txt"].decode(), shell=True, capture_output=True, text=True)
     assert printed.stdout.splitlines()[0] == f"b c {tmp_path}"

@@ -1,0 +1,160 @@
+"""The work of a command's steps: what the settings declare of it, and what the program prints of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from workloads.api.contract import Infeasible, Scalar
+from workloads.api.logs import Step
+from workloads.api.printed import DTYPES, Printed
+from workloads.command import CommandSettings
+from workloads.command.template import fill, fill_all
+from workloads.llama.shapes import MODELS
+
+# Between the printed and the model's number of parameters: a small tokenizer takes a seventh from Llama 3 8B.
+PARAMETER_TOLERANCE = 0.2
+LOW_PRECISION = ("fp8", "mxfp8", "fp4", "mxfp4", "nvfp4")  # formats of matrix products; the other operations are bf16
+# What is compared if a parameter, the layout or the settings declare it.
+SIZES = ("global_batch", "sequence_length", "micro_batch", "tp", "pp", "cp", "dp", "dp_shard", "dp_replicate", "gpus")
+SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # of `LlamaShape`
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declared value, and the key that declares it."""
+
+    value: Scalar
+    key: str
+
+
+@dataclass(frozen=True)
+class DeclaredWork:
+    """The work of a step as the settings and parameters declare it. 0 and empty mean not declared.
+
+    Attributes:
+        sizes: of `SIZES`, those that are declared.
+    """
+
+    global_batch: int
+    sequence_length: int
+    model: str
+    dtype: str
+    sizes: Mapping[str, Declared]
+
+    def tokens(self, metrics: Mapping[str, float], reported_config: Mapping[str, Scalar]) -> tuple[int, int]:
+        """Return the tokens of a step and of a sequence; 0 where they are unknown.
+
+        What is not declared is taken from what the program printed, of a step before of its configuration: while a
+        batch ramps up, the steps have less than the configuration.
+        """
+        global_batch = self.global_batch or int(metrics.get("global_batch", 0))
+        global_batch = global_batch or _positive_int(reported_config.get("global_batch"))
+        length = self.sequence_length or int(metrics.get("sequence_length", 0))
+        length = length or _positive_int(reported_config.get("sequence_length"))
+        return global_batch * length, length
+
+    def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
+        """Return a step's metrics with its tokens/s, if its tokens and its time are known."""
+        tokens, _ = self.tokens(step.metrics, reported_config)
+        time_s = step.metrics.get("step_time_s", 0.0)
+        return dict(step.metrics) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
+
+    def find_differences(
+        self, printed: Mapping[str, Sequence[Printed]], of_steps: Mapping[str, Sequence[Printed]]
+    ) -> list[str]:
+        """Return a phrase for each declared value that the program contradicts.
+
+        Args:
+            printed: every value that the program printed. One of them has to be the declared one: a nested
+                configuration may have the name of a size twice.
+            of_steps: the values on the lines of measured steps, all of which have to be the declared ones.
+        """
+        differences = []
+        for name, declared in self.sizes.items():
+            others = [value for value in of_steps.get(name, ()) if value != declared.value]
+            if not others and declared.value not in printed.get(name, [declared.value]):
+                others = list(printed[name])
+            if others:
+                differences.append(f"{name}={_join(others)}, requested {declared.value} ({declared.key})")
+        return differences + list(self._find_other_model(printed)) + list(self._find_other_dtype(printed))
+
+    def _find_other_model(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
+        if not self.model:
+            return
+        shape, declared = MODELS[self.model], f"requested {self.model} (command.model)"
+        known = {_plain(name) for name in MODELS}
+        names = [name for name in printed.get("model", ()) if _plain(name) in known]
+        if names and _plain(self.model) not in map(_plain, names):
+            yield f"model={_join(names)}, {declared}"
+        sizes = printed.get("model_size", ())
+        if sizes and not any(_plain(self.model).endswith(_plain(size)) for size in sizes):
+            yield f"model of {_join(sizes)}, {declared}"
+        for name in SHAPE_SIZES:
+            if name in printed and getattr(shape, name) not in printed[name]:
+                yield f"{name}={_join(printed[name])}, {declared} has {getattr(shape, name)}"
+        counts = [count for count in printed.get("parameters", ()) if isinstance(count, int)]
+        if counts and not any(abs(count / shape.parameters - 1) <= PARAMETER_TOLERANCE for count in counts):
+            yield f"{_join(counts)} parameters, {declared} has {shape.parameters:,}"
+
+    def _find_other_dtype(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
+        declared = f"requested {self.dtype} (command.dtype)"
+        formats = printed.get("fp8", ())
+        if self.dtype.lower().startswith(LOW_PRECISION):
+            if formats and not any(
+                _is_same_format(self.dtype.lower(), str(printed_format)) for printed_format in formats
+            ):
+                yield f"fp8={_join(formats)}, {declared}"
+            return
+        dtype = {"tf32": "fp32"}.get(self.dtype, DTYPES.get(self.dtype, ""))
+        if dtype and formats and "none" not in formats:
+            yield f"dtype={_join(formats)}, {declared}"
+        elif dtype and "dtype" in printed and dtype not in printed["dtype"]:
+            yield f"dtype={_join(printed['dtype'])}, {declared}"
+
+
+def read_declared_work(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], placeholders: Mapping[str, Scalar]
+) -> DeclaredWork:
+    """Fill the settings' templates.
+
+    Raises:
+        Infeasible: a size is not a whole number, or the model is unknown.
+    """
+    values = {**parameters, **placeholders}
+    sizes = {name: Declared(parameters[name], f"space.{name}") for name in SIZES if name in parameters}
+    layout = {name: value for name, value in fill_all(settings.layout, values).items() if name in SIZES}
+    sizes |= {name: Declared(value, f"command.layout.{name}") for name, value in layout.items()}
+    of_step = {}
+    for name in ("global_batch", "sequence_length"):
+        text = fill(getattr(settings, name), values)
+        if text and not text.isdigit():
+            raise Infeasible(f"command.{name}={text}: it has to be a whole number")
+        of_step[name] = int(text or 0)
+        if text:
+            sizes[name] = Declared(int(text), f"command.{name}")
+    sizes["gpus"] = Declared(placeholders["world_size"], "gpus")
+    model = fill(settings.model, values)
+    if model and model not in MODELS:
+        raise Infeasible(f"command.model={model}: it has to be one of {', '.join(MODELS)}")
+    comparable = {name: entry for name, entry in sizes.items() if _positive_int(entry.value)}  # -1: the program chooses
+    return DeclaredWork(**of_step, model=model, dtype=fill(settings.dtype, values), sizes=comparable)
+
+
+def _is_same_format(declared: str, printed: str) -> bool:
+    """Return whether one names the other's format, with or without its scales: fp8 and fp8_rowwise."""
+    return declared.startswith(printed) or printed.startswith(declared) or (printed == "fp8" and declared != "none")
+
+
+def _plain(name: Printed) -> str:
+    """Return a model's name as letters and digits: llama3_8b, Llama-3-8B and `llama3 8B` are one."""
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+def _join(values: Sequence[Printed]) -> str:
+    return " and ".join(f"{value:,}" if isinstance(value, int) and value >= 10**6 else str(value) for value in values)
+
+
+def _positive_int(value: Scalar) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
