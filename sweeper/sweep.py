@@ -21,6 +21,7 @@ from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.planning.plan import Plan
+from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import SearchSettings, Study, Trial
@@ -62,6 +63,7 @@ class Sweep:
             hardware=plan.target.hardware,
             achieved_tflops=plan.achieved_tflops,
             predict=plan.estimates.predicted_metrics if plan.estimates else lambda _: {},
+            work=WorkIdentifier(plan.workload, plan.space),
             files=plan.folder / "files",
         )
         self._pool: gang_pool.GangPool | None = None

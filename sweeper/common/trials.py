@@ -73,6 +73,8 @@ class TrialRecord:
         reason: as in its result; of a complete trial, why it has no speed to rank.
         elapsed_s: the sweep's seconds of searching when the trial ended, over all its runs.
         files: paths of further results of the ranks.
+        fixed: parameters that the sweep does not search: constants, defaults and settings.
+        work: the identity of what was computed (`sweeper/planning/work.py`).
         remeasurement: set for trials of the finals and node comparisons, which do not belong to the search.
     """
 
@@ -89,7 +91,14 @@ class TrialRecord:
     elapsed_s: float
     attempts: int = 1
     files: list[str] = field(default_factory=list)
+    fixed: Mapping[str, Scalar] = field(default_factory=dict)
+    work: Mapping[str, str] = field(default_factory=dict)
     remeasurement: Remeasurement | None = None
+
+    @property
+    def all_params(self) -> dict[str, Scalar]:
+        """Every parameter of the trial, the fixed ones first."""
+        return {**self.fixed, **self.params}
 
     @property
     def kind_of_reason(self) -> str:

@@ -11,6 +11,7 @@ from sweeper.common import metrics
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
+from sweeper.planning.work import WorkIdentifier
 from sweeper.search.study import Trial
 from workloads.api.secrets import mask
 
@@ -23,6 +24,7 @@ class TrialJudge:
         objective: the metric that a complete trial must have.
         achieved_tflops: matmul ceilings of the device by data type.
         predict: returns the estimated metrics of a point.
+        work: describes what a trial computes.
         files: the folder of the trials' files.
     """
 
@@ -30,6 +32,7 @@ class TrialJudge:
     hardware: Hardware
     achieved_tflops: Mapping[str, float]
     predict: Callable[[Parameters], Mapping[str, float]]
+    work: WorkIdentifier
     files: Path
 
     def build_record(self, trial: Trial, result: TrialResult, *, attempts: int, elapsed_s: float) -> TrialRecord:
@@ -56,6 +59,8 @@ class TrialJudge:
             ended_at_s=result.ended_at_s,
             elapsed_s=elapsed_s,
             attempts=attempts,
+            fixed=self.work.fixed_parameters(trial.params),
+            work=self.work.identify(trial.params, result.measurements),
             remeasurement=trial.remeasurement,
         )
 

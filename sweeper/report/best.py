@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,13 @@ import pandas as pd
 
 from sweeper.ui.format import format_number
 
-# What identifies a kind of work, and the column of each in a table of trials. Results that differ in any of these are
-# neither ranked nor divided.
-WORK_COLUMNS = {
+# The part of a work's identity that has columns of its own in tables.
+MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
+# The identity of a trial that recorded none, as 0.1 did: its columns in a table of trials.
+UNRECORDED_WORK_COLUMNS = {
     "workload": "workload",
     "model": "param.model",
-    "sequence length": "param.sequence_length",
+    "sequence_length": "param.sequence_length",
     "type": "tag.dtype",
     "statistic": "param.statistic",
     "cache": "param.cache",
@@ -73,7 +75,7 @@ class BestResult:
     """The best trial of a platform (a device and how many of them) for one kind of work.
 
     Attributes:
-        work: what identifies the work, by the names of `WORK_COLUMNS`.
+        work: the identity of the work: results that differ in it are neither ranked nor divided.
         speed_metric: the metric that the trials are ranked by, one of `SPEED_UNITS`.
         speed: its value of the best trial.
         trial: the row of the best trial.
@@ -107,10 +109,30 @@ class BestResult:
 def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
     """Group results that share an axis: of equal work and speed metric, under a name of the work."""
     groups: dict[str, list[BestResult]] = {}
-    for result in results:
+    for result, label in zip(results, label_works([result.work for result in results]), strict=True):
         unit = [] if result.speed_metric == "tokens_per_s" else [f"({SPEED_UNITS[result.speed_metric]})"]
-        groups.setdefault(" ".join([*result.work.values(), *unit]), []).append(result)
+        groups.setdefault(" ".join([label, *unit]), []).append(result)
     return groups
+
+
+def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a label for each work, which differs for different works: its main values and those that tell it apart."""
+    labels = []
+    for work, details in zip(works, list_distinctions(works), strict=True):
+        main = [work[name] for name in MAIN_WORK_NAMES if name in work]
+        labels.append(" ".join([*main, *(f"{name}={value}" for name, value in details.items())]))
+    return labels
+
+
+def list_distinctions(works: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return for each work the values, beside the main ones, in which works of the same workload differ."""
+    distinctions = []
+    for work in works:
+        same_workload = [other for other in works if other.get("workload") == work.get("workload")]
+        names = [name for name in work if name not in MAIN_WORK_NAMES]
+        differing = [name for name in names if len({other.get(name) for other in same_workload}) > 1]
+        distinctions.append({name: work[name] for name in differing})
+    return distinctions
 
 
 def sort_by_platform(results: Sequence[BestResult]) -> list[BestResult]:
@@ -131,8 +153,11 @@ def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_work(row: Any) -> dict[str, str]:
-    """Return what identifies the work of a trial. What the trial does not record is left out."""
-    values = {name: row.get(column) for name, column in WORK_COLUMNS.items()}
+    """Return the identity of a trial's work. What the trial does not record is left out."""
+    recorded = row.get("tag.work")
+    if isinstance(recorded, str):
+        return {str(name): str(value) for name, value in json.loads(recorded).items()}
+    values = {name: row.get(column) for name, column in UNRECORDED_WORK_COLUMNS.items()}
     return {name: value for name, value in values.items() if isinstance(value, str) and value}
 
 
@@ -168,14 +193,19 @@ def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
                 rounds=rounds,
             )
         )
-    return sorted(results, key=lambda result: (sorted(result.work.items()), result.speed_metric, -result.speed.value))
+    return sorted(results, key=_sort_key)
+
+
+def _sort_key(result: BestResult) -> tuple[list[str], list[tuple[str, str]], str, float]:
+    main = [result.work.get(name, "") for name in MAIN_WORK_NAMES]
+    return main, sorted(result.work.items()), result.speed_metric, -result.speed.value
 
 
 def _group_by_platform_and_work(trials: pd.DataFrame) -> list[list[int]]:
     """Return the positions of the trials of each platform and kind of work."""
     groups: dict[Hashable, list[int]] = {}
     for position, row in enumerate(trials.to_dict("records")):
-        groups.setdefault((tuple(read_work(row).items()), *_read_platform(row)), []).append(position)
+        groups.setdefault((tuple(sorted(read_work(row).items())), *_read_platform(row)), []).append(position)
     return list(groups.values())
 
 
@@ -237,8 +267,9 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         positions = [
             position for work, rows in rows_by_work.items() if _may_be(dict(work), kind, kinds) for position in rows
         ]
-        distinct = (value for name, value in kind.items() if len({other.get(name) for other in kinds}) > 1)
-        yield " ".join(distinct), trials.iloc[sorted(positions)]
+        distinct = [name for name in kind if len({other.get(name) for other in kinds}) > 1]
+        label = " ".join(kind[name] if name in MAIN_WORK_NAMES else f"{name}={kind[name]}" for name in distinct)
+        yield label, trials.iloc[sorted(positions)]
 
 
 def _may_be(work: dict[str, str], kind: dict[str, str], kinds: Sequence[dict[str, str]]) -> bool:
@@ -248,7 +279,7 @@ def _may_be(work: dict[str, str], kind: dict[str, str], kinds: Sequence[dict[str
 
 def describe_differences(work: dict[str, str], other: dict[str, str]) -> list[str]:
     """Return a text for each value in which two kinds of work differ."""
-    names = [name for name in WORK_COLUMNS if work.get(name) != other.get(name)]
+    names = [name for name in {**work, **other} if work.get(name) != other.get(name)]
     return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
 
 

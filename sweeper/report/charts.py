@@ -19,7 +19,7 @@ from sweeper.report.best import (
     split_by_work,
 )
 from sweeper.report.panels import NOTE, Panel, build_error_bars, build_panels, list_colours, list_names
-from sweeper.report.scaling import build_scaling_figure
+from sweeper.report.scaling import build_scaling_figure, group_by_scaling
 from sweeper.report.store import Stored
 from sweeper.report.summary import MEMORY_METRICS
 from sweeper.ui.charts import (
@@ -68,10 +68,11 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
         results = sort_by_platform(results)
         if len(results) > 1:
             yield _build_platforms(work, results)
+        yield from _build_parameters(work, results)
+    for title, results in group_by_scaling(stored.best_results):
         if scaling := build_scaling_figure(results, stored.sweeps):
             figure, note = scaling
-            yield Chart(f"Scaling of {work}", [figure], note)
-        yield from _build_parameters(work, results)
+            yield Chart(title, [figure], note)
     for sweep, sweep_trials in trials.groupby("tag.sweep"):
         for work, work_trials in split_by_work(sweep_trials):
             title = f"{sweep}, {work}" if work else str(sweep)

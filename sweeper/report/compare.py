@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.report.best import BestResult, compare_values, describe_differences, find_best_results
+from sweeper.report.best import BestResult, compare_values, describe_differences, find_best_results, label_works
 from sweeper.report.store import Stored
 
 
@@ -41,31 +41,47 @@ def compare_sweeps(stored: Stored, first: str, second: str, threshold: float) ->
     first_results, second_results = (
         find_best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (first, second)
     )
+    labels = label_results([*first_results, *second_results])
     lines: list[str] = []
     regressions: list[bool] = []
     for result in first_results:
-        comparable = [
-            other for other in second_results if other.work == result.work and other.speed_metric == result.speed_metric
-        ]
+        comparable = [other for other in second_results if _is_comparable(result, other)]
         if not comparable:
             reason = _explain_difference(result, second_results)
-            lines.append(f"{_describe_work(result)}: {second} has no comparable result ({reason})")
+            lines.append(f"{labels[id(result)]}: {second} has no comparable result ({reason})")
         for other in comparable:
             before = result.speed.divide(result.devices)
             after = other.speed.divide(other.devices)
             comparison = compare_values(
                 before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
             )
-            lines.append(f"{_describe_work(result)}: {comparison}")
+            lines.append(f"{labels[id(result)]}: {comparison}")
             regressions.append(after.value < (1 - threshold) * before.value and after.is_below(before))
     return lines or [f"{first} has no complete trial"], any(regressions) if regressions else None
+
+
+def _is_comparable(result: BestResult, other: BestResult) -> bool:
+    """Return whether two results are of the same work. Training on another number of devices is other work."""
+    is_training = result.speed_metric == "tokens_per_s"
+    return (
+        other.work == result.work
+        and other.speed_metric == result.speed_metric
+        and (other.devices == result.devices or not is_training)
+    )
+
+
+def _with_devices(result: BestResult) -> dict[str, str]:
+    return {**result.work, "devices": str(result.devices)}
 
 
 def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
     """Return in what the work of `result` differs from the most similar work of the other results."""
     if not others:
         return "it has no complete trial"
-    differences = [describe_differences(result.work, other.work) for other in others]
+    differences = [
+        describe_differences(_with_devices(result), _with_devices(other)) or [f"metric {other.speed_metric}"]
+        for other in others
+    ]
     fewest = min(differences, key=len)
     return "; ".join(fewest)
 
@@ -74,5 +90,7 @@ def _describe_platform(result: BestResult) -> str:
     return f"{result.platform}, per device" if result.devices > 1 else result.device
 
 
-def _describe_work(result: BestResult) -> str:
-    return " ".join([*result.work.values(), result.speed_metric])
+def label_results(results: list[BestResult]) -> dict[int, str]:
+    """Return a label for each result by its `id`, which differs for different works."""
+    labels = label_works([result.work for result in results])
+    return {id(result): f"{label} {result.speed_metric}" for result, label in zip(results, labels, strict=True)}

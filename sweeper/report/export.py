@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sweeper.common.errors import UserInputError
-from sweeper.report.best import WORK_COLUMNS, BestResult, list_varying_parameters
+from sweeper.report.best import MAIN_WORK_NAMES, BestResult
 from sweeper.report.store import Stored
 from sweeper.report.summary import BEST_RESULTS, MEMORY_METRICS, Table
 
@@ -18,16 +18,17 @@ RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utili
 
 
 def list_best_results(stored: Stored) -> list[dict[str, Any]]:
-    """Return a row for each best result: its work, its speed with the 95% interval, and the parameters that varied.
+    """Return a row for each best result: its work, its speed with the 95% interval, and its parameters.
 
     Shares are fractions. `rounds` are those of the finals that the values are the mean of, 0 if of a single trial.
     """
-    return [_make_row(result, stored.trials) for result in stored.best_results]
+    return [_make_row(result) for result in stored.best_results]
 
 
-def _make_row(result: BestResult, trials: pd.DataFrame) -> dict[str, Any]:
+def _make_row(result: BestResult) -> dict[str, Any]:
     row = {
-        **{name.replace(" ", "_"): result.work.get(name) for name in WORK_COLUMNS},
+        **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
+        **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},
         "device": result.device,
         "devices": result.devices,
         "metric": result.speed_metric,
@@ -42,8 +43,8 @@ def _make_row(result: BestResult, trials: pd.DataFrame) -> dict[str, Any]:
         "sweep": result.trial.get("tag.sweep"),
         "trial": result.trial.get("tag.sweeper.trial"),
     }
-    varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
-    row |= {f"param.{name}": result.trial.get(f"param.{name}") for name in varying}
+    params = [str(name) for name in result.trial.index if str(name).startswith("param.")]
+    row |= {name: value for name in params if isinstance(value := result.trial[name], str)}
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from sweeper.common.metrics import LINEAR_BANDS
-from sweeper.report.best import BestResult
+from sweeper.report.best import MAIN_WORK_NAMES, BestResult, group_by_work, sort_by_platform
 from sweeper.report.panels import build_error_bars
 from sweeper.ui.colours import COLOURS
 
+BATCH = "global_batch"  # the part of the work that may grow with the devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
 NOTE = (
     "Points are the best configuration for each number of GPUs with its 95% interval and its share of ideal scaling "
@@ -33,6 +34,23 @@ class Projection:
 
     speeds: Mapping[int, float]
     assumptions: str = ""
+
+
+def group_by_scaling(results: Sequence[BestResult]) -> Iterator[tuple[str, list[BestResult]]]:
+    """Yield results that scale one kind of work, with a title: of the same batch, then of the same batch per device."""
+    for work, group in group_by_work(results).items():
+        yield f"Scaling of {work}", sort_by_platform(group)
+    groups: dict[str, list[BestResult]] = {}
+    for result in results:
+        if BATCH in result.work:
+            other_work = sorted((name, value) for name, value in result.work.items() if name != BATCH)
+            batch_per_device = float(result.work[BATCH]) / result.devices
+            groups.setdefault(f"{batch_per_device} {other_work}", []).append(result)
+    for group in groups.values():
+        if len({result.devices for result in group}) > 1:
+            batch = float(group[0].work[BATCH]) / group[0].devices
+            work = " ".join(group[0].work[name] for name in MAIN_WORK_NAMES if name in group[0].work)
+            yield f"Scaling of {work} with a batch of {batch:g} per device", sort_by_platform(group)
 
 
 def build_scaling_figure(results: Sequence[BestResult], sweeps: pd.DataFrame) -> tuple[go.Figure, str] | None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from sweeper.report import published
-from sweeper.report.best import SPEED_UNITS, WORK_COLUMNS, BestResult, list_varying_parameters
+from sweeper.report.best import (
+    MAIN_WORK_NAMES,
+    SPEED_UNITS,
+    BestResult,
+    label_works,
+    list_distinctions,
+    list_varying_parameters,
+)
 from sweeper.report.store import Stored
-from sweeper.ui.format import format_number
+from sweeper.ui.format import format_number, format_point
 from sweeper.ui.tables import markdown_of
 
 SWEEPS = "Sweeps"
 BEST_RESULTS = "Best results"
+PARAMETERS = "Parameters of the best results"
 UNRANKED = "Published and imported results"
 MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
@@ -46,6 +54,7 @@ def build_tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
     tables = [
         build_sweeps_table(stored),
         build_best_results_table(stored.best_results, stored.trials, price_per_hour),
+        build_parameters_table(stored.best_results),
         Table(UNRANKED, *_drop_empty_columns(published.HEADING, others), published.NOTE, unranked=True),
     ]
     return [table for table in tables if table.rows]  # a store may have imported results alone
@@ -89,11 +98,25 @@ def build_best_results_table(
         trials: all trials of the store; the parameters that vary within a result's sweep are shown.
         price_per_hour: of one device; None to leave out the cost of tokens.
     """
-    work_names = [name for name in WORK_COLUMNS if any(name in result.work for result in results)]
-    heading = [*work_names, "device", "speed", "95%", "per device", "TFLOP/s", *SHARES.values()]
+    distinctions = list_distinctions([result.work for result in results])
+    heading = [
+        *(name.replace("_", " ") for name in MAIN_WORK_NAMES),
+        "work",
+        "device",
+        "speed",
+        "95%",
+        "per device",
+        "TFLOP/s",
+        *SHARES.values(),
+    ]
     heading += ["GiB", "repeats", "of trials", "10^9 tokens a day", "cost of 10^6 tokens", "as executed"]
-    rows = [_format_result(result, work_names, trials, price_per_hour) for result in results]
-    note = f"Rows that differ in {', '.join(WORK_COLUMNS)} are different work and are not ranked together."
+    rows = [
+        _format_result(result, distinct, trials, price_per_hour)
+        for result, distinct in zip(results, distinctions, strict=True)
+    ]
+    note = (
+        "Rows that differ in their work are not ranked together. The work is everything that changes what is computed."
+    )
     if any(result.rounds for result in results):
         note += (
             " Repeats in rounds: the winner of a sweep's finals, with the mean of its rounds there; otherwise the best "
@@ -103,7 +126,7 @@ def build_best_results_table(
 
 
 def _format_result(
-    result: BestResult, work_names: Sequence[str], trials: pd.DataFrame, price_per_hour: float | None
+    result: BestResult, distinct: Mapping[str, str], trials: pd.DataFrame, price_per_hour: float | None
 ) -> list[str]:
     speed, is_tokens = result.speed, result.speed_metric == "tokens_per_s"
     tokens_per_day = SECONDS_PER_DAY * speed.value if is_tokens else math.nan
@@ -113,7 +136,8 @@ def _format_result(
     sweep_trials = trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]]
     varying = list_varying_parameters(sweep_trials)
     return [
-        *(result.work.get(name, "") for name in work_names),
+        *(result.work.get(name, "") for name in MAIN_WORK_NAMES),
+        format_point(distinct),
         result.platform,
         f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
         f"{format_number(speed.low)} to {format_number(speed.high)}" if speed.has_interval else "",
@@ -127,6 +151,17 @@ def _format_result(
         format_number(1e6 * cost_per_token),
         " ".join(f"{name}={result.trial.get(f'param.{name}')}" for name in varying),
     ]
+
+
+def build_parameters_table(results: Sequence[BestResult]) -> Table:
+    """Return a row for each best result with every parameter of its trial, fixed or searched."""
+    rows = []
+    for result, label in zip(results, label_works([result.work for result in results]), strict=True):
+        columns = [str(name) for name in result.trial.index if str(name).startswith("param.")]
+        values = {name.removeprefix("param."): result.trial[name] for name in columns if ".sweep." not in name}
+        point = {name: value for name, value in sorted(values.items()) if isinstance(value, str) and value != "None"}
+        rows.append([label, result.platform, format_point(point)])
+    return Table(PARAMETERS, ["work", "device", "parameters"], rows)
 
 
 def _format_percent(share: float) -> str:

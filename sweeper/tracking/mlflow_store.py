@@ -36,6 +36,7 @@ IMPORTED_KIND = "imported"  # a child run of it: one result
 # Tags that a reader of the store sees as columns.
 SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
+WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
 REMEASURED_TRIAL_0_1 = "again_of"  # how version 0.1 spelled it
 

@@ -7,6 +7,7 @@ what is missing.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -97,7 +98,7 @@ class Store:
         self._client.log_batch(
             run_id,
             metrics=[Metric(_legal_name(name), value, end_ms, 0) for name, value in metrics.items()],
-            params=[Param(_legal_name(name), exact_value(value)) for name, value in record.params.items()],
+            params=[Param(_legal_name(name), exact_value(value)) for name, value in record.all_params.items()],
             tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items()],
         )
         self._client.log_text(run_id, record.to_json(), "trial.json")
@@ -263,6 +264,7 @@ class Store:
             ),
             "attempts": record.attempts,
             "reason": record.reason,
+            mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",
             # These tell runs of different sweeps apart, as columns beside the metrics.
             mlflow_store.SWEEP_NAME: self._sweep,
             "hardware": self._parent_tags.get("hardware", ""),

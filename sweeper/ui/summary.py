@@ -68,6 +68,8 @@ class Summary:
         results, shown = self.results, self.results.best[:SHOWN_ROWS]
         best = tables.markdown_of(*tables.trial_rows(shown, results.objective)) if shown else "no trial was complete"
         lines = [f"**{self.title}**: {tables.format_counts(results.counts)}", "", best, ""]
+        if fixed := tables.fixed_parameters(results.records):
+            lines += [f"Fixed: {format_point(fixed)}", ""]
         if common := tables.common_parameters(shown):
             lines += [f"Equal in all: {format_point(common)}", ""]
         if results.finalists:
@@ -123,6 +125,8 @@ class Summary:
     def _print_trials(self, out: Console, is_exhausted: bool) -> None:
         """Print the tables of the search and of the finals."""
         results = self.results
+        if fixed := tables.fixed_parameters(results.records):
+            out.print(f"fixed    {format_point(fixed)}")
         if shown := self._shown_trials(is_exhausted):
             out.print(tables.draw_trials(shown, results.objective, out.width))
             if common := tables.common_parameters(shown):

@@ -44,6 +44,12 @@ def common_parameters(records: Sequence[TrialRecord]) -> dict[str, Any]:
     return {name: value for name, value in records[0].params.items() if name not in varying} if records else {}
 
 
+def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
+    """Return the parameters that the sweep holds fixed: constants, defaults and settings."""
+    fixed = next((record.fixed for record in records if record.fixed), {})
+    return {name: value for name, value in fixed.items() if value not in (None, "")}
+
+
 def trial_rows(records: Sequence[TrialRecord], objective: str) -> Rows:
     """Return the heading and the cells: varying parameters, then the objective, then the other metrics."""
     names = varying_parameters(records)
@@ -143,7 +149,7 @@ def trials_csv(records: Iterable[TrialRecord]) -> str:
                 "trial": record.number,
                 **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
                 "outcome": record.status.value,
-                **{f"param.{name}": value for name, value in record.params.items()},
+                **{f"param.{name}": value for name, value in record.all_params.items()},
                 **record.metrics,
                 "reason": record.reason,
             }

@@ -30,6 +30,8 @@ class Allreduce(Workload):
 
     name = "allreduce"
     Parameters = AllreduceParameters
+    work = ("dtype",)
+    ways = ("warmup", "repeats")
     benchmark_version = "allreduce/2"
     max_world_size = None
 

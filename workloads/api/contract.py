@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -252,6 +252,11 @@ class Workload:
             not support it, empty where it does).
         Settings: a dataclass of the workload's own section of the configuration; None if it has none.
         settings: the settings of this instance; see `with_settings`.
+        work: names of the parameters that state what is computed. Results that differ in one of them are never ranked,
+            divided or drawn together, also within one search.
+        ways: names of the parameters that state how it is computed or measured: any of their values may be ranked
+            together. Every other parameter is part of the work where a sweep holds it constant, and counts as
+            "searched" where the sweep searches it.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
         max_world_size: the most ranks that one trial spans; None for any number.
         is_matmul_ceiling: its best rate is stored as the achieved matmul ceiling of the device.
@@ -265,6 +270,8 @@ class Workload:
     Parameters: type[Any]
     Settings: ClassVar[type[Any] | None] = None
     settings: Any = None
+    work: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
     benchmark_version: ClassVar[str]
     max_world_size: ClassVar[int | None] = 1
     is_matmul_ceiling: ClassVar[bool] = False
@@ -281,6 +288,14 @@ class Workload:
             Exception: any other exception is an error in the code; the trial fails.
         """
         raise NotImplementedError
+
+    def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
+        """Return the values that are recorded with every result of these parameters, defaults included.
+
+        `work` and `ways` name these. Override it to leave out parameters that have no effect beside others, or to add
+        settings that state what is computed.
+        """
+        return {item.name: getattr(parameters, item.name) for item in fields(parameters)}
 
     def with_settings(self, settings: Any) -> Workload:
         """Return the workload with these settings, an instance of `Settings`."""

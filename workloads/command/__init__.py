@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, Literal, get_args
 
-from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
+from workloads.api.contract import Estimate, Machine, Measurement, Rank, Scalar, Workload
 from workloads.command.template import PLACEHOLDERS, fill, fill_all, find_placeholders
 from workloads.llama.shapes import MODELS
 from workloads.parallel.cost_model import estimate_step_s
@@ -99,6 +100,7 @@ class Command(Workload):
     benchmark_version = "command/1"
     max_world_size = None
     reports_steps = True
+    work = ("model", "sequence_length", "global_batch", "dtype")
 
     def __init__(self, settings: CommandSettings | None = None) -> None:
         self.settings = settings
@@ -108,14 +110,24 @@ class Command(Workload):
         command = LayoutCommand(settings) if settings.layout else Command(settings)
         parameters = [(name, Any) for name in settings.parameter_names]
         command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
+        # Programs that train the same model on the same batch do the same work, however they are configured. Without
+        # a model nothing but the command states what is computed.
+        command.ways = ("warmup", "steps", *([*settings.parameter_names, "command"] if settings.model else []))
         return command
 
     def declared_work(self, parameters: Mapping[str, Any]) -> dict[str, str]:
         """Return what the settings declare of the work of one point; empty texts where they do not."""
         assert self.settings is not None
         values = {name: f"{{{name}}}" for name in PLACEHOLDERS} | dict(parameters)
-        names = ("model", "dtype", "global_batch", "sequence_length")
-        return {name: fill(getattr(self.settings, name), values) for name in names}
+        return {name: fill(getattr(self.settings, name), values) for name in self.work}
+
+    def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
+        """Return the parameters of the command with the settings that state what it computes."""
+        assert self.settings is not None
+        values, settings = vars(parameters), self.settings
+        command = settings.run if isinstance(settings.run, str) else shlex.join(settings.run)
+        measuring = {"command": command, "warmup": settings.warmup, "steps": settings.steps}
+        return {**measuring, **values, **{name: text for name, text in self.declared_work(values).items() if text}}
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         from workloads.command.run import measure

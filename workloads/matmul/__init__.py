@@ -6,11 +6,12 @@ The search over m, n and k finds the highest rate that this device's library ach
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workloads.api import recipes
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import Measurement, Rank, Scalar, Workload
 from workloads.llama import shapes
 
 
@@ -105,6 +106,8 @@ class Matmul(Workload):
     Parameters = MatmulParameters
     # Each repeat is timed by itself on the same random inputs; the output is rewritten; the GPU's settings stay.
     benchmark_version = "burst/3"
+    work = ("model", "dtype", "output_dtype", "accumulation", "statistic")
+    ways = ("layout", "backend", "warmup", "warmup_s", "repeats", "sustained_s", "seed")
     is_matmul_ceiling = True
     max_world_size = None  # each rank measures its own device, all at the same time
 
@@ -112,3 +115,9 @@ class Matmul(Workload):
         from workloads.matmul.gemm import measure
 
         return measure(parameters, rank)
+
+    def recorded_parameters(self, parameters: MatmulParameters) -> Mapping[str, Scalar]:
+        """Return the parameters without those of the other way to give a shape: m, n and k, or a model's layer."""
+        unused = ("model", "layer", "product", "tokens") if parameters.model is None else ("m", "n", "k")
+        values = super().recorded_parameters(parameters)
+        return {name: value for name, value in values.items() if name not in unused}

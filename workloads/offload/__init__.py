@@ -55,6 +55,8 @@ class Offload(Workload):
 
     name = "offload"
     Parameters = OffloadParameters
+    work = ("model", "sequence_length", "sequences_per_step", "dtype", "master_weights")
+    ways = ("warmup", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
     exclusive = "node"  # another trial on the node would use its host memory and its links
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
 from workloads.parallel.cost_model import estimate_memory, estimate_step_s
 from workloads.parallel.layout import Checkpointing, Layout, Schedule, Setting, find_violation
+
+LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
 
 
 def degree() -> int:
@@ -75,6 +77,8 @@ class Parallel(Workload):
 
     name = "parallel"
     Parameters = ParallelParameters
+    work = ("model", "sequence_length", "global_batch", "dtype")
+    ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "seed")
     benchmark_version = "parallel/1"
     max_world_size = None
     has_estimates = True

@@ -118,6 +118,8 @@ class Gemm(Workload):
 
     name = "precision"
     Parameters = GemmParameters
+    work = ("recipe", "model")
+    ways = ("warmup", "repeats", "seed")
     benchmark_version = "gemm/1"  # recipe and bf16 in turns, cold cache, operands converted beforehand
 
     def run(self, parameters: GemmParameters, rank: Rank) -> Measurement:
@@ -131,6 +133,8 @@ class Casts(Workload):
 
     name = "precision_casts"
     Parameters = CastParameters
+    work = ("format", "direction")
+    ways = ("implementation", "warmup", "repeats", "seed")
     benchmark_version = "cast/1"
 
     def run(self, parameters: CastParameters, rank: Rank) -> Measurement:
@@ -144,6 +148,8 @@ class Linear(Workload):
 
     name = "precision_linear"
     Parameters = LinearParameters
+    work = ("recipe", "model", "part")
+    ways = ("warmup", "repeats", "seed")
     benchmark_version = "linear/1"
 
     def run(self, parameters: LinearParameters, rank: Rank) -> Measurement:
@@ -157,6 +163,8 @@ class Training(Workload):
 
     name = "precision_training"
     Parameters = TrainingParameters
+    work = ("recipe", "scope", "model", "layers", "sequence_length", "batch")
+    ways = ("warmup", "steps", "seed")
     benchmark_version = "training/2"
 
     def run(self, parameters: TrainingParameters, rank: Rank) -> Measurement:

@@ -46,6 +46,7 @@ class Probe(Workload):
 
     name = "probe"
     Parameters = ProbeParameters
+    ways = ("sleep_s", "behaviour", "ledger", "host_gib")
     benchmark_version = "probe/1"
     max_world_size = None
 

@@ -9,15 +9,19 @@ import pytest
 
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.schema import Hardware
+from sweeper.config.space import Space
 from sweeper.execution.judge import TrialJudge
+from sweeper.planning.work import WorkIdentifier
 from sweeper.search.study import Trial
+from workloads.api import registry
 from workloads.api.contract import Measurement
 
 
 def judge(folder: Path, *, clock_headroom: float = 1.0, **fields: Any) -> TrialRecord:
     """Return the record of a trial whose only rank measured these fields on a device of 100 TFLOP/s."""
     hardware = Hardware(name="h200", dense_peak_tflops={"bf16": 100.0}, clock_headroom=clock_headroom)
-    trial_judge = TrialJudge("tflops", hardware, {}, lambda _: {}, folder)
+    work = WorkIdentifier(registry.load("probe"), Space())
+    trial_judge = TrialJudge("tflops", hardware, {}, lambda _: {}, work, folder)
     measurement = Measurement(**{"executed": {}, "step_times_s": (1.0,) * 5, "matrix_dtype": "bf16"} | fields)
     result = TrialResult(TrialStatus.COMPLETE, 0.0, 1.0, measurements=(measurement,))
     return trial_judge.build_record(Trial(0, {}), result, attempts=1, elapsed_s=1.0)

@@ -1,0 +1,64 @@
+"""What a trial computes: the parameters that a sweep holds fixed, and the identity of the work.
+
+Only results of equal identity are ranked, compared, divided or drawn together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sweeper.config.space import Parameters, Space
+from workloads.api.contract import Measurement, Scalar, Workload
+from workloads.api.secrets import masked
+
+SEARCHED = "searched"
+MAX_VALUE_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class WorkIdentifier:
+    """Describes the trials of one sweep by its workload and its space."""
+
+    workload: Workload
+    space: Space
+
+    def fixed_parameters(self, point: Parameters) -> dict[str, Scalar]:
+        """Return every recorded parameter of a trial that is not searched: constants, defaults and settings."""
+        return {name: value for name, value in self._recorded(point).items() if name not in point}
+
+    def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
+        """Return the identity of a trial's work, value by name.
+
+        A parameter belongs to it as `Workload.work` and `Workload.ways` declare. A complete trial adds the data type
+        and the statistic of its measurement.
+        """
+        identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
+        for name, value in self._recorded(point).items():
+            if name in self.workload.ways or value is None:
+                continue
+            is_searched = name in self.space.dimensions and name not in self.workload.work
+            identity[name] = SEARCHED if is_searched else _shorten(str(value))
+        for measurement in measurements:
+            identity["type"] = measurement.matrix_dtype
+            identity.setdefault("statistic", measurement.statistic)
+            break
+        return {name: value for name, value in identity.items() if value}
+
+    def _recorded(self, point: Parameters) -> Mapping[str, Scalar]:
+        values = {**self.space.constants, **point}
+        try:
+            recorded = self.workload.recorded_parameters(self.workload.Parameters(**values))
+        except (TypeError, ValueError):  # values that contradict each other: the trial fails for it
+            recorded = values
+        checked: dict[str, Scalar] = masked(dict(recorded))
+        return checked
+
+
+def _shorten(text: str) -> str:
+    """Return a text of at most 200 characters, which differs for different texts: tags have a limited length."""
+    if len(text) <= MAX_VALUE_LENGTH:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{text[: MAX_VALUE_LENGTH - 14]}… {digest}"
