@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sweeper.common.intervals import estimate_correlation, interval_of_steps, ratio_interval
 from workloads.api.contract import Measurement
 
 LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
@@ -24,8 +25,6 @@ DISPLAY = {
     "tflops_slowest_gpu": ("slowest", "TFLOP/s", 1.0),
     "tflops_fastest_gpu": ("fastest", "TFLOP/s", 1.0),
     "gpu_spread": ("spread", "%", 100.0),
-    "tflops_ci_low": ("95% from", "", 1.0),
-    "tflops_ci_high": ("to", "", 1.0),
     "tflops_sustained": ("sustained", "TFLOP/s", 1.0),
     "sustained_sm_clock_mhz": ("at", "MHz", 1.0),
     "tokens_per_s": ("speed", "tokens/s", 1.0),
@@ -76,18 +75,18 @@ def derive(
     metrics = {name: float(value) for name, value in first.metrics.items()}
     if not len(times_s):
         return metrics
-    metrics["steps"] = float(len(times_s))
-    for suffix, value in _spread(times_s * 1e3, first.statistic).items():
-        metrics[f"step_time_ms{suffix}"] = value
-    metrics |= _flops_metrics(measurements, times_s, dense_peak_tflops.get(first.matrix_dtype), world_size)
+    step_time = _summarize(times_s, first.statistic)
+    metrics |= {"steps": float(len(times_s)), **_effective_steps(times_s, first.statistic)}
+    metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
+    metrics |= _flops_metrics(measurements, step_time, dense_peak_tflops.get(first.matrix_dtype), world_size)
     if first.baseline_step_times_s:
         metrics |= _ratio("speedup", np.array(first.baseline_step_times_s), times_s, first.statistic)
     if moved_bytes := sum(m.bytes_per_step for m in measurements):
-        metrics |= _rate("gb_per_s", moved_bytes / 1e9, times_s, first.statistic)
+        metrics |= _rate("gb_per_s", moved_bytes / 1e9, step_time)
         if bandwidth_tb_s:
             metrics["bandwidth_utilization"] = metrics["gb_per_s"] / (1e3 * bandwidth_tb_s * world_size)
     if tokens := sum(m.tokens_per_step for m in measurements):
-        metrics |= _rate("tokens_per_s", tokens, times_s, first.statistic)
+        metrics |= _rate("tokens_per_s", tokens, step_time)
         if (achieved := (achieved_tflops or {}).get(first.matrix_dtype)) and "tflops" in metrics:
             metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
     if world_size > 1:
@@ -116,16 +115,17 @@ def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.
 
 
 def _flops_metrics(
-    measurements: Sequence[Measurement], times_s: np.ndarray, peak_tflops: float | None, world_size: int
+    measurements: Sequence[Measurement], step_time: Mapping[str, float], peak_tflops: float | None, world_size: int
 ) -> dict[str, float]:
     """Return the rates of floating-point operations and their utilisations; empty if none were counted."""
     flops = sum(m.flops_per_step for m in measurements)
     if not flops:
         return {}
-    metrics = _rate("tflops", flops / 1e12, times_s, measurements[0].statistic)
+    metrics = _rate("tflops", flops / 1e12, step_time)
     if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
         # The slowest rank's windows: those of different ranks need not match in number.
-        metrics |= _rate("tflops_sustained", flops / 1e12, np.array(max(sustained, key=np.median)), "median")
+        windows = np.array(max(sustained, key=np.median))
+        metrics |= _rate("tflops_sustained", flops / 1e12, _summarize(windows, "median"))
     if peak_tflops:
         for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
             if rate in metrics:
@@ -166,44 +166,39 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
     return np.array([max(float(np.median(m.step_times_s)) for m in measurements)])
 
 
-def _rate(name: str, work: float, times_s: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return work over time under its name, with its spread and its interval."""
-    values = _spread(times_s, statistic) | _interval(times_s, statistic)
+def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, float]:
+    """Return work over time under its name, with its spread and its 95% interval where the time has them."""
     # A longer time is a lower rate: the lower bound of one is the upper bound of the other.
     mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
-    return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in values.items()}
+    return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
 
 
-def _ratio(name: str, above: np.ndarray, below: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return one statistic over another with the 95% bootstrap interval of the ratio; both are resampled."""
-    reduce = STATISTICS[statistic]
-    ratio = {name: float(reduce(above) / reduce(below))}
-    if min(len(above), len(below)) < 3 or statistic == "fastest":
-        return ratio
-    random = np.random.default_rng(0)
-    resampled = [reduce(random.choice(times, size=(1000, len(times))), axis=1) for times in (above, below)]
-    low, high = np.percentile(resampled[0] / resampled[1], [2.5, 97.5])
-    return ratio | {f"{name}_ci_low": float(low), f"{name}_ci_high": float(high)}
+def _ratio(name: str, above_s: np.ndarray, below_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return one statistic over another with the 95% interval of the ratio, if both have one."""
+    above, below = (interval_of_steps(times_s, statistic) for times_s in (above_s, below_s))
+    if above is None or below is None:
+        reduce = STATISTICS[statistic]
+        return {name: float(reduce(above_s) / reduce(below_s))}
+    ratio = ratio_interval(above, below)
+    return {name: ratio.value, f"{name}_ci_low": ratio.low, f"{name}_ci_high": ratio.high}
 
 
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
 
 
-def _spread(times: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return the statistic under an empty suffix, and of several values the 10th and 90th percentiles."""
-    if len(times) == 1:
-        return {"": float(times[0])}
-    p10, p90 = np.percentile(times, [10, 90])
-    return {"": float(STATISTICS[statistic](times)), "_p10": float(p10), "_p90": float(p90)}
+def _summarize(times_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return the statistic under an empty suffix, of several values with percentiles, and its 95% interval if any."""
+    if len(times_s) == 1:
+        return {"": float(times_s[0])}
+    p10, p90 = np.percentile(times_s, [10, 90])
+    summary = {"": float(STATISTICS[statistic](times_s)), "_p10": float(p10), "_p90": float(p90)}
+    if interval := interval_of_steps(times_s, statistic):
+        summary |= {"_ci_low": interval.low, "_ci_high": interval.high}
+    return summary
 
 
-def _interval(times: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return the 95% bootstrap interval of the statistic (Efron's percentile method, 1000 resamples, fixed seed).
-
-    The fastest has none: a resample never holds anything faster.
-    """
-    if len(times) < 3 or statistic == "fastest":
+def _effective_steps(times_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return how many independent steps tell as much as these; nothing for the fastest, which has no interval."""
+    if statistic == "fastest":
         return {}
-    resampled = np.random.default_rng(0).choice(times, size=(1000, len(times)))
-    low, high = np.percentile(STATISTICS[statistic](resampled, axis=1), [2.5, 97.5])
-    return {"_ci_low": float(low), "_ci_high": float(high)}
+    return {"effective_steps": len(times_s) / estimate_correlation(times_s, statistic).time_steps}

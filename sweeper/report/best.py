@@ -97,6 +97,13 @@ class BestResult:
         """The device's name, with the number of devices if there are several."""
         return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that the best trial has, by name."""
+        names = [str(column) for column in self.trial.index if str(column).startswith("metric.")]
+        values = {name.removeprefix("metric."): float(self.trial[name]) for name in names}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
+
     def get_metric(self, name: str) -> float:
         """Return a metric of the best trial, NaN if it has none of this name."""
         return float(self.trial.get(f"metric.{name}", math.nan))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.common.intervals import missing_reason
 from sweeper.report import published
 from sweeper.report.best import (
     MAIN_WORK_NAMES,
@@ -140,7 +141,7 @@ def _format_result(
         format_point(distinct),
         result.platform,
         f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
-        f"{format_number(speed.low)} to {format_number(speed.high)}" if speed.has_interval else "",
+        _format_interval(result),
         format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
         format_number(result.get_metric("tflops")) if result.speed_metric != "tflops" else "",  # not the speed again
         *(_format_percent(result.get_metric(name)) for name in SHARES),
@@ -162,6 +163,14 @@ def build_parameters_table(results: Sequence[BestResult]) -> Table:
         point = {name: value for name, value in sorted(values.items()) if isinstance(value, str) and value != "None"}
         rows.append([label, result.platform, format_point(point)])
     return Table(PARAMETERS, ["work", "device", "parameters"], rows)
+
+
+def _format_interval(result: BestResult) -> str:
+    """Return the bounds of the speed's 95% interval, or why it has none."""
+    if result.speed.has_interval:
+        return f"{format_number(result.speed.low)} to {format_number(result.speed.high)}"
+    reason = missing_reason(result.metrics, result.speed_metric)
+    return f"— ({reason})" if reason else ""
 
 
 def _format_percent(share: float) -> str:

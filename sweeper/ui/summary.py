@@ -70,6 +70,8 @@ class Summary:
         lines = [f"**{self.title}**: {tables.format_counts(results.counts)}", "", best, ""]
         if fixed := tables.fixed_parameters(results.records):
             lines += [f"Fixed: {format_point(fixed)}", ""]
+        if missing := tables.missing_intervals(shown, results.objective):
+            lines += [f"— no 95% interval: {missing}", ""]
         if common := tables.common_parameters(shown):
             lines += [f"Equal in all: {format_point(common)}", ""]
         if results.finalists:
@@ -129,6 +131,8 @@ class Summary:
             out.print(f"fixed    {format_point(fixed)}")
         if shown := self._shown_trials(is_exhausted):
             out.print(tables.draw_trials(shown, results.objective, out.width))
+            if missing := tables.missing_intervals(shown, results.objective):
+                out.print(f"—        no 95% interval: {missing}")
             if common := tables.common_parameters(shown):
                 out.print(f"equal    {format_point(common)}")
         if results.finalists:

@@ -13,6 +13,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from sweeper.common.intervals import missing_reason
 from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.search.finals import FinalistResult
@@ -53,19 +54,29 @@ def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
 def trial_rows(records: Sequence[TrialRecord], objective: str) -> Rows:
     """Return the heading and the cells: varying parameters, then the objective, then the other metrics."""
     names = varying_parameters(records)
-    metrics = [objective, *(metric for metric in DISPLAY if metric != objective)]
+    bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
+    metrics = [objective, *(metric for metric in DISPLAY if metric not in (objective, *bounds))]
     metrics = [metric for metric in metrics if any(metric in record.metrics for record in records)]
-    columns = [DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
+    if any(missing_reason(r.metrics, objective) or bounds[0] in r.metrics for r in records):
+        metrics[1:1] = bounds
+    bound_columns = {bounds[0]: ("95% from", "", 1.0), bounds[1]: ("to", "", 1.0)}
+    columns = [bound_columns.get(metric) or DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
     heading = ["trial", *names, *(f"{label} {unit}".strip() for label, unit, _ in columns)]
     cells = []
     for record in records:
         values = [record.metrics.get(metric) for metric in metrics]
         formatted = [
-            "" if value is None else format_number(value * factor)
-            for value, (*_, factor) in zip(values, columns, strict=True)
+            ("—" if metric in bounds else "") if value is None else format_number(value * factor)
+            for metric, value, (*_, factor) in zip(metrics, values, columns, strict=True)
         ]
         cells.append([str(record.number), *(short_value(record.params[name]) for name in names), *formatted])
     return heading, cells
+
+
+def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
+    """Return why some of these trials have no 95% interval; empty if all have one or need none."""
+    reasons = [missing_reason(record.metrics, objective) for record in records]
+    return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def draw_trials(records: Sequence[TrialRecord], objective: str, width: int) -> Table:
@@ -110,7 +121,7 @@ def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, w
     if hidden := heading[shown:]:
         table.caption = f"hidden, too narrow: {', '.join(hidden)}"
     for column, size in zip(columns, widths, strict=False):
-        is_numeric = all(re.fullmatch(r"[-+\d.e,%]*", text) for text in column[1:])
+        is_numeric = all(re.fullmatch(r"[-+\d.e,%—]*", text) for text in column[1:])
         table.add_column(column[0], justify="right" if is_numeric else "left", width=size, overflow="fold")
     for row in cells:
         table.add_row(*row[:shown])

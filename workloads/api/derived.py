@@ -5,6 +5,7 @@ from __future__ import annotations
 # What a measurement reports for each derived metric.
 SOURCES = {
     "steps": "step_times_s",
+    "effective_steps": "step_times_s",
     "step_time_ms": "step_times_s",
     "tokens_per_s": "step_times_s and tokens_per_step",
     "tflops": "step_times_s and flops_per_step",

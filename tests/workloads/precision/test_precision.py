@@ -57,7 +57,7 @@ def test_a_shape_that_does_not_fit_the_blocks_is_infeasible_with_the_reason() ->
 
 def test_the_speed_up_is_the_ratio_of_the_medians() -> None:
     measured = Measurement(
-        {}, (1.0, 1.0, 1.1), baseline_step_times_s=(2.0, 2.1, 2.0), bytes_per_step=3e9, flops_per_step=1e12
+        {}, (1.0, 1.0, 1.1) * 2, baseline_step_times_s=(2.0, 2.1, 2.0) * 2, bytes_per_step=3e9, flops_per_step=1e12
     )
     metrics = derive([measured], {}, bandwidth_tb_s=0.006)
     assert metrics["speedup"] == pytest.approx(2.0)

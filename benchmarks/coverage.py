@@ -1,0 +1,92 @@
+"""Measure how often the 95% intervals of step times hold.
+
+    python -m benchmarks.coverage [--simulations 1000] [--seed 0]
+
+Prints the tables of benchmarks/results/coverage.md. Each cell is of so many series of step times with a known median
+and mean: the percentage of the intervals that hold it, and in parentheses the percentage of the series that are marked
+"correlated, too short" and have no interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.noise import KINDS, true_value
+from sweeper.common.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+
+STEPS = (3, 5, 8, 10, 20, 50, 100, 200, 500)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of many series, as percentages.
+
+    Attributes:
+        covered: intervals that hold the true value, of all intervals; NaN without any.
+        marked: series without an interval, because they are correlated and too short.
+    """
+
+    covered: float
+    marked: float
+
+    def __str__(self) -> str:
+        covered = "—" if np.isnan(self.covered) else f"{self.covered:.0f}"
+        return f"{covered} ({self.marked:.0f})" if round(self.marked) else covered
+
+
+def measure_coverage(kind: str, steps: int, statistic: str, simulations: int, seed: int) -> Coverage:
+    """Return how often the interval of a series of this kind and length holds its median or mean."""
+    random = np.random.default_rng([seed, steps, list(KINDS).index(kind)])
+    true, intervals, marked = true_value(kind, statistic), 0, 0
+    covered = 0
+    for times in KINDS[kind](simulations, steps, random):
+        correlation = estimate_correlation(times, statistic)
+        interval = interval_of_steps(times, statistic, correlation)
+        marked += correlation.is_too_short
+        if interval is not None:
+            intervals += 1
+            covered += interval.low <= true <= interval.high
+    return Coverage(100 * covered / intervals if intervals else np.nan, 100 * marked / simulations)
+
+
+def print_steps(statistic: str, simulations: int, seed: int) -> None:
+    """Print the table of one statistic: a row for each kind of noise, a column for each number of steps."""
+    print(f"\n## The {statistic} of n steps\n")
+    print(f"| noise | {' | '.join(f'n = {steps}' if steps == STEPS[0] else str(steps) for steps in STEPS)} |")
+    print(f"|---|{'---:|' * len(STEPS)}")
+    for kind in KINDS:
+        cells = [str(measure_coverage(kind, steps, statistic, simulations, seed)) for steps in STEPS]
+        print(f"| {kind} | {' | '.join(cells)} |", flush=True)
+
+
+def measure_cost() -> float:
+    """Return the milliseconds of the interval of 10,000 correlated steps, the fastest of five."""
+    times = KINDS["AR(1) 0.9"](1, 10_000, np.random.default_rng(0))[0]
+    durations = []
+    for _ in range(5):
+        started = time.perf_counter()
+        interval_of_steps(times, "median")
+        durations.append(time.perf_counter() - started)
+    return 1e3 * min(durations)
+
+
+def main() -> None:
+    """Print every table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulations", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(f"{args.simulations} simulations a cell, seed {args.seed}; Python {platform.python_version()}, ", end="")
+    print(f"NumPy {np.__version__}. {TOO_FEW.capitalize()} have no interval.")
+    print(f"The interval of 10,000 steps takes {measure_cost():.1f} ms.")
+    for statistic in ("median", "mean"):
+        print_steps(statistic, args.simulations, args.seed)
+
+
+if __name__ == "__main__":
+    main()
