@@ -6,7 +6,6 @@ import io
 import shlex
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,9 +148,10 @@ class Summary:
         if results.gpus:
             lines.append(f"GPUs     {per_gpu.describe(results.gpus)}")
         lines += [f"drained  {node}" for node in self.drained]
-        reasons = Counter(record.reason for record in self._unranked())
-        lines += [f"{number} not ranked by speed: {reason}" for reason, number in reasons.items()]
-        return lines + self._infeasible() + self._failures()
+        lines += _describe_kinds("not ranked by speed", _group_by_reason(self._unranked()))
+        infeasible = [record for record in results.records if record.status is TrialStatus.INFEASIBLE]
+        lines += _describe_kinds("infeasible", _group_by_reason(infeasible))
+        return lines + self._failures()
 
     def _shown_trials(self, is_exhausted: bool) -> Sequence[TrialRecord]:
         """Return the best trials; of a small exhausted space all of them, unranked ones last."""
@@ -178,22 +178,11 @@ class Summary:
             f"(remeasuring {last.remeasurement.trial}), {last.status.value}: {last.reason}"
         ]
 
-    def _infeasible(self) -> list[str]:
-        """Return a line for each kind of reason why trials were infeasible."""
-        lines = []
-        kinds = self._group_by_reason(TrialStatus.INFEASIBLE)
-        for records in kinds[:SHOWN_ROWS]:
-            example = "; example" if len({record.reason for record in records}) > 1 else ""
-            lines.append(f"{len(records)} infeasible{example}: {records[-1].reason}")
-        if len(kinds) > SHOWN_ROWS:
-            lines.append(f"infeasible for {len(kinds) - SHOWN_ROWS} more reasons: see trials.csv")
-        return lines
-
     def _failures(self) -> list[str]:
         """Return an example of each kind of failure, with its log."""
         lines = []
         for status in (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT):
-            kinds = self._group_by_reason(status)
+            kinds = _group_by_reason([record for record in self.results.records if record.status is status])
             if len(kinds) > SHOWN_REASONS:
                 lines.append(f"{status.value} for {len(kinds)} reasons, the most frequent ones below: see trials.csv")
             for records in kinds[:SHOWN_REASONS]:
@@ -204,14 +193,6 @@ class Summary:
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
-
-    def _group_by_reason(self, status: TrialStatus) -> list[list[TrialRecord]]:
-        """Return the trials of a status by kind of reason, the most frequent first."""
-        kinds: dict[str, list[TrialRecord]] = {}
-        for record in self.results.records:
-            if record.status is status:
-                kinds.setdefault(record.kind_of_reason, []).append(record)
-        return sorted(kinds.values(), key=len, reverse=True)
 
     def _locations(self, recording: Recording) -> list[str]:
         """Return where the results, the plots and the MLflow runs are."""
@@ -238,6 +219,25 @@ class Summary:
         change_directory = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
         store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
         return [f"review   {change_directory}{_mlflow_command()} ui{store}", f"         http://127.0.0.1:5000{page}"]
+
+
+def _group_by_reason(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
+    """Return the trials by kind of reason, the most frequent first."""
+    kinds: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        kinds.setdefault(record.kind_of_reason, []).append(record)
+    return sorted(kinds.values(), key=len, reverse=True)
+
+
+def _describe_kinds(heading: str, kinds: Sequence[Sequence[TrialRecord]]) -> list[str]:
+    """Return a line for each kind of reason, with an example where the reasons differ."""
+    lines = []
+    for records in kinds[:SHOWN_ROWS]:
+        example = "; example" if len({record.reason for record in records}) > 1 else ""
+        lines.append(f"{len(records)} {heading}{example}: {records[-1].reason}")
+    if len(kinds) > SHOWN_ROWS:
+        lines.append(f"{heading} for {len(kinds) - SHOWN_ROWS} more reasons: see trials.csv")
+    return lines
 
 
 def _mlflow_command() -> str:

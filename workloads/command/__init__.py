@@ -36,6 +36,8 @@ class CommandSettings:
         warmup: steps that are not measured.
         steps: measured steps, after which the program is terminated.
         silence_s: a program that prints nothing for so long is terminated.
+        claims: what becomes of a trial whose program claims a speed that its own steps contradict: "mark", complete
+            but not ranked, or "fail".
         layout: values of `workloads.parallel.layout.Layout` by the names of its fields: only valid layouts are tried.
     """
 
@@ -53,6 +55,7 @@ class CommandSettings:
     warmup: int = field(default=3, metadata={"min": 0})
     steps: int = field(default=10, metadata={"min": 1})
     silence_s: float = field(default=300.0, metadata={"min": 1})
+    claims: Literal["mark", "fail"] = "mark"
     layout: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

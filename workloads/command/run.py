@@ -6,7 +6,7 @@ import re
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +21,15 @@ from workloads.api.contract import (
     Scalar,
     attach_output,
 )
-from workloads.api.derived import find_source
 from workloads.api.host import cpu_name
-from workloads.api.logs import LogReader
+from workloads.api.logs import LogReader, Step
 from workloads.api.trial import describe_mismatches
 from workloads.command import CommandSettings
+from workloads.command.claims import find_contradictions
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
 from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
-from workloads.command.work import SIZES, DeclaredWork, read_declared_work
+from workloads.command.work import SIZES, DeclaredWork, mark_claims, read_declared_work
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
 
@@ -175,32 +175,52 @@ def _build_measurement(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: DeclaredWork, log: ProgramLog
 ) -> Measurement:
     timed_steps = log.steps[settings.warmup :]
+    metrics = _summarize(timed_steps)
+    tokens, length = work.tokens(metrics, log.reported_config)
+    contradictions = find_contradictions(timed_steps, work, tokens, length, rank.world_size, log.reader.kind)
+    if contradictions and settings.claims == "fail":
+        raise ProgramFailed("; ".join(contradictions))
+    raw = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
+    reported = log.reader.reported_config
+    return Measurement(
+        executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
+        step_times_s=_step_times_s(timed_steps, tokens),
+        of_gang=True,
+        unranked="; ".join(contradictions),
+        flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
+        tokens_per_step=tokens,
+        matrix_dtype=work.dtype,
+        metrics=mark_claims(raw),
+        machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
+    )
+
+
+def _summarize(steps: Sequence[Step]) -> dict[str, float]:
+    """Return the metrics of measured steps: the last loss, the highest peak, and the median of any other."""
     samples: dict[str, list[float]] = {}
-    for step in timed_steps:
+    for step in steps:
         for name, value in step.metrics.items():
             samples.setdefault(name, []).append(value)
     metrics = {
         name: max(values) if name.startswith("peak_") else statistics.median(values) for name, values in samples.items()
     }
-    tokens, length = work.tokens(metrics, log.reported_config)
-    step_times_s = [time_s for time_s in samples.get("step_time_s", []) if time_s > 0]
-    if not step_times_s and tokens:
-        step_times_s = [tokens / rate for rate in samples.get("tokens_per_s", []) if rate > 0]
-    metrics = {f"claimed_{name}" if find_source(name) else name: value for name, value in metrics.items()}
-    metrics = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
-    if "loss" in samples:
-        metrics["loss"] = samples["loss"][-1]
-    reported = log.reader.reported_config
-    return Measurement(
-        executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
-        step_times_s=tuple(step_times_s),
-        of_gang=True,
-        flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
-        tokens_per_step=tokens,
-        matrix_dtype=work.dtype,
-        metrics=metrics,
-        machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
-    )
+    return metrics | {name: values[-1] for name, values in samples.items() if name == "loss"}
+
+
+def _step_times_s(steps: Sequence[Step], tokens: int) -> tuple[float, ...]:
+    """Return the printed times of the steps, or those that follow from their tokens/s.
+
+    Raises:
+        ProgramFailed: tokens/s are printed and no times, and the tokens of a step are unknown.
+    """
+    times_s = [time_s for step in steps if (time_s := step.metrics.get("step_time_s", 0.0)) > 0]
+    rates = [rate for step in steps if (rate := step.metrics.get("tokens_per_s", 0.0)) > 0]
+    if rates and not times_s and not tokens:
+        raise ProgramFailed(
+            "the log has tokens_per_s and no time of a step, and the tokens of a step are unknown: set "
+            "command.global_batch and command.sequence_length"
+        )
+    return tuple(times_s or [tokens / rate for rate in rates])
 
 
 def _machine_info(rank: Rank) -> dict[str, Scalar]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workloads.api.contract import Infeasible, Scalar
+from workloads.api.derived import find_source
 from workloads.api.logs import Step
 from workloads.api.printed import DTYPES, Printed
 from workloads.command import CommandSettings
@@ -56,10 +57,15 @@ class DeclaredWork:
         return global_batch * length, length
 
     def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return a step's metrics with its tokens/s, if its tokens and its time are known."""
+        """Return a step's metrics with its tokens/s, if its tokens and its time are known.
+
+        Where its time is not printed, but its tokens/s are, they are taken.
+        """
         tokens, _ = self.tokens(step.metrics, reported_config)
-        time_s = step.metrics.get("step_time_s", 0.0)
-        return dict(step.metrics) | ({"tokens_per_s": tokens / time_s} if tokens and time_s > 0 else {})
+        metrics, time_s = mark_claims(step.metrics), step.metrics.get("step_time_s", 0.0)
+        if time_s > 0:
+            return metrics | ({"tokens_per_s": tokens / time_s} if tokens else {})
+        return metrics | ({"tokens_per_s": step.metrics["tokens_per_s"]} if "tokens_per_s" in step.metrics else {})
 
     def find_differences(
         self, printed: Mapping[str, Sequence[Printed]], of_steps: Mapping[str, Sequence[Printed]]
@@ -112,6 +118,11 @@ class DeclaredWork:
             yield f"dtype={_join(formats)}, {declared}"
         elif dtype and "dtype" in printed and dtype not in printed["dtype"]:
             yield f"dtype={_join(printed['dtype'])}, {declared}"
+
+
+def mark_claims(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics with those that this project derives itself as claimed_…."""
+    return {f"claimed_{name}" if find_source(name) else name: value for name, value in metrics.items()}
 
 
 def read_declared_work(
