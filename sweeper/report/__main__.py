@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_store(args: argparse.Namespace, sweep: str | None = None) -> Stored:
     """Read the store that the arguments name: all of it, or one sweep."""
-    from sweeper.report import store  # MLflow takes seconds to import: not for invalid arguments
+    from sweeper.report import store  # pandas takes half a second: not for invalid arguments
 
     uri = args.store or default_uri(Path(args.dir))
     if not uri.startswith("sqlite:"):

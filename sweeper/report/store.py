@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.report.best import BestResult, find_best_results
+from sweeper.report.reader import ClientReader, open_reader
 from sweeper.tracking import mlflow_store
 from workloads.api.secrets import mask
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @dataclass(frozen=True)
@@ -47,41 +49,32 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
         raise UserInputError(
             f"{uri}: there is no such store. Run `python -m sweeper` to create one, or select another with --store"
         )
-    try:
-        client = MlflowClient(tracking_uri=uri)
-        ids = {stored.name: stored.experiment_id for stored in client.search_experiments()}
-        if experiment is not None and experiment not in ids:
-            raise UserInputError(f"--experiment {experiment}: unknown experiment. {suggest(experiment, ids)}")
-        selected = [ids[experiment]] if experiment else list(ids.values())
-        parents = _runs(client, selected, mlflow_store.SWEEP_KIND)
-        names = {run.info.run_name for run in parents}
-        if sweep is not None and sweep not in names:
-            raise UserInputError(
-                f"--sweep {sweep}: unknown sweep. {suggest(sweep, names) if names else 'The store has no sweep.'}"
-            )
-        imported = [] if sweep else _runs(client, selected, mlflow_store.IMPORTED_KIND)
-        if not (parents or imported):
-            raise UserInputError(f"{mask(uri)}: the store has no sweep yet")
-        parents = [run for run in parents if sweep in (None, run.info.run_name)]
-        of_sweep = {mlflow_store.SWEEP_NAME: sweep} if sweep else {}
-        trials = _runs(client, selected, mlflow_store.TRIAL_KIND, of_sweep)
-    except MlflowException as error:
-        raise UserInputError(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
+    reader = open_reader(uri)
+    ids = reader.read_experiments()
+    if experiment is not None and experiment not in ids:
+        raise UserInputError(f"--experiment {experiment}: unknown experiment. {suggest(experiment, ids)}")
+    selected = [ids[experiment]] if experiment else list(ids.values())
+    parents = reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.SWEEP_KIND})
+    names = {run.info.run_name for run in parents}
+    if sweep is not None and sweep not in names:
+        raise UserInputError(
+            f"--sweep {sweep}: unknown sweep. {suggest(sweep, names) if names else 'The store has no sweep.'}"
+        )
+    imported = [] if sweep else reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.IMPORTED_KIND})
+    if not (parents or imported):
+        raise UserInputError(f"{mask(uri)}: the store has no sweep yet")
+    parents = [run for run in parents if sweep in (None, run.info.run_name)]
+    of_sweep = {mlflow_store.SWEEP_NAME: sweep} if sweep else {}
+    trials = reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.TRIAL_KIND, **of_sweep})
     return _build_tables(parents, trials, imported)
 
 
 def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
     """Read one sweep by the id of its study: names of sweeps are not unique."""
-    study = {mlflow_store.STUDY: study_id}
-    parents = _runs(client, [experiment_id], mlflow_store.SWEEP_KIND, study)
-    trials = _runs(client, [experiment_id], mlflow_store.TRIAL_KIND, study)
+    reader, study = ClientReader(client), {mlflow_store.STUDY: study_id}
+    parents = reader.read_runs([experiment_id], {mlflow_store.KIND: mlflow_store.SWEEP_KIND, **study})
+    trials = reader.read_runs([experiment_id], {mlflow_store.KIND: mlflow_store.TRIAL_KIND, **study})
     return _build_tables(parents, trials)
-
-
-def _runs(
-    client: MlflowClient, experiment_ids: Sequence[str], kind: str, tags: Mapping[str, str] | None = None
-) -> list[Any]:
-    return list(mlflow_store.search_runs(client, experiment_ids, {mlflow_store.KIND: kind, **(tags or {})}))
 
 
 def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Sequence[Any] = ()) -> Stored:
