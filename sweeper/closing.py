@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.trials import TrialRecord, TrialStatus, exact_value
+from sweeper.common.trials import BAD, RETRIED, TrialRecord, TrialStatus, exact_value
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult
 from sweeper.search.progress import SweepProgress
@@ -18,13 +21,16 @@ from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.mlflow_view import MEMORY_METRICS, RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.ui import tables
-from sweeper.ui.format import format_number
+from sweeper.ui.format import format_number, format_phases
 from sweeper.ui.progress import Progress
 from sweeper.ui.results import Results
 from sweeper.ui.summary import Recording, Summary
 from workloads.api import secrets
 
 MLFLOW_PATIENCE_S = 20.0
+# A person does not wait for the report. A batch system kills what is left when the command has ended.
+REPORT_PATIENCE_S = 2.0
+REPORT_PATIENCE_UNATTENDED_S = 120.0
 MANY_PENDING = 20  # records that take long enough to write that a note is due
 
 
@@ -35,6 +41,7 @@ class FinishedRun:
     Attributes:
         arguments: the command line that resumes the sweep.
         drained: a line for each node that was drained.
+        clock: measures the phases of the run.
         error: why the loop ended before the budget; empty if it did not.
         is_interrupted: a person or a batch system stopped it.
         is_over: the budget is used up and no finals are left.
@@ -45,6 +52,7 @@ class FinishedRun:
     progress: SweepProgress
     arguments: Sequence[str]
     drained: Sequence[str]
+    clock: PhaseClock
     error: str
     is_interrupted: bool
     is_over: bool
@@ -57,20 +65,40 @@ class FinishedRun:
             (self.plan.folder / name).write_text(text)
         if self.is_over:
             results.keep_ceilings()
-        command = shlex.join(secrets.masked_arguments(self.arguments))
-        summary = Summary(results, command, extend_command(self.arguments, self.progress), self.drained)
+        summary = Summary(
+            results,
+            shlex.join(secrets.masked_arguments(self.arguments)),
+            extend_command(self.arguments, self.progress),
+            retry_command=retry_command(self.arguments, results),
+            drained=self.drained,
+            stopped=self._describe_stop(),
+        )
         plots = [] if self.is_interrupted else self._draw_plots(results, display)
-        closing = self._closing_message(results, summary, texts, plots)
-        if tracking.is_open and tracking.pending > MANY_PENDING:
-            display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
-        is_written = tracking.close(closing, build_view(results), MLFLOW_PATIENCE_S)
+        is_written = self._record(tracking, display, results, self._closing_message(results, summary, texts, plots))
         recording = self._recording(tracking, is_written)
         summary.print(recording, is_over=self.is_over, is_exhausted=self.study.exhausted)
-        if self.error:
-            print(f"stopped  {self.error}")
         code = self._exit_code(results, is_written)
-        display.end({**results.export(), "exit_code": code})
+        self.clock.enter("report")
+        tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
+        seconds = self.clock.seconds()
+        print(f"took     {format_phases(seconds)}", flush=True)
+        took_s = {name: round(value, 3) for name, value in seconds.items()}
+        retry = summary.retry_command
+        display.end({**results.export(), "stopped": self.error, "retry": retry, "took_s": took_s, "exit_code": code})
         return code
+
+    def _record(self, tracking: TrackingClient, display: Progress, results: Results, message: dict[str, Any]) -> bool:
+        """End the parent run. Returns whether everything is written."""
+        if tracking.is_open and tracking.pending > MANY_PENDING:
+            display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
+        return tracking.close(message, build_view(results), MLFLOW_PATIENCE_S)
+
+    def _describe_stop(self) -> str:
+        """Return why the loop ended before the budget, and what to do if its trials failed."""
+        if self.error and self.error == self.progress.stop_reason:
+            advice = "remove the cause and retry; with budget.same_failures=null no sweep stops for this"
+            return f"{self.error}\n         {advice}"
+        return self.error
 
     def _closing_message(
         self, results: Results, summary: Summary, texts: dict[str, str], plots: list[str]
@@ -78,7 +106,7 @@ class FinishedRun:
         """Return the arguments of `Store.close`."""
         tags = {
             mlflow_store.DESCRIPTION: summary.markdown(),
-            "outcome": tables.format_counts(self.progress.counts),
+            "outcome": tables.format_counts(results.counts),
             "winner": summary.verdict(),
             **results.projection_tags(),
             **({"drained": "\n".join(self.drained)} if self.drained else {}),
@@ -111,7 +139,7 @@ class FinishedRun:
     def _exit_code(self, results: Results, is_written: bool) -> int:
         if self.is_interrupted:
             return INTERRUPTED
-        none_complete = not self.progress.counts[TrialStatus.COMPLETE]
+        none_complete = not results.counts.get(TrialStatus.COMPLETE)
         return SOME_FAILED if results.has_failures or self.error or not is_written or none_complete else COMPLETE
 
 
@@ -120,9 +148,27 @@ def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:
     exhausted = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
     if "budget.trials" in exhausted:
         exhausted["budget.trials"] = progress.finished_trials
-    kept = [argument for argument in arguments if argument.partition("=")[0] not in exhausted]
+    kept = [argument for argument in arguments if argument.partition("=")[0] not in {*exhausted, "retry"}]
     doubled = [f"{name}={2 * limit:.15g}" for name, limit in exhausted.items()]
     return shlex.join(secrets.masked_arguments([*kept, *doubled]))
+
+
+def retry_command(arguments: Sequence[str], results: Results) -> str:
+    """Return the command that runs the failed and lost trials again; empty if there are none."""
+    statuses = {record.status for record in (*results.records, *results.remeasured)} & set(BAD)
+    if not statuses:
+        return ""
+    # The narrowest value that has them all; infeasible trials are left alone where that is possible.
+    names = [name for name, retried in RETRIED.items() if statuses <= set(retried)]
+    has_infeasible = results.counts.get(TrialStatus.INFEASIBLE)
+    name = "failed" if names == ["all"] and has_infeasible else names[0]
+    kept = [argument for argument in arguments if not argument.startswith("retry=")]
+    return shlex.join(secrets.masked_arguments([*kept, f"retry={name}"]))
+
+
+def is_attended() -> bool:
+    """Return whether a person waits for the command, on a terminal and not in a batch job."""
+    return sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
 
 
 def build_view(results: Results) -> SweepView:

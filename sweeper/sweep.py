@@ -13,20 +13,19 @@ from dataclasses import replace
 
 from sweeper.cli.signals import StopRequests
 from sweeper.closing import FinishedRun
+from sweeper.common.clock import PhaseClock
 from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
-from sweeper.execution import cluster, gang_pool, lock
+from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
+from sweeper.opening import open_sweep
 from sweeper.planning.plan import Plan
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
-from sweeper.search.progress import SweepProgress
-from sweeper.search.study import SearchSettings, Study, Trial
-from sweeper.tracking import parent_run, provenance
-from sweeper.tracking.client import TrackingClient
+from sweeper.search.study import Trial
 from sweeper.ui import plan_view
 from sweeper.ui.progress import ProgressState, make_progress
 from workloads.api import secrets
@@ -41,25 +40,14 @@ class Sweep:
         self._plan, self._config = plan, plan.config
         self._arguments = arguments
         self._command = shlex.join(secrets.masked_arguments(arguments))
+        self._clock = PhaseClock()
         self._stop = StopRequests(self._command)
-        self._lock = lock.acquire(plan.folder)
-        self._study = _open_study(plan)
-        opening = parent_run.opening_message(
-            plan,
-            study=self._study.id,
-            command=self._command,
-            machine=plan_view.describe_devices(plan),
-            provenance=provenance.gather(plan.target, arguments),
-        )
-        self._tracking = TrackingClient(opening, plan.folder, plan.directory, self._lock.fileno())
-        for record in self._study.records.values():
-            self._tracking.log_trial(record)
-        searched = [record for record in self._study.records.values() if not record.remeasurement]
-        section = plan.config.workload
-        self._progress = SweepProgress(section.objective, section.direction, plan.config.budget, searched)
+        opened = open_sweep(plan, arguments)
+        self._lock, self._study, self._tracking = opened.lock, opened.study, opened.tracking
+        self._progress, self._retry_note = opened.progress, opened.retry_note
         self._display = make_progress(plan.config.progress)
         self._judge = TrialJudge(
-            objective=section.objective,
+            objective=plan.config.workload.objective,
             hardware=plan.target.hardware,
             achieved_tflops=plan.achieved_tflops,
             predict=plan.estimates.predicted_metrics if plan.estimates else lambda _: {},
@@ -82,6 +70,8 @@ class Sweep:
         try:
             for line in plan_view.describe_start(self._plan, self._progress.counts, len(self._study.unfinished)):
                 self._display.note(line)
+            if self._retry_note:
+                self._display.note(f"retry    {self._retry_note}")
             error = self._run_on_cluster() if self._has_trials() or self._pending_finals() else ""
             return self._finish(error)
         except BrokenPipeError:
@@ -139,7 +129,11 @@ class Sweep:
                 break
             for trial, result in self._pool.wait(0.25):
                 self._take(trial, result)
+            if self._progress.stop_reason:  # they run first when the sweep goes on
+                self._study.unfinished[:0] = self._pool.withdraw_backlog()
             self._collect_steps()
+            if not self._pool.starting:
+                self._clock.enter("finals" if self._finals_planned else "trials")
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 self._cancel_in_flight()
                 self._pool.close()
@@ -171,11 +165,15 @@ class Sweep:
         return time.monotonic() + grace_s
 
     def _has_trials(self) -> bool:
-        return bool(self._study.unfinished) or self._has_budget()
+        """Return whether another trial starts: trials that were asked for run again whatever the budget."""
+        if self._stop.requested or self._progress.stop_reason:
+            return False
+        return bool(self._study.unfinished) or self._study.has_retries or self._has_budget()
 
     def _has_budget(self) -> bool:
-        in_flight = self._pool.count_in_flight() if self._pool else 0
-        return not (self._stop.requested or self._study.exhausted) and self._progress.has_budget_for_more(in_flight)
+        pool, is_over = self._pool, self._stop.requested or self._progress.stop_reason or self._study.exhausted
+        in_flight, running_s = (pool.count_in_flight(), pool.running_s()) if pool else (0, 0.0)
+        return not is_over and self._progress.has_budget_for_more(in_flight, running_s)
 
     # ── finals ──
 
@@ -191,6 +189,7 @@ class Sweep:
         )
         self._finals_ended = 0
         self._finals_planned = len(pending)
+        self._clock.enter("finals")
 
         def ask() -> Trial:
             record, remeasurement = pending.popleft()
@@ -199,12 +198,11 @@ class Sweep:
         self._run_trials(1, lambda: bool(pending) and not self._stop.requested, ask)
 
     def _pending_finals(self) -> list[tuple[TrialRecord, Remeasurement]]:
-        if self._stop.requested:
+        if self._stop.requested or self._progress.stop_reason:
             return []
-        finals = self._config.finals
-        return pending_remeasurements(
-            self._progress.ranked_trials(), finals.top, finals.rounds, self._study.records.values()
-        )
+        finals, repeated = self._config.finals, self._study.replaced | self._study.retried
+        measured = [record for record in self._study.records.values() if record.number not in repeated]
+        return pending_remeasurements(self._progress.ranked_trials(), finals.top, finals.rounds, measured)
 
     # ── nodes ──
 
@@ -303,8 +301,9 @@ class Sweep:
         return ProgressState(
             counts=self._progress.counts,
             trials=trials,
-            running=pool.count_in_flight() if pool else 0,
-            elapsed_s=self._progress.elapsed_s,
+            running=pool.count_running() if pool else 0,
+            waiting=pool.count_in_flight() - pool.count_running() if pool else 0,
+            elapsed_s=self._clock.elapsed_s,
             remaining_s=self._progress.estimated_remaining_s(trials),
             best=self._progress.best,
             objective=self._config.workload.objective,
@@ -319,6 +318,8 @@ class Sweep:
     def _finish(self, error: str) -> int:
         """Store and print the results. Returns the exit code."""
         self._stop.leave_at_once = True
+        self._clock.enter("recording")
+        error = error or self._progress.stop_reason
         is_over = not (self._stop.requested or error or self._has_budget() or self._pending_finals())
         run = FinishedRun(
             plan=self._plan,
@@ -326,21 +327,9 @@ class Sweep:
             progress=self._progress,
             arguments=self._arguments,
             drained=self._nodes.describe_drained(),
+            clock=self._clock,
             error=error,
             is_interrupted=self._stop.requested,
             is_over=is_over,
         )
         return run.close(self._tracking, self._display)
-
-
-def _open_study(plan: Plan) -> Study:
-    section, search = plan.config.workload, plan.config.search
-    settings = SearchSettings(
-        sampler=search.sampler,
-        seed=plan.config.seed,
-        objective=section.objective,
-        direction=section.direction,
-        pruner=search.pruner,
-    )
-    journal = plan.folder / "study.journal"
-    return Study(journal, plan.identity, plan.space, settings, initial_points=plan.initial_points)

@@ -19,7 +19,7 @@ FORBIDDEN = {
 LAYERS = [
     {"__main__"},
     {"sweep"},
-    {"closing"},
+    {"closing", "opening"},
     {"doctor", "report", "ingest"},
     {"cli"},
     {"tracking"},

@@ -130,7 +130,7 @@ class Snapshot:
 
 def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder: Path) -> dict[str, Any]:
     """Run a sweep of so many trials. Returns the driver's work at each of MARKS."""
-    from sweeper import sweep
+    from sweeper import opening, sweep
     from sweeper.execution import gang, gang_launcher, gang_pool, judge
     from sweeper.search.study import Study
 
@@ -139,7 +139,7 @@ def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder
     gang.ray = gang.time = gang_pool.ray = gang_pool.time = gang_launcher.ray = simulation
     gang_launcher.placement_group = gang_launcher.remove_placement_group = lambda *_, **__: None
     gang_launcher.PlacementGroupSchedulingStrategy = lambda *_: None
-    sweep.TrackingClient = NoTracking
+    opening.TrackingClient = NoTracking
     owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": sweep.Sweep, "metrics": judge.metrics}
     for name, label in TIMED_FUNCTIONS.items():
         owner, _, function = name.partition(".")
@@ -225,9 +225,9 @@ def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> d
 
 def resume(nodes: int, gpus: int, trials: int, folder: Path) -> dict[str, float]:
     """Return the CPU seconds and the memory of opening the sweep that `drive` left, as its next start does."""
-    from sweeper import sweep
+    from sweeper import opening, sweep
 
-    sweep.TrackingClient = NoTracking
+    opening.TrackingClient = NoTracking
     initial_mib = memory_mib()
     plan = build_plan(folder, nodes, gpus, "search=random")
     started_s = time.process_time()

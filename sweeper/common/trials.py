@@ -27,6 +27,13 @@ class TrialStatus(StrEnum):
 
 
 BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses that make a sweep exit with 1
+# The statuses of the trials that each value of the key `retry` runs again.
+RETRIED = {
+    "failed": (TrialStatus.FAILED, TrialStatus.TIMED_OUT),
+    "lost": (TrialStatus.LOST,),
+    "infeasible": (TrialStatus.INFEASIBLE,),
+    "all": (*BAD, TrialStatus.INFEASIBLE),
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,26 @@ class Remeasurement:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """Marks a trial that runs an earlier one again on request.
+
+    Attributes:
+        trial: the number of the earlier attempt.
+        changed: what has changed since that attempt, a phrase each.
+    """
+
+    trial: int
+    changed: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Retry:
+        return Retry(fields["trial"], tuple(fields["changed"]))
+
+    def describe_changes(self) -> str:
+        return "; ".join(self.changed) or "nothing that is recorded"
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """A finished trial as it is stored: in the study, and from there in MLflow.
 
@@ -76,6 +103,7 @@ class TrialRecord:
         fixed: parameters that the sweep does not search: constants, defaults and settings.
         work: the identity of what was computed (`sweeper/planning/work.py`).
         remeasurement: set for trials of the finals and node comparisons, which do not belong to the search.
+        retry: set for a trial that runs an earlier one again.
     """
 
     number: int
@@ -94,6 +122,7 @@ class TrialRecord:
     fixed: Mapping[str, Scalar] = field(default_factory=dict)
     work: Mapping[str, str] = field(default_factory=dict)
     remeasurement: Remeasurement | None = None
+    retry: Retry | None = None
 
     @property
     def all_params(self) -> dict[str, Scalar]:
@@ -115,7 +144,9 @@ class TrialRecord:
         if remeasurement is not None:
             remeasurement["group"] = tuple(remeasurement["group"])
             remeasurement = Remeasurement(**remeasurement)
-        return TrialRecord(**{**fields, "status": TrialStatus(fields["status"]), "remeasurement": remeasurement})
+        retry = Retry.from_dict(fields["retry"]) if fields.get("retry") else None
+        status = TrialStatus(fields["status"])
+        return TrialRecord(**{**fields, "status": status, "remeasurement": remeasurement, "retry": retry})
 
 
 def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:

@@ -83,8 +83,15 @@ def _check(config: Config) -> None:
         raise UserInputError(
             f"workload.name={config.workload.name}: unknown workload. {suggest(config.workload.name, registry.names())}"
         )
-    if config.budget.trials is None and config.budget.time_s is None and config.budget.patience is None:
-        raise UserInputError("budget: trials, time_s and patience are all null; the sweep would never end")
+    budget = config.budget
+    if all(limit is None for limit in (budget.trials, budget.time_s, budget.patience, budget.gpu_hours, budget.cost)):
+        raise UserInputError(
+            "budget: trials, time_s, patience, gpu_hours and cost are all null; the sweep would never end"
+        )
+    if budget.cost is not None and not config.price_per_hour:
+        raise UserInputError(
+            f"budget.cost={budget.cost:g}: the price of a GPU is unknown; set price_per_hour=, or use budget.gpu_hours"
+        )
 
 
 def _load_workload(config: Config) -> Workload:

@@ -58,11 +58,20 @@ class Search:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a sweep; it ends at the first one that is reached."""
+    """Limits of a sweep; it ends at the first one that is reached.
+
+    Attributes:
+        gpu_hours: GPUs of the trials times their hours.
+        cost: of these at `price_per_hour`, in its currency.
+        same_failures: failures for one reason, with no success in between, that stop the sweep.
+    """
 
     trials: int | None = field(default=None, metadata={"min": 1})
     time_s: float | None = field(default=None, metadata={"min": 0.001})
     patience: int | None = field(default=None, metadata={"min": 1})
+    gpu_hours: float | None = field(default=None, metadata={"min": 1e-6})
+    cost: float | None = field(default=None, metadata={"min": 1e-6})
+    same_failures: int | None = field(default=5, metadata={"min": 1})
 
 
 @dataclass(frozen=True)
@@ -129,5 +138,6 @@ class Config:
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
     seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
     progress: Literal["auto", "always", "never", "json"] = "auto"
+    retry: Literal["failed", "infeasible", "lost", "all"] | None = None
     plan: bool = False
     price_per_hour: float | None = field(default=None, metadata={"min": 0})

@@ -77,6 +77,15 @@ class GangPool:
     def count_in_flight(self) -> int:
         return len(self._in_flight)
 
+    def count_running(self) -> int:
+        """Return how many trials run; the others in flight wait for them."""
+        return sum(gang.ready and bool(gang.trials) for gang in self.gangs)
+
+    def running_s(self) -> float:
+        """Return for how long the running trials have run, summed."""
+        now = time.monotonic()
+        return sum(now - gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials)
+
     def describe_workers(self, limit: int) -> list[str]:
         """Return a line for each of the first `limit` gangs: its place and the trial that it runs."""
         now = time.monotonic()
@@ -246,6 +255,14 @@ class GangPool:
                 kill_gang(gang)
                 self.gangs.remove(gang)
         self.gangs += [self._launcher.launch() for _ in range(count - sum(not gang.draining for gang in self.gangs))]
+
+    def withdraw_backlog(self) -> list[Trial]:
+        """Return the trials that no gang holds, which are no longer in flight."""
+        trials = list(self._backlog)
+        self._backlog.clear()
+        for trial in trials:
+            del self._in_flight[trial.number]
+        return trials
 
     def cancel(self) -> list[tuple[Trial, TrialResult]]:
         """Return each trial in flight as cancelled. The gangs still run them, until `close`."""

@@ -62,6 +62,7 @@ class TrialJudge:
             fixed=self.work.fixed_parameters(trial.params),
             work=self.work.identify(trial.params, result.measurements),
             remeasurement=trial.remeasurement,
+            retry=trial.retry,
         )
 
     def _derive(self, trial: Trial, result: TrialResult) -> tuple[dict[str, float], str]:

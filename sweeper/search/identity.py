@@ -28,19 +28,19 @@ def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
         )
     if stored != identity:
         raise UserInputError(
-            f"this sweep already exists with different settings: {'; '.join(_differences(stored, identity))}. "
+            f"this sweep already exists with different settings: {'; '.join(describe_differences(stored, identity))}. "
             "Choose another name="
         )
     return str(attrs["id"])
 
 
-def _differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
+def describe_differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """Return a phrase for each key whose value has changed; a key of a nested mapping is joined by dots."""
     phrases = []
     for key in {**stored, **current}:
         old, new = stored.get(key), current.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            phrases += [f"{key}.{phrase}" for phrase in _differences(old, new)]
+            phrases += [f"{key}.{phrase}" for phrase in describe_differences(old, new)]
         elif old != new:
             phrases.append(f"{key} was {old}, now {new}")
     return phrases

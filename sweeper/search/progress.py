@@ -8,7 +8,15 @@ from collections.abc import Iterable
 
 from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
 from sweeper.config.schema import Budget
+from sweeper.search.failures import RepeatedFailures
 
+LIMITS = (
+    "trials",
+    "time_s",
+    "patience",
+    "gpu_hours",
+    "cost",
+)  # of the budget; the first that is reached ends the search
 EARLY_TRIALS = 5  # a failure that so many trials share at first is not a coincidence
 
 
@@ -20,7 +28,17 @@ class SweepProgress:
         best: the best complete trial; None before the first.
     """
 
-    def __init__(self, objective: str, direction: str, budget: Budget, records: Iterable[TrialRecord]) -> None:
+    def __init__(
+        self,
+        objective: str,
+        direction: str,
+        budget: Budget,
+        records: Iterable[TrialRecord],
+        *,
+        repeated: Iterable[TrialRecord] = (),
+        devices: int = 1,
+        price_per_hour: float | None = None,
+    ) -> None:
         """Start from the records of earlier runs of the sweep.
 
         Args:
@@ -28,20 +46,29 @@ class SweepProgress:
             direction: maximize or minimize.
             budget: when the search ends.
             records: trials of the search that ended in earlier runs.
+            repeated: earlier attempts of trials that are or were tried again: the budget counts their time only.
+            devices: GPUs of one trial.
+            price_per_hour: of one GPU; None if it is not known.
         """
         self._objective = objective
         self._direction = direction
         self._budget = budget
+        self._devices = devices
+        self._price_per_hour = price_per_hour
+        self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
         self.best: TrialRecord | None = None
         self._trials_since_best = 0
+        repeated = list(repeated)
+        self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)
         for record in sorted(records, key=lambda record: record.elapsed_s):
             self.add(record)
-        self._earlier_elapsed_s = max((record.elapsed_s for record in self._records), default=0.0)
+        self._earlier_elapsed_s = max((record.elapsed_s for record in [*self._records, *repeated]), default=0.0)
         self._earlier_finished = self.finished_trials
         self._earlier_records = len(self._records)
         self._started_s: float | None = None
+        self._failures = RepeatedFailures(budget.same_failures)  # those of earlier runs do not stop this one
 
     def start(self) -> None:
         """Start the clock of this run."""
@@ -62,6 +89,8 @@ class SweepProgress:
         """Add a trial that has ended. Return whether it is better than all before."""
         self._records.append(record)
         self.counts[record.status] += 1
+        self._trial_s += record.ended_at_s - record.started_at_s
+        self._failures.add(record)
         if record.status is TrialStatus.COMPLETE and self._objective in record.metrics and self._is_better(record):
             self.best = record
             self._trials_since_best = 0
@@ -79,20 +108,40 @@ class SweepProgress:
         """Return the complete trials, the best first."""
         return rank_trials(self._records, self._objective, self._direction)
 
-    def has_budget_for_more(self, in_flight: int) -> bool:
-        """Return whether the budget allows another trial beside those in flight."""
-        trials, time_s, patience = self._budget.trials, self._budget.time_s, self._budget.patience
-        return (
-            (trials is None or self.finished_trials + in_flight < trials)
-            and (time_s is None or self.elapsed_s < time_s)
-            and (patience is None or self._trials_since_best < patience)
-        )
+    @property
+    def stop_reason(self) -> str:
+        """Why the search stops before its budget is used up; empty while it goes on."""
+        return self._failures.stop_reason
+
+    def has_budget_for_more(self, in_flight: int, running_s: float = 0.0) -> bool:
+        """Return whether the budget allows another trial.
+
+        Args:
+            in_flight: the number of trials that have not ended.
+            running_s: for how long they have run, summed.
+        """
+        used = {**self._used(running_s), "trials": self.finished_trials + in_flight}
+        return all(used[name] < limit for name, limit in self._limits().items())
 
     def exhausted_limits(self) -> dict[str, int | float]:
         """Return the limits that were reached, by their names in the budget."""
-        used = {"trials": self.finished_trials, "time_s": self.elapsed_s, "patience": self._trials_since_best}
-        limits = {name: getattr(self._budget, name) for name in used}
-        return {name: limit for name, limit in limits.items() if limit is not None and used[name] >= limit}
+        used = self._used(0.0)
+        return {name: limit for name, limit in self._limits().items() if used[name] >= limit}
+
+    def _limits(self) -> dict[str, int | float]:
+        limits = {name: getattr(self._budget, name) for name in LIMITS}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def _used(self, running_s: float) -> dict[str, int | float]:
+        """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
+        gpu_hours = (self._trial_s + running_s) * self._devices / 3600
+        return {
+            "trials": self.finished_trials,
+            "time_s": self.elapsed_s,
+            "patience": self._trials_since_best,
+            "gpu_hours": gpu_hours,
+            "cost": gpu_hours * (self._price_per_hour or 0.0),
+        }
 
     def common_failure_reason(self) -> str:
         """Return the reason of the last trial if the first `EARLY_TRIALS` of this run all ended for one kind of reason.

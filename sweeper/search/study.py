@@ -8,7 +8,7 @@ a trace, and asking for a trial costs one line on disk instead of one per parame
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.search import storage
 from sweeper.search.identity import check_identity
+from sweeper.search.retries import RunStates, replaced_numbers, replaces, retry_of
 from sweeper.search.samplers import make_pruner, make_sampler, to_distribution
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -43,6 +44,7 @@ class Trial:
     number: int
     params: Parameters
     remeasurement: Remeasurement | None = None
+    retry: Retry | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Study:
         records: the records of all trials that have ended, by number.
         unfinished: trials of the search that a killed driver asked for. `ask` returns them first.
         abandoned: numbers of remeasurements that such a driver asked for. They are not asked for again.
+        replaced: numbers of trials that a retry has replaced.
+        retried: numbers of trials that this run tries again; each is replaced when its retry has ended.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class Study:
         space: Space,
         settings: SearchSettings,
         initial_points: Sequence[Parameters] = (),
+        retry: Collection[TrialStatus] = (),
+        run_state: Mapping[str, Any] | None = None,
     ) -> None:
         """Open or create the study.
 
@@ -94,6 +100,8 @@ class Study:
             space: the parameters and their values.
             settings: how to search.
             initial_points: points to try first. Parameters that a point does not have are left to the sampler.
+            retry: trials of earlier runs that ended with one of these statuses are tried again.
+            run_state: what may change from run to run; a retry records its changes.
 
         Raises:
             UserInputError: the journal is of a sweep with another identity, or of version 0.1.
@@ -111,10 +119,15 @@ class Study:
         self.records: dict[int, TrialRecord] = {}
         self.unfinished: list[Trial] = []
         self.abandoned: list[int] = []
+        self.replaced: set[int] = set()
+        self.retried: set[int] = set()
+        self._retry_statuses = retry
+        self._retry_points: list[Parameters] = []
+        self._retries: dict[str | Remeasurement, Retry] = {}  # of this run, by the key of the point or the round
         self._queued_points: list[Parameters] = []
         self._allowed_keys = None if space.only is None else {point_key(point) for point in space.only}
         self._remaining_points: Iterator[Parameters] | None = None
-        self._load()
+        self._load(run_state or {})
         self._queue_initial_points(initial_points)
 
     # ── asking ──
@@ -126,6 +139,21 @@ class Study:
             return self._allowed_keys <= self._known_keys
         return len(self._known_keys) >= self._space.size
 
+    @property
+    def has_retries(self) -> bool:
+        """Return whether points are left that this run tries again."""
+        return bool(self._retry_points)
+
+    @property
+    def retries(self) -> list[Retry]:
+        """The trials that this run was asked to try again."""
+        return list(self._retries.values())
+
+    @property
+    def current_records(self) -> list[TrialRecord]:
+        """The records of all trials that no retry has replaced."""
+        return [record for record in self.records.values() if record.number not in self.replaced]
+
     def ask(self) -> Trial | None:
         """Return the next trial, or None when every point was asked for."""
         if self.unfinished:
@@ -134,23 +162,30 @@ class Study:
         proposal = self._propose(self._search_trial_count)
         if proposal is None:
             return None
-        self._trial_count += 1
         self._search_trial_count += 1
         params = self._snap_to_space(proposal.params)
-        self._journal.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self.distributions))
         self._sampling_numbers[number] = proposal.number
         self._known_keys.add(point_key(params))
-        return Trial(number, params)
+        return self._add_trial(Trial(number, params, retry=self._retries.get(point_key(params))))
 
     def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement) -> Trial:
         """Return a trial that measures tried parameters again. The sampler does not see it."""
-        number = self._trial_count
+        retry = self._retries.get(remeasurement)
+        return self._add_trial(Trial(self._trial_count, dict(params), remeasurement, retry))
+
+    def _add_trial(self, trial: Trial) -> Trial:
+        """Add a running trial to the journal."""
         self._trial_count += 1
-        attrs = {"remeasurement": asdict(remeasurement)}
+        marks = {"remeasurement": trial.remeasurement, "retry": trial.retry}
         self._journal.add_trial(
-            create_trial(state=TrialState.RUNNING, params=params, distributions=self.distributions, user_attrs=attrs)
+            create_trial(
+                state=TrialState.RUNNING,
+                params=trial.params,
+                distributions=self.distributions,
+                user_attrs={name: asdict(mark) for name, mark in marks.items() if mark},
+            )
         )
-        return Trial(number, dict(params), remeasurement)
+        return trial
 
     def _propose(self, number: int) -> optuna.trial.Trial | None:
         """Return a trial of the sampling study whose parameters were not tried before, or None when there is none."""
@@ -159,8 +194,9 @@ class Study:
         name, seed = self._settings.sampler, self._settings.seed
         sampler = make_sampler(name, seed, number)
         self._sampling.sampler = sampler
-        while self._queued_points:
-            if proposal := self._ask_sampler(self._queued_points.pop(0)):
+        while self._retry_points or self._queued_points:
+            queue = self._retry_points or self._queued_points
+            if proposal := self._ask_sampler(queue.pop(0)):
                 return proposal
         # After a resume, QMC starts its sequence again and has to pass all points that were tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
@@ -218,6 +254,8 @@ class Study:
             state = TrialState.FAIL  # without the objective there is nothing to rank it by or to learn from
         self._journal.tell(record.number, value, state=state)
         self.records[record.number] = record
+        if record.retry and replaces(record):
+            self.replaced.add(record.retry.trial)
         if record.remeasurement:
             return
         sampling_number = self._sampling_numbers.pop(record.number)
@@ -227,9 +265,11 @@ class Study:
 
     # ── resuming ──
 
-    def _load(self) -> None:
+    def _load(self, run_state: Mapping[str, Any]) -> None:
         """Read the journal, and repair what a killed driver left."""
-        for trial in self._journal.get_trials(deepcopy=False):
+        trials = self._journal.get_trials(deepcopy=False)
+        self.replaced = replaced_numbers(trials)
+        for trial in trials:
             self._trial_count += 1
             self._known_keys.add(point_key(self._snap_to_space(trial.params)))
             record = TrialRecord.from_json(text) if (text := trial.user_attrs.get("record")) else None
@@ -239,6 +279,7 @@ class Study:
                 self._search_trial_count += 1
                 self._load_search_trial(trial, record)
         self._queue_cancelled_points()
+        self._queue_retries(RunStates(self._journal, self._trial_count, run_state))
 
     def _load_remeasurement(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():
@@ -253,7 +294,7 @@ class Study:
     def _load_search_trial(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():
             self.records[trial.number] = record
-            if record.status in STATES:
+            if record.status in STATES and not self._is_repeated(record):
                 infeasible = record.status is TrialStatus.INFEASIBLE
                 self._sampling.add_trial(_copy_trial(trial, self.distributions, infeasible=infeasible))
             return
@@ -262,7 +303,30 @@ class Study:
         if record:  # the driver was killed between the record and the state
             self._finish(record)
         else:
-            self.unfinished.append(Trial(trial.number, dict(trial.params)))
+            retry = retry_of(trial)
+            self.unfinished.append(Trial(trial.number, dict(trial.params), retry=retry))
+            if retry:
+                self.retried.add(retry.trial)
+
+    def _is_repeated(self, record: TrialRecord) -> bool:
+        """Return whether a retry has replaced this trial, or this run tries it again."""
+        return record.number in self.replaced or record.status in self._retry_statuses
+
+    def _queue_retries(self, states: RunStates) -> None:
+        """Queue the trials that this run tries again, unless their retry is among the unfinished."""
+        for record in self.current_records:
+            key = record.remeasurement or point_key(record.params)
+            is_allowed = isinstance(key, Remeasurement) or self._allowed_keys is None or key in self._allowed_keys
+            is_comparison = isinstance(key, Remeasurement) and not key.group
+            if record.status not in self._retry_statuses or record.number in self.retried:
+                continue
+            if not is_allowed or is_comparison:
+                continue
+            self._retries[key] = Retry(record.number, states.changes_since(record.number))
+            self.retried.add(record.number)
+            if isinstance(key, str):
+                self._known_keys.discard(key)
+                self._retry_points.append(dict(record.params))
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""

@@ -19,8 +19,6 @@ from sweeper.tracking.mlflow_view import SweepView
 
 MAX_RESTARTS = 3
 MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
-# A report takes 1 s of CPU time, and longer on thousands of trials. It is then written after the driver has gone.
-REPORT_PATIENCE_S = 2.0
 
 
 class TrackingClient:
@@ -110,12 +108,16 @@ class TrackingClient:
         self._close_input()
         return self._closed.is_set()
 
-    def detach(self) -> None:
-        """Let the process end by itself, after the message that it handles or after the report."""
+    def wait_for_report(self, patience_s: float) -> None:
+        """Wait so long for the process to write the report and end, if it has closed the store."""
         self._close_input()
         if self._closed.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=REPORT_PATIENCE_S)
+                self._process.wait(timeout=patience_s)
+
+    def detach(self) -> None:
+        """Let the process end by itself, after the message that it handles or after the report."""
+        self._close_input()
 
     def _close_input(self) -> None:
         if self._process.stdin:

@@ -38,6 +38,8 @@ SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
 WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
+RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that
+RETRIED_AS = "retried_as"  # of the earlier one: the number of the retry that has replaced it
 REMEASURED_TRIAL_0_1 = "again_of"  # how version 0.1 spelled it
 
 # Tags that MLflow defines.

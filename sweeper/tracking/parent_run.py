@@ -15,7 +15,7 @@ from workloads.api.secrets import masked
 
 
 def opening_message(
-    plan: Plan, *, study: str, command: str, machine: str, provenance: dict[str, Any]
+    plan: Plan, *, study: str, command: str, machine: str, provenance: dict[str, Any], retry: str = ""
 ) -> dict[str, Any]:
     """Return what the recording process opens a sweep with.
 
@@ -23,6 +23,8 @@ def opening_message(
         study: the identity of the sweep's study.
         command: the command that runs the sweep, secrets masked.
         machine: the devices in words.
+        provenance: of this run.
+        retry: which trials run again and what has changed, if any do.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))
@@ -48,6 +50,7 @@ def opening_message(
                 "command": command,
                 "git_commit": provenance["git"].get("commit", ""),
                 **versions,
+                **({"retry": retry} if retry else {}),
             },
             "artifacts": {"config.yaml": resolved, "provenance.json": json.dumps(provenance, indent=2)},
         },

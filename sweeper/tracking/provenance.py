@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sweeper.config.hardware import Target
+from sweeper.config.resolution import ResolvedConfig
 from workloads.api import host
 from workloads.api.secrets import masked_arguments
 
 PACKAGES = ("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
+
+MAX_PROGRAM_BYTES = 16 * 2**20
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
@@ -35,6 +40,40 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
         "hardware": vars(target.hardware),
         "git": git_state(Path(__file__).parent),
     }
+
+
+def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
+    """Return what may differ between two runs of one sweep and change how its trials end, as flat plain values."""
+    config, git = resolved.config, provenance["git"]
+    return {
+        **{f"version of {name}": version for name, version in provenance["versions"].items() if version},
+        "git commit": git.get("commit", ""),
+        "uncommitted changes": git.get("changed", False),
+        "host": provenance["machine"]["host"],
+        "driver": ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]})),
+        **{f"trial.{name}": value for name, value in asdict(config.trial).items()},
+        **{f"file {name}": digest for name, digest in _program_digests(resolved).items()},
+    }
+
+
+def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
+    """Return the digests of the files that a command's line names, where it runs on this machine."""
+    settings = resolved.settings
+    if settings is None or not resolved.is_local:
+        return {}
+    run, directory = settings["run"], Path(settings["directory"])
+    words = run.split() if isinstance(run, str) else run
+    return {word: digest for word in words if (digest := _digest(directory / word))}
+
+
+def _digest(path: Path) -> str:
+    """Return the start of a file's SHA-256; empty if it is no file, or a large one."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_PROGRAM_BYTES:
+            return ""
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
 
 
 def git_state(folder: Path) -> dict[str, Any]:

@@ -107,6 +107,9 @@ class Store:
         for path in filter(os.path.exists, record.files):  # a user may have deleted them since
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
+        if record.retry and record.status is not TrialStatus.CANCELLED and record.retry.trial in self._children:
+            earlier = self._children[record.retry.trial].info.run_id
+            self._client.set_tag(earlier, mlflow_store.RETRIED_AS, str(record.number))
 
     def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
         """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
@@ -262,6 +265,8 @@ class Store:
                 if remeasurement
                 else {}
             ),
+            **({mlflow_store.RETRY_OF: record.retry.trial} if record.retry else {}),
+            **({"changed": record.retry.describe_changes()} if record.retry else {}),
             "attempts": record.attempts,
             "reason": record.reason,
             mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",

@@ -31,6 +31,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+def format_phases(seconds: Mapping[str, float]) -> str:
+    """Return what a command took and where: `12.3 s: start 4.1, trials 0.3, recording 2.0`. Moments are left out."""
+    parts = [f"{name} {value:.1f}" for name, value in seconds.items() if value >= 0.05]
+    total = sum(seconds.values())
+    shown = f"{total:.1f} s" if total < 600 else f"{format_duration(total)} ({total:.0f} s)"
+    return f"{shown}: {', '.join(parts)}"
+
+
 def count(number: int, noun: str) -> str:
     """Return the number with its noun, in the plural where it is not one: `3 trials`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -28,6 +28,7 @@ class ProgressState:
 
     Attributes:
         trials: the budget; None without a limit.
+        waiting: trials that a worker holds to start when the running one has ended.
         remaining_s: estimated seconds until the budget is used up; None while unknown.
         describe_workers: returns a line for each of so many gangs.
         tracking_error: why results are not in MLflow; empty if they are.
@@ -38,6 +39,7 @@ class ProgressState:
     counts: Mapping[TrialStatus, int]
     trials: int | None
     running: int
+    waiting: int
     elapsed_s: float
     remaining_s: float | None
     best: TrialRecord | None
@@ -134,7 +136,8 @@ class Block(Progress):
         width = self.console.width
         lines = [Text(f"{_bar(state, min(24, width // 3))} {_describe_counts(state)}", style="bold")]
         remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
-        activity = "stopping: waiting for the running trials" if state.is_stopping else f"{state.running} in flight"
+        running = f"{state.running} running, {state.waiting} next"
+        activity = "stopping: waiting for the running trials" if state.is_stopping else running
         lines.append(Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"))
         if state.best:
             lines.append(Text(f"best {_describe_best(state)}", style="green"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ class Results:
     """A sweep's trials, ranked.
 
     Attributes:
+        counts: how many trials of the search ended with each status.
         records: the trials of the search.
         remeasured: the trials of the finals and node comparisons.
+        earlier_attempts: trials that a retry has replaced; nothing counts them.
         best: the ranked trials of the search, the best first.
         finalists: likewise.
         gpus: GPUs that were measured side by side, the slowest first.
@@ -36,6 +39,7 @@ class Results:
     counts: Mapping[TrialStatus, int]
     records: Sequence[TrialRecord]
     remeasured: Sequence[TrialRecord]
+    earlier_attempts: Sequence[TrialRecord]
     best: Sequence[TrialRecord]
     finalists: Sequence[FinalistResult]
     gpus: list[per_gpu.GpuResult]
@@ -43,12 +47,14 @@ class Results:
     @staticmethod
     def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
         """Return the results of a study."""
-        records, best, section = list(study.records.values()), progress.ranked_trials(), plan.config.workload
+        records, best, section = study.current_records, progress.ranked_trials(), plan.config.workload
+        searched = [record for record in records if not record.remeasurement]
         return Results(
             plan=plan,
-            counts=progress.counts,
-            records=[record for record in records if not record.remeasurement],
+            counts=Counter(record.status for record in searched),
+            records=searched,
             remeasured=[record for record in records if record.remeasurement],
+            earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
             best=best,
             finalists=finalist_results(best, plan.config.finals.top, records, section.objective, section.direction),
             gpus=per_gpu.per_gpu_results(records),
@@ -76,7 +82,7 @@ class Results:
 
     def text_files(self) -> dict[str, str]:
         """Return the contents of the result files by name."""
-        files = {"trials.csv": tables.trials_csv([*self.records, *self.remeasured])}
+        files = {"trials.csv": tables.trials_csv([*self.records, *self.remeasured, *self.earlier_attempts])}
         return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
 
     def metrics(self) -> dict[str, float]:

@@ -50,13 +50,17 @@ class Summary:
     Attributes:
         command: runs or resumes the sweep.
         extend_command: extends it.
+        retry_command: runs its failed trials again; empty if there are none.
         drained: a line for each node that was drained.
+        stopped: why the sweep ended before its budget was used up, if it did.
     """
 
     results: Results
     command: str
     extend_command: str
+    retry_command: str = ""
     drained: Sequence[str] = ()
+    stopped: str = ""
 
     @property
     def title(self) -> str:
@@ -115,13 +119,22 @@ class Summary:
             out.print(line)
         for line in self._locations(recording):
             out.print(line)
-        if not is_over:
-            out.print(f"resume   {self.command}")
-        elif is_exhausted:
-            out.print("done     every point of the space was tried")
-        else:
-            out.print(f"extend   {self.extend_command}")
+        for line in self._next_steps(is_over, is_exhausted):
+            out.print(line)
         print(text.getvalue(), end="", flush=True)
+
+    def _next_steps(self, is_over: bool, is_exhausted: bool) -> list[str]:
+        """Return why the sweep stopped, if it did, and the commands that go on."""
+        lines = [f"stopped  {self.stopped}"] if self.stopped else []
+        if self.retry_command:
+            lines.append(f"retry    {self.retry_command}")
+        if not is_over:
+            lines.append(f"resume   {self.command}")
+        elif is_exhausted:
+            lines.append("done     every point of the space was tried")
+        else:
+            lines.append(f"extend   {self.extend_command}")
+        return lines
 
     def _print_trials(self, out: Console, is_exhausted: bool) -> None:
         """Print the tables of the search and of the finals."""
@@ -151,7 +164,7 @@ class Summary:
         lines += _describe_kinds("not ranked by speed", _group_by_reason(self._unranked()))
         infeasible = [record for record in results.records if record.status is TrialStatus.INFEASIBLE]
         lines += _describe_kinds("infeasible", _group_by_reason(infeasible))
-        return lines + self._failures()
+        return lines + self._failures() + self._earlier_attempts()
 
     def _shown_trials(self, is_exhausted: bool) -> Sequence[TrialRecord]:
         """Return the best trials; of a small exhausted space all of them, unranked ones last."""
@@ -193,6 +206,12 @@ class Summary:
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         return lines
+
+    def _earlier_attempts(self) -> list[str]:
+        """Return a line if trials were retried."""
+        if not (number := len(self.results.earlier_attempts)):
+            return []
+        return [f"retried  {count(number, 'trial')}; the earlier attempts are kept in trials.csv and in MLflow"]
 
     def _locations(self, recording: Recording) -> list[str]:
         """Return where the results, the plots and the MLflow runs are."""

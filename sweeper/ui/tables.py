@@ -159,6 +159,7 @@ def trials_csv(records: Iterable[TrialRecord]) -> str:
             {
                 "trial": record.number,
                 **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"retry_of": record.retry.trial} if record.retry else {}),
                 "outcome": record.status.value,
                 **{f"param.{name}": value for name, value in record.all_params.items()},
                 **record.metrics,

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -211,6 +212,34 @@ def test_a_sweep_ends_by_patience_or_time(workspace: Workspace) -> None:
     result = workspace.run(*PROBE, "budget.trials=null", "budget.time_s=2", "space.sleep_s=0.1", "name=timed")
     assert result.code == 0 and time.monotonic() - started < 30
     assert 5 <= result.err.count('"event": "trial"') <= 22
+
+
+@pytest.mark.long(30)
+def test_a_sweep_that_is_broken_everywhere_stops_and_its_retry_completes(workspace: Workspace) -> None:
+    program = workspace.path / "train.sh"
+    program.write_text("echo config wrong; exit 3\n")
+    arguments = ["workload=command", f"command.run=[sh,{program},'{{x}}']", "command.log={step_time_s: 'step (.*)'}"]
+    arguments += ["command.warmup=0", "command.steps=1", "space.x=range(0,30)", "search=random", "finals.top=0"]
+    arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "budget.trials=8", "progress=json"]
+    stopped = workspace.run(*arguments)
+    assert stopped.code == 1 and workspace.states() == {"FAIL": 5, "RUNNING": 1}, stopped.err
+    reason = "5 trials failed for the same reason: ProgramFailed: the program ended with exit code 3: config wrong"
+    assert f"stopped  {reason}\n" in stopped.out
+    retry = next(line for line in stopped.out.splitlines() if line.startswith("retry    "))
+    assert shlex.split(retry)[-1] == "retry=failed"
+
+    program.write_text("echo step 0.1\n")
+    retried = workspace.run(*arguments, "retry=failed")
+    assert retried.code == 0 and "8 complete" in retried.out and "retried  5 trials" in retried.out, retried.err
+    assert workspace.states() == {"FAIL": 5, "COMPLETE": 8}
+    runs = {run.data.tags["sweeper.trial"]: run.data.tags for run in workspace.runs("trial")}
+    attempts = [tags for tags in runs.values() if "retried_as" in tags]
+    assert {tags["outcome"] for tags in attempts} == {"failed"} and len(attempts) == 5
+    for tags in attempts:
+        assert runs[tags["retried_as"]]["retry_of"] == tags["sweeper.trial"]
+        assert f"file {program} was " in runs[tags["retried_as"]]["changed"]
+    end = json.loads(retried.err.splitlines()[-1])
+    assert end["outcomes"] == {"complete": 8} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
 
 
 def test_a_ray_that_does_not_start_gives_one_line(workspace: Workspace) -> None:

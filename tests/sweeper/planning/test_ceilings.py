@@ -137,7 +137,7 @@ def test_another_objective_records_no_rate(tmp_path: Path) -> None:
     for objective, direction in (("step_time_ms", "minimize"), ("mfu", "maximize")):
         workload = SimpleNamespace(name="matmul", objective=objective, direction=direction)
         plan = SimpleNamespace(config=SimpleNamespace(workload=workload), directory=tmp_path)
-        Results(plan, {}, [], [], [record(1, 1.0)], [], []).keep_ceilings()  # type: ignore[arg-type]
+        Results(plan, {}, [], [], [], [record(1, 1.0)], [], []).keep_ceilings()  # type: ignore[arg-type]
     assert ceilings.read(tmp_path) == []
 
 

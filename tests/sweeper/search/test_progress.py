@@ -71,3 +71,26 @@ def test_limits_of_the_budget_end_the_search_and_are_named() -> None:
     assert not progress.has_budget_for_more(in_flight=0) and progress.exhausted_limits() == {"patience": 2}
     progress.add(record(3, "no GPU"))
     assert progress.exhausted_limits() == {"trials": 4, "patience": 2}
+
+
+def test_gpu_hours_and_cost_count_running_trials_and_earlier_attempts() -> None:
+    hour = [trial_record(0, started_at_s=0.0, ended_at_s=3600.0, metrics={"score": 1.0})]
+    for limit in ({"gpu_hours": 24.0}, {"cost": 48.0}):
+        budget = Budget(trials=None, **limit)
+        progress = SweepProgress(
+            "score", "maximize", budget, hour, repeated=hour, devices=8, price_per_hour=2.0
+        )  # two trials of an hour on 8 GPUs: 16 GPU-hours
+        assert progress.has_budget_for_more(in_flight=1, running_s=3599.0)
+        assert not progress.has_budget_for_more(in_flight=1, running_s=3600.0)
+        progress.add(trial_record(1, started_at_s=0.0, ended_at_s=3600.0))
+        assert progress.exhausted_limits() == limit and progress.finished_trials == 2
+
+
+def test_failures_of_an_earlier_run_do_not_stop_this_one() -> None:
+    failed = [trial_record(n, status=TrialStatus.FAILED, reason="no file") for n in range(9)]
+    progress = SweepProgress("score", "maximize", Budget(trials=100), failed)
+    assert progress.stop_reason == ""
+    for n in range(5):
+        assert progress.stop_reason == ""
+        progress.add(trial_record(9 + n, status=TrialStatus.FAILED, reason="no file"))
+    assert progress.stop_reason == "5 trials failed for the same reason: no file"

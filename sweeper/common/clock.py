@@ -1,0 +1,42 @@
+"""The time that a command takes, by phase, from the start of its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process was started, which include the imports; 0 where /proc does not say."""
+    try:
+        # After the name, which may have spaces: the 20th field is the start in ticks since boot (proc(5)).
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+class PhaseClock:
+    """Adds up the seconds of the phases of a command. It starts with the process, in the phase `start`."""
+
+    def __init__(self) -> None:
+        self._started_s = self._entered_s = time.monotonic() - process_age_s()
+        self._phase = "start"
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the process was started."""
+        return time.monotonic() - self._started_s
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase, unless it is the present one."""
+        if phase != self._phase:
+            self._seconds = self.seconds()
+            self._phase, self._entered_s = phase, time.monotonic()
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase so far, in their order."""
+        present_s = time.monotonic() - self._entered_s
+        return {**self._seconds, self._phase: self._seconds.get(self._phase, 0.0) + present_s}

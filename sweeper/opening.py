@@ -1,0 +1,102 @@
+"""The start of a sweep's run: its lock, its study, its progress and its recording process."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from sweeper.common.trials import RETRIED
+from sweeper.execution import lock
+from sweeper.planning.plan import Plan
+from sweeper.search.progress import SweepProgress
+from sweeper.search.study import SearchSettings, Study
+from sweeper.tracking import parent_run, provenance
+from sweeper.tracking.client import TrackingClient
+from sweeper.ui import plan_view
+from sweeper.ui.format import count
+from workloads.api import secrets
+
+
+@dataclass(frozen=True)
+class OpenedSweep:
+    """What a run of a sweep works with. `retry_note` says which trials it runs again; empty without `retry`."""
+
+    lock: IO[str]
+    study: Study
+    progress: SweepProgress
+    tracking: TrackingClient
+    retry_note: str
+
+
+def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
+    """Lock the sweep, open its study and start the recording process with all records so far.
+
+    Args:
+        plan: the plan of the sweep.
+        arguments: the command line.
+    """
+    sweep_lock = lock.acquire(plan.folder)
+    gathered = provenance.gather(plan.target, arguments)
+    study = _open_study(plan, provenance.comparable_state(gathered, plan.resolved))
+    retry_note = _describe_retry(plan, study)
+    opening = parent_run.opening_message(
+        plan,
+        study=study.id,
+        command=shlex.join(secrets.masked_arguments(arguments)),
+        machine=plan_view.describe_devices(plan),
+        provenance=gathered,
+        retry=retry_note,
+    )
+    tracking = TrackingClient(opening, plan.folder, plan.directory, sweep_lock.fileno())
+    for record in study.records.values():
+        tracking.log_trial(record)
+    return OpenedSweep(sweep_lock, study, _make_progress(plan, study), tracking, retry_note)
+
+
+def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
+    section, search = plan.config.workload, plan.config.search
+    settings = SearchSettings(
+        sampler=search.sampler,
+        seed=plan.config.seed,
+        objective=section.objective,
+        direction=section.direction,
+        pruner=search.pruner,
+    )
+    return Study(
+        plan.folder / "study.journal",
+        plan.identity,
+        plan.space,
+        settings,
+        initial_points=plan.initial_points,
+        retry=RETRIED[plan.config.retry] if plan.config.retry else (),
+        run_state=run_state,
+    )
+
+
+def _make_progress(plan: Plan, study: Study) -> SweepProgress:
+    section = plan.config.workload
+    searched = [record for record in study.records.values() if not record.remeasurement]
+    repeated = study.replaced | study.retried
+    return SweepProgress(
+        section.objective,
+        section.direction,
+        plan.config.budget,
+        [record for record in searched if record.number not in repeated],
+        repeated=[record for record in searched if record.number in repeated],
+        devices=plan.resources.gpus,
+        price_per_hour=plan.config.price_per_hour,
+    )
+
+
+def _describe_retry(plan: Plan, study: Study) -> str:
+    """Return which trials run again and what has changed since they ran."""
+    retry = plan.config.retry
+    if not retry:
+        return ""
+    if not study.retries:
+        return f"retry={retry}: there is no such trial"
+    changes = dict.fromkeys(change for retry in study.retries for change in retry.changed)
+    changed = "; ".join(changes) or "nothing that is recorded"
+    return f"retry={retry}: {count(len(study.retries), 'trial')} run again; changed since: {changed}"
