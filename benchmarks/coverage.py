@@ -18,8 +18,12 @@ import numpy as np
 
 from benchmarks.noise import KINDS, true_value
 from sweeper.common.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+from sweeper.search.finals import compare_rounds
 
 STEPS = (3, 5, 8, 10, 20, 50, 100, 200, 500)
+FINALISTS = (2, 3, 5)
+ROUNDS = 5
+SPREAD_OF_ROUNDS = {"1% each": (1, 1, 1, 1, 1), "one of 3%, others of 1%": (3, 1, 1, 1, 1)}  # percent, by finalist
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,43 @@ def print_steps(statistic: str, simulations: int, seed: int) -> None:
         print(f"| {kind} | {' | '.join(cells)} |", flush=True)
 
 
+@dataclass(frozen=True)
+class FinalsErrors:
+    """Of many finals of equally fast finalists, as percentages.
+
+    Attributes:
+        told_apart: finals in which any finalist counts as slower than the first.
+        missed: values whose 95% interval does not hold the true one.
+    """
+
+    told_apart: float
+    missed: float
+
+
+def measure_finals(finalists: int, spreads: tuple[int, ...], simulations: int, seed: int) -> FinalsErrors:
+    """Return how often finals of equally fast finalists err, whose rounds share a drift of 2%."""
+    random = np.random.default_rng([seed, finalists, *spreads])
+    told_apart = missed = 0
+    for _ in range(simulations):
+        drift = 0.02 * random.standard_normal(ROUNDS)
+        alone = {n: 0.01 * spreads[n] * random.standard_normal(ROUNDS) for n in range(finalists)}
+        compared = compare_rounds({n: np.exp(drift + noise) for n, noise in alone.items()}, 1)
+        told_apart += any(behind.low > 0 for _, behind in compared.values())
+        missed += sum(not value.low <= 1 <= value.high for value, _ in compared.values())
+    return FinalsErrors(100 * told_apart / simulations, 100 * missed / simulations / finalists)
+
+
+def print_finals(simulations: int, seed: int) -> None:
+    """Print how often equally fast finalists are told apart."""
+    print(f"\n## Finals of {ROUNDS} rounds\n")
+    print("Equally fast finalists that are told apart, percent of finals; values outside of their interval, percent.\n")
+    print("| noise of a round | finalists | told apart | values missed |\n|---|---:|---:|---:|")
+    for noise, spreads in SPREAD_OF_ROUNDS.items():
+        for finalists in FINALISTS:
+            errors = measure_finals(finalists, spreads, simulations, seed)
+            print(f"| {noise} | {finalists} | {errors.told_apart:.1f} | {errors.missed:.1f} |", flush=True)
+
+
 def measure_cost() -> float:
     """Return the milliseconds of the interval of 10,000 correlated steps, the fastest of five."""
     times = KINDS["AR(1) 0.9"](1, 10_000, np.random.default_rng(0))[0]
@@ -86,6 +127,7 @@ def main() -> None:
     print(f"The interval of 10,000 steps takes {measure_cost():.1f} ms.")
     for statistic in ("median", "mean"):
         print_steps(statistic, args.simulations, args.seed)
+    print_finals(4 * args.simulations, args.seed)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,21 @@ def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlatio
     return Interval(float(times.mean()), *_mean_bounds(times, correlation))
 
 
+def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
+    """Return the mean of independent values and its Student's interval."""
+    mean = float(values.mean())
+    quantile = _exact_student_quantile((1 + level) / 2, len(values) - 1)
+    half_width = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Interval(mean, mean - half_width, mean + half_width)
+
+
+@cache
+def _exact_student_quantile(probability: float, degrees_of_freedom: int) -> float:
+    from scipy.stats import t  # takes a second to import, and is needed at the end of a sweep only
+
+    return float(t.ppf(probability, degrees_of_freedom))
+
+
 def ratio_interval(above: Interval, below: Interval) -> Interval:
     """Return the ratio of two values with the interval that follows from both of theirs.
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.errors import UserInputError
+from sweeper.common.intervals import Interval
 from sweeper.common.trials import TrialRecord
-from sweeper.search.finals import FinalistResult, Interval
+from sweeper.search.finals import FinalistResult
 
 FILE = "matmul_ceilings.json"
 FILE_OF_0_1 = "rates.json"

@@ -4,28 +4,25 @@ The best of many noisy measurements is too high, because it was chosen for its l
 in a fresh worker, in turns and for several rounds, so that drift from round to round (heat, clocks, neighbours) affects
 all of them. The value of a finalist is the geometric mean of its rounds with Student's 95% interval, both computed from
 logarithms, so that the ratio of two values is the mean of their ratios. Two finalists are compared by their paired
-differences, round by round. They are tied where the interval of the difference contains zero.
+differences, round by round. They are tied where the interval of the difference contains zero. Any of them may lead by
+chance, so the intervals of the differences hold for all pairs of finalists at once (Bonferroni): of finalists that are
+equally fast, any are told apart in at most 5% of finals. Each pair has its own spread: one noisy finalist widens its
+own intervals only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 
-
-@dataclass(frozen=True)
-class Interval:
-    """A value and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
+FAMILY_ERROR = 0.05  # of the finals: how often any of equally fast finalists may be told apart
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,8 @@ class FinalistResult:
     Attributes:
         trial: the finalist as the search measured it.
         value: the mean of the objective over its rounds.
-        behind: by which fraction its value is worse than the leader's; zero for the leader itself.
+        behind: by which fraction its value is worse than the leader's; zero for the leader itself. Its interval holds
+            for all finalists at once.
         rounds: the number of rounds that are compared.
     """
 
@@ -115,18 +113,29 @@ def finalist_results(
     values = {
         number: np.array([rounds[round_number] for round_number in common]) for number, rounds in measured.items()
     }
-    sign = 1 if direction == "maximize" else -1
-    order = sorted(values, key=lambda number: -sign * _mean_of_rounds(values[number]).value)
-    leader = order[0]
+    compared = compare_rounds(values, 1 if direction == "maximize" else -1)
     return [
-        FinalistResult(
-            finalists[number],
-            _mean_of_rounds(values[number]),
-            _relative_gap(values[leader], values[number], sign) if number != leader else Interval(0.0, 0.0, 0.0),
-            len(common),
-        )
-        for number in order
+        FinalistResult(finalists[number], value, behind, len(common)) for number, (value, behind) in compared.items()
     ]
+
+
+def compare_rounds(rounds: Mapping[int, np.ndarray], sign: int) -> dict[int, tuple[Interval, Interval]]:
+    """Return each finalist's value and by which fraction it is behind the first, the best first.
+
+    Args:
+        rounds: the objective of each finalist in the rounds that all of them completed.
+        sign: 1 if a higher objective is better, else -1.
+    """
+    values = {number: _mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
+    order = sorted(values, key=lambda number: -sign * values[number].value)
+    level = 1 - FAMILY_ERROR / max(1, math.comb(len(order), 2))
+    return {
+        number: (
+            values[number],
+            _relative_gap(rounds[order[0]], rounds[number], sign, level) if place else Interval(0.0, 0.0, 0.0),
+        )
+        for place, number in enumerate(order)
+    }
 
 
 def _group(finalists: Sequence[TrialRecord]) -> tuple[int, ...]:
@@ -151,26 +160,17 @@ def _objective_by_round(
     return values
 
 
-def _relative_gap(leader: np.ndarray, other: np.ndarray, sign: int) -> Interval:
+def _relative_gap(leader: np.ndarray, other: np.ndarray, sign: int, level: float) -> Interval:
     """Return by which fraction `other` is worse than the leader, from the paired logarithms of their rounds."""
     if not ((leader > 0).all() and (other > 0).all()):
         return Interval(math.nan, -math.inf, math.inf)  # values around zero have no ratio
-    ratio = _mean_interval(sign * np.log(leader / other))
+    ratio = student_interval(sign * np.log(leader / other), level)
     return Interval(*(-math.expm1(-x) for x in (ratio.value, ratio.low, ratio.high)))
 
 
 def _mean_of_rounds(rounds: np.ndarray) -> Interval:
     """Return the geometric mean with its interval, or the arithmetic mean of values that are not all positive."""
     if not (rounds > 0).all():
-        return _mean_interval(rounds)
-    logarithms = _mean_interval(np.log(rounds))
+        return student_interval(rounds)
+    logarithms = student_interval(np.log(rounds))
     return Interval(*(math.exp(x) for x in (logarithms.value, logarithms.low, logarithms.high)))
-
-
-def _mean_interval(values: np.ndarray) -> Interval:
-    """Return the arithmetic mean and its Student's 95% interval."""
-    from scipy.stats import t  # takes a second to import, and is needed at the end of a sweep only
-
-    mean = float(values.mean())
-    half_width = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return Interval(mean, mean - half_width, mean + half_width)

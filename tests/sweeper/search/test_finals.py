@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.coverage import measure_finals
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.search.finals import finalist_results, pending_remeasurements
 from tests.conftest import Workspace, wait_for
 from tests.support.factories import finals_record as record
 
+BASES = {7: 10.0, 3: 9.8, 5: 9.7, 1: 9.6}
 RANKED = [record(7, 10.0), record(3, 9.9), record(5, 9.8), record(1, 5.0)]
 
 
@@ -80,6 +82,20 @@ def test_finalists_that_differ_by_noise_are_tied() -> None:
     results = finalist_results(RANKED, 2, records, "rate", "maximize")
     assert [result.tied for result in results[1:]] == [True]
     assert results[0].value.low < results[0].value.value < results[0].value.high
+
+
+@pytest.mark.parametrize("finalists", [2, 3, 5])
+@pytest.mark.parametrize("spreads", [(1, 1, 1, 1, 1), (3, 1, 1, 1, 1)])
+def test_equally_fast_finalists_are_seldom_told_apart(finalists: int, spreads: tuple[int, ...]) -> None:
+    assert measure_finals(finalists, spreads, 600, seed=0).told_apart <= 5 + 1.8  # two standard errors of 5%
+
+
+def test_a_clear_winner_of_five_finalists_is_told_apart() -> None:
+    rates = {number: [base * (1 + 0.001 * wobble) for wobble in (1, -1, 0, 1, -1)] for number, base in BASES.items()}
+    rates[9] = [9.0, 9.01, 8.99, 9.02, 9.0]
+    ranked = [*RANKED, record(9, 4.0)]
+    results = finalist_results(ranked, 5, records_of_rounds(rates), "rate", "maximize")
+    assert results[0].trial.number == 7 and not any(result.tied for result in results[1:])
 
 
 def test_the_smallest_value_wins_when_the_objective_is_minimized() -> None:
