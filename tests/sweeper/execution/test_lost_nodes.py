@@ -68,7 +68,7 @@ def test_a_lost_head_ends_the_driver_and_a_restarted_head_resumes_the_sweep(
     cluster.lose_head()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"stopped  the cluster's head {address} does not answer; what had finished is kept. Start it again" in err
+    assert f"stopped  the cluster's head {address} does not respond; finished trials are kept. Start it again" in err
     assert "to resume:" in err and err.rstrip().splitlines()[-1].startswith("  python -m sweeper"), err
     cluster.lose_all()
     wait_for(lambda: not cluster.worker_pids())

@@ -213,7 +213,7 @@ def test_results_that_a_server_missed_are_written_by_the_next_run(workspace: Wor
     server.kill()
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "results are not in it" in out and "the same command writes them" in out
+    assert "results are not written" in out and "the same command writes them" in out
     assert workspace.states() == {"COMPLETE": 10}
     server.start()
     resumed = workspace.run(*arguments)
@@ -254,7 +254,7 @@ def test_a_full_disk_is_reported_once_and_corrupts_nothing(workspace: Workspace)
         stopped = workspace.run(*arguments, "budget.trials=2000")
         assert stopped.code == 1
         assert "No space left on device" in stopped.err and "Traceback" not in stopped.err
-        assert "what had finished is kept; to resume:" in stopped.err
+        assert "finished trials are kept; to resume:" in stopped.err
         finished = Workspace(small).states()["COMPLETE"]
         assert finished > 20
         stopped = workspace.run(*arguments, "budget.trials=2000")  # the disk is still full
