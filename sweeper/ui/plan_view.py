@@ -15,6 +15,7 @@ from sweeper.config.schema import Config
 from sweeper.planning import cost_model
 from sweeper.planning.cost_model import CostEstimates, Projection
 from sweeper.planning.plan import Plan
+from sweeper.planning.preview import first_point, preview
 from sweeper.ui.format import count, format_number, format_point
 from sweeper.ui.tables import csv_of, draw, format_counts, terminal_width
 
@@ -79,19 +80,27 @@ def show_plan(plan: Plan) -> None:
         console.print(
             f"then     as {plan.config.search.sampler} samples; this workload has no cost model", soft_wrap=True
         )
-        return
+    else:
+        _show_estimates(plan, plan.estimates, console)
+    if text := preview(plan):
+        point = first_point(plan)
+        console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n", highlight=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> None:
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
-    parts = draw_estimates(plan.estimates, console.width)
+    parts = draw_estimates(estimates, console.width)
     if plan.projection_nodes:
-        best = plan.estimates.valid[0].point
-        projection = cost_model.project(plan.resolved, plan.space, plan.estimates, best, plan.projection_nodes)
+        best = estimates.valid[0].point
+        projection = cost_model.project(plan.resolved, plan.space, estimates, best, plan.projection_nodes)
         parts += draw_projection(projection, plan.config, console.width) if projection else []
     for part in parts:
         console.print(part, highlight=False)
     plan.folder.mkdir(parents=True, exist_ok=True)
     path = plan.folder / "plan.csv"
-    path.write_text(estimates_csv(plan.estimates))
+    path.write_text(estimates_csv(estimates))
     console.print(f"all points, with the reasons: {path}", highlight=False, soft_wrap=True)
 
 

@@ -305,6 +305,10 @@ class Workload:
         """Estimate one point without running it."""
         raise NotImplementedError
 
+    def preview(self, parameters: Any, machine: Machine) -> str:
+        """Return what plan=true shows of one point beside its estimate, in lines; empty for nothing."""
+        return ""
+
     def scale(self, parameters: Any, factor: int) -> Any:
         """Return the parameters for `factor` times the devices, with a batch that grows likewise."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, Literal, get_args
 
-from workloads.api.contract import Estimate, Machine, Measurement, Rank, Scalar, Workload
+from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload
 from workloads.command.template import PLACEHOLDERS, fill, fill_all, find_placeholders
 from workloads.llama.shapes import MODELS
 from workloads.parallel.cost_model import estimate_step_s
@@ -131,6 +131,29 @@ class Command(Workload):
         command = settings.run if isinstance(settings.run, str) else shlex.join(settings.run)
         measuring = {"command": command, "warmup": settings.warmup, "steps": settings.steps}
         return {**measuring, **values, **{name: text for name, text in self.declared_work(values).items() if text}}
+
+    def preview(self, parameters: Any, machine: Machine) -> str:
+        """Return the command line and the files of the first rank, secrets masked."""
+        from workloads.command.invocation import build_invocation
+
+        assert self.settings is not None
+        nodes = max(1, machine.world_size // machine.ranks_per_node)
+        rank = Rank(
+            world_size=machine.world_size,
+            ranks_per_node=machine.ranks_per_node,
+            rendezvous="first-node:29500" if nodes > 1 else "",
+            nodes=nodes,
+        )
+        try:
+            invocation = build_invocation(self.settings, vars(parameters), rank, "{output}")
+        except Infeasible as error:
+            return f"infeasible: {error}"
+        copies = machine.world_size if self.settings.start == "gpu" else nodes
+        unit = "GPUs" if self.settings.start == "gpu" else "nodes"
+        parts = [f"# on the first of {copies} {unit}"] if copies > 1 else []
+        parts += [invocation.describe()]
+        parts += [f"\n# {{output}}/{name}\n{invocation.mask(text).rstrip()}" for name, text in invocation.files.items()]
+        return "\n".join(parts)
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         from workloads.command.run import measure

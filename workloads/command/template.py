@@ -15,6 +15,7 @@ from workloads.api.contract import Scalar
 
 # {name}; {{ and }} stand for braces.
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 # The placeholders that every program has besides its parameters.
 PLACEHOLDERS = (
     "rank",
@@ -80,7 +81,7 @@ def _toml_lines(table: Mapping[str, Any], parents: tuple[str, ...] = ()) -> list
     """Return lines of `a.b = value`. Nulls are left out, since TOML has none."""
     lines = []
     for key, value in table.items():
-        path = (*parents, _toml_value(str(key)))
+        path = (*parents, str(key) if _BARE_KEY.fullmatch(str(key)) else _toml_value(str(key)))
         if isinstance(value, Mapping):
             lines += _toml_lines(value, path)
         elif value is not None:

@@ -11,10 +11,11 @@ A format that the device's matrix units do not support is emulated: its error is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
+from workloads.precision import support
 
 Recipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]
 Format = Literal["fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]
@@ -122,6 +123,9 @@ class Gemm(Workload):
     ways = ("warmup", "repeats", "seed")
     benchmark_version = "gemm/1"  # recipe and bf16 in turns, cold cache, operands converted beforehand
 
+    def preview(self, parameters: GemmParameters, machine: Machine) -> str:
+        return support.describe_support(get_args(Recipe), machine.architecture, support.OF_PRODUCTS)
+
     def run(self, parameters: GemmParameters, rank: Rank) -> Measurement:
         from workloads.precision.gemm import measure
 
@@ -136,6 +140,9 @@ class Casts(Workload):
     work = ("format", "direction")
     ways = ("implementation", "warmup", "repeats", "seed")
     benchmark_version = "cast/1"
+
+    def preview(self, parameters: CastParameters, machine: Machine) -> str:
+        return support.describe_support(get_args(Format), machine.architecture, support.OF_CASTS)
 
     def run(self, parameters: CastParameters, rank: Rank) -> Measurement:
         from workloads.precision.casts import measure
@@ -152,6 +159,9 @@ class Linear(Workload):
     ways = ("warmup", "repeats", "seed")
     benchmark_version = "linear/1"
 
+    def preview(self, parameters: LinearParameters, machine: Machine) -> str:
+        return support.describe_support(get_args(TrainingRecipe), machine.architecture, support.OF_LAYERS)
+
     def run(self, parameters: LinearParameters, rank: Rank) -> Measurement:
         from workloads.precision.linear import measure
 
@@ -166,6 +176,9 @@ class Training(Workload):
     work = ("recipe", "scope", "model", "layers", "sequence_length", "batch")
     ways = ("warmup", "steps", "seed")
     benchmark_version = "training/2"
+
+    def preview(self, parameters: TrainingParameters, machine: Machine) -> str:
+        return support.describe_support(get_args(TrainingRecipe), machine.architecture, support.OF_LAYERS)
 
     def run(self, parameters: TrainingParameters, rank: Rank) -> Measurement:
         from workloads.precision.training import measure

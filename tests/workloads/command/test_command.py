@@ -301,6 +301,23 @@ def test_no_secret_of_the_command_line_is_kept(is_failed: bool) -> None:
     assert files["command.txt"].decode().endswith("--hf-token ***\n")
 
 
+@pytest.mark.parametrize("start", ["node", "gpu"])
+def test_a_plan_shows_the_command_and_its_files(start: str) -> None:
+    loaded: Any = load("command")
+    files = {"a.toml": {"model": {"lr": "{lr}", "hf_token": SECRET}}}
+    run = ["train", "--config={output}/a.toml", "--nodes={nodes}", "--at={master_address}", "{precision}"]
+    settings = loaded.Settings(run=run, files=files, start=start, options={"precision": {"bf16": ["--bf16"]}})
+    command = loaded.with_settings(settings)
+    machine = Machine("gpu", "sm90", 16, 8)
+    text = command.preview(command.Parameters(lr="1e-4", precision="bf16"), machine)
+    copies = {"node": "2 nodes", "gpu": "16 GPUs"}[start]
+    assert text.startswith(f"# on the first of {copies}\ncd ") and SECRET not in text
+    assert "train '--config={output}/a.toml' --nodes=2 --at=first-node bf16 --bf16" in text
+    assert text.endswith('# {output}/a.toml\nmodel.lr = "1e-4"\nmodel.hf_token = "***"')
+    text = command.preview(command.Parameters(lr="1e-4", precision="fp8"), machine)
+    assert text == "infeasible: precision=fp8: command.options.precision has bf16"
+
+
 # ── presets ──
 
 

@@ -14,7 +14,8 @@ import torch
 
 from sweeper.common.metrics import derive
 from tests.conftest import REPOSITORY, Workspace, environment
-from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Machine, Measurement, Rank
+from workloads.api.registry import load
 from workloads.api.trial import run_trial
 from workloads.precision import formats
 
@@ -169,3 +170,20 @@ def test_a_missing_torchao_is_infeasible_with_the_pip_command() -> None:
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
     assert "Infeasible: torchao is not installed: pip install 'gpu-sweeper[precision]'" in result.stderr
+
+
+def preview(workload: str, architecture: str) -> list[str]:
+    """Return the lines that a plan shows for this architecture."""
+    return load(workload).preview(None, Machine("gpu", architecture, 1, 1)).splitlines()
+
+
+def test_a_plan_shows_what_is_native_on_the_device() -> None:
+    assert "  fp8_rowwise     native" in preview("precision", "sm90")
+    reason = "sm90 lacks units with a scale for each 32 (sm100, gfx950 or later)"
+    assert f"  mxfp8           emulated: {reason}" in preview("precision", "sm90")
+    assert "  mxfp8           native" in preview("precision", "sm100")
+    assert "  fp8_rowwise_gw_hp  native" in preview("precision_training", "gfx942")
+    (blockwise,) = [line for line in preview("precision_linear", "gfx942") if "blockwise" in line]
+    assert blockwise.startswith("  fp8_blockwise      unsupported: gfx942 lacks 1x128")
+    assert "a cast is timed on any device" in preview("precision_casts", "gfx942")[-1]
+    assert "is unknown" in preview("precision", "")[0]

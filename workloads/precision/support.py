@@ -1,0 +1,33 @@
+"""Which formats a device multiplies natively, as text for a plan. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workloads.api.recipes import Support, support
+
+NO_EMULATION = "fp8_blockwise"  # torchao emulates the products of its layer in no other format
+
+
+OF_PRODUCTS = "the error of an emulated one is measured, its speed is not"
+OF_LAYERS = f"{OF_PRODUCTS}; an unsupported one is refused"
+OF_CASTS = "a cast is timed on any device: this is about the products that take its result"
+
+
+def describe_support(recipes: Sequence[str], architecture: str, note: str) -> str:
+    """Return a line for each recipe: native, emulated or unsupported on this device, and why.
+
+    Args:
+        architecture: as in `workloads.api.recipes`.
+        note: the last line: `OF_PRODUCTS`, `OF_LAYERS` or `OF_CASTS`.
+    """
+    if not architecture:
+        return "the architecture of the device is unknown, and so is what it multiplies natively"
+    width = max(map(len, recipes))
+    lines = [f"on {architecture.split()[0]}, the matrix units take:"]
+    for recipe in recipes:
+        level, reason = support(recipe.removesuffix("_gw_hp"), architecture)  # weight gradients in bf16
+        if note == OF_LAYERS and recipe == NO_EMULATION and level is Support.EMULATED:
+            level, reason = Support.UNSUPPORTED, f"{reason}, and torchao has no emulation of its layer"
+        lines.append(f"  {recipe:{width}}  {level.value}{': ' if reason else ''}{reason}")
+    return "\n".join([*lines, note])
