@@ -22,6 +22,7 @@ from workloads.api.contract import (
     attach_output,
 )
 from workloads.api.host import cpu_name
+from workloads.api.log_names import STEP_SIZES
 from workloads.api.logs import LogReader, Step
 from workloads.api.trial import describe_mismatches
 from workloads.command import CommandSettings
@@ -180,7 +181,7 @@ def _build_measurement(
     contradictions = find_contradictions(timed_steps, work, tokens, length, rank.world_size, log.reader.kind)
     if contradictions and settings.claims == "fail":
         raise ProgramFailed("; ".join(contradictions))
-    raw = {name: value for name, value in metrics.items() if name not in ("step_time_s", "global_batch")}
+    raw = {name: value for name, value in metrics.items() if name not in ("step_time_s", *STEP_SIZES)}
     reported = log.reader.reported_config
     return Measurement(
         executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
