@@ -1,4 +1,4 @@
-"""Measure how often the 95% intervals of step times hold.
+"""Measure how often the 95% intervals of step times hold, and how often finals and `--baseline` err.
 
     python -m benchmarks.coverage [--simulations 1000] [--seed 0]
 
@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import platform
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.noise import KINDS, true_value
+from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
 from sweeper.common.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+from sweeper.report.best import MeasuredValue
+from sweeper.report.verdict import EXIT_CODES, Gate, Verdict
 from sweeper.search.finals import compare_rounds
 
 STEPS = (3, 5, 8, 10, 20, 50, 100, 200, 500)
@@ -105,6 +108,68 @@ def print_finals(simulations: int, seed: int) -> None:
             print(f"| {noise} | {finalists} | {errors.told_apart:.1f} | {errors.missed:.1f} |", flush=True)
 
 
+@dataclass(frozen=True)
+class BaselineCase:
+    """How two sweeps are measured.
+
+    Attributes:
+        noise: of the steps, or of the rounds of finals.
+        between_runs: the standard deviation of a whole sweep, which all its steps and rounds share.
+    """
+
+    noise: Noise
+    steps: int
+    between_runs: float = 0.0
+    are_rounds: bool = False
+
+
+BASELINE_CASES = {
+    "10 steps of 1%": BaselineCase(lognormal, 10),
+    "10 steps of 1%, 1% between runs": BaselineCase(lognormal, 10, 0.01),
+    "10 steps of 1%, 2% between runs": BaselineCase(lognormal, 10, 0.02),
+    "10 steps of AR(1) 0.9 at 3%": BaselineCase(autoregressive(0.9, 0.03), 10),
+    "2 steps of 1%, 1% between runs": BaselineCase(lognormal, 2, 0.01),
+    "finals of 5 rounds of 1%, 1% between runs": BaselineCase(lognormal, 5, 0.01, are_rounds=True),
+    "finals of 5 rounds of 1%, 2% between runs": BaselineCase(lognormal, 5, 0.02, are_rounds=True),
+}
+
+
+def measure_verdicts(case: str, loss: float, simulations: int, seed: int) -> Counter[Verdict]:
+    """Return how often the gate's default gives each verdict on a sweep that is slower by `loss`, in percent."""
+    random = np.random.default_rng([seed, list(BASELINE_CASES).index(case)])
+    counts = Counter[Verdict]()
+    for _ in range(simulations):
+        before, after = (_measure_sweep(BASELINE_CASES[case], speed, random) for speed in (1.0, 1.0 - loss))
+        counts[Gate().judge(before, after)] += 1
+    return Counter({verdict: 100 * count / simulations for verdict, count in counts.items()})
+
+
+def _measure_sweep(case: BaselineCase, speed: float, random: np.random.Generator) -> MeasuredValue:
+    run = np.exp(case.between_runs * random.standard_normal())
+    times = case.noise(1, case.steps, random)[0] / (speed * run)
+    if case.are_rounds:
+        value, _ = compare_rounds({0: 1 / times}, 1)[0]
+        return MeasuredValue(value.value, value.low, value.high)
+    interval = interval_of_steps(times, "median")
+    if interval is None:
+        return MeasuredValue(float(1 / np.median(times)))
+    return MeasuredValue(1 / interval.value, 1 / interval.high, 1 / interval.low)
+
+
+def print_baselines(simulations: int, seed: int) -> None:
+    """Print the exit codes of `--baseline` for sweeps that are equal or slower."""
+    losses = (0.0, 0.03, 0.05, 0.10)
+    codes = ", ".join(f"{code} {verdict}" for verdict, code in EXIT_CODES.items())
+    print(f"\n## `--baseline`\n\nPercent of comparisons with exit codes 0 / 1 / 3 ({codes}), default threshold 2% and")
+    print("2% assumed between runs, by how much slower the second sweep really is.\n")
+    print(f"| both sweeps | {' | '.join(f'{loss:.0%}' if loss else 'equal' for loss in losses)} |")
+    print(f"|---|{'---:|' * len(losses)}")
+    for case in BASELINE_CASES:
+        by_loss = [measure_verdicts(case, loss, simulations, seed) for loss in losses]
+        cells = [" / ".join(f"{percent[verdict]:.1f}" for verdict in EXIT_CODES) for percent in by_loss]
+        print(f"| {case} | {' | '.join(cells)} |", flush=True)
+
+
 def measure_cost() -> float:
     """Return the milliseconds of the interval of 10,000 correlated steps, the fastest of five."""
     times = KINDS["AR(1) 0.9"](1, 10_000, np.random.default_rng(0))[0]
@@ -128,6 +193,7 @@ def main() -> None:
     for statistic in ("median", "mean"):
         print_steps(statistic, args.simulations, args.seed)
     print_finals(4 * args.simulations, args.seed)
+    print_baselines(args.simulations, args.seed)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
     python -m sweeper.report [--dir DIR] [--store URI] [--experiment NAME] [--sweep NAME] [--price-per-hour P]
                              [--format html|markdown|csv|json|png] [--out FILE]
     python -m sweeper.report --compare A B
-    python -m sweeper.report --baseline A [--sweep B] [--threshold 0.02]
+    python -m sweeper.report --baseline A [--sweep B] [--threshold 0.02] [--between-runs 0.02]
     python -m sweeper.report leaderboard [--dir DIR] [--type bf16] [--json] [--send URL]
 
 Without a verb: the sweeps, the best result of each device for each kind of work, and charts, from the MLflow store in
 DIR or the one at URI. HTML is written to report.html, one file that opens offline. png writes an image for each kind of
 work, report_….png: training in nine panels, other work by its speed. The other formats go to standard output.
 
---compare     compare two sweeps where they did the same work: which is faster, with both intervals, or no difference
---baseline    compare an earlier sweep with the latest one (or --sweep); exit code 1 if it is slower by more than the
-              threshold and the intervals are disjoint, 2 if there is nothing to compare
+--compare     compare two sweeps where they did the same work: which is faster, with all 95% intervals, or that it
+              cannot be told
+--baseline    compare an earlier sweep with the latest one (or --sweep). Exit code 0: not slower, the 95% interval
+              excludes a loss of more than the threshold. 1: slower, by more than the threshold and by more than runs
+              differ. 3: cannot be told. 2: there is nothing to compare
+  --between-runs  standard deviation of equal runs, as a fraction. One run does not show it: 0.02 is assumed, so that
+              a loss of up to 6% cannot be told from chance. Measure it by repeating a sweep, and set it
 leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/matmul_ceilings.json) next to
               published ones; rates with different statistics are not comparable
   --json      print what --send would send, and nothing else
@@ -45,7 +49,7 @@ MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
 def main() -> None:
-    """Run the command. The exit code is 2 for invalid input, 1 for a regression."""
+    """Run the command. The exit code is 2 for invalid input; those of --baseline are in the help."""
     parser = CommandParser("sweeper.report", __doc__)
     parser.add_argument("verb", nargs="?")
     parser.add_argument("--dir", default=".")
@@ -53,7 +57,8 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--compare", nargs=2)
     parser.add_argument("--format", default="html")
-    parser.add_argument("--threshold", type=float, default=0.02)
+    for name in ("--threshold", "--between-runs"):
+        parser.add_argument(name, type=float, default=0.02)
     parser.add_argument("--price-per-hour", type=float)
     parser.add_argument("--json", action="store_true")
     parser.run(run)
@@ -83,23 +88,27 @@ def read_store(args: argparse.Namespace, sweep: str | None = None) -> Stored:
 
 
 def compare_sweeps(args: argparse.Namespace) -> int:
-    """Print the comparison of two sweeps. Returns 1 if the second is slower than its baseline.
+    """Print the comparison of two sweeps. Returns the exit code of the verdict where there is a baseline.
 
     Raises:
         UserInputError: the sweep has no result that is comparable with the baseline's.
     """
     stored = read_store(args)
-    from sweeper.report import compare
+    from sweeper.report import compare, verdict
 
     if args.compare:
         first, second = args.compare
     else:
         first, second = args.baseline, args.sweep or compare.find_latest_sweep(stored, args.baseline)
-    lines, is_slower = compare.compare_sweeps(stored, first, second, args.threshold)
+    gate = verdict.Gate(args.threshold, args.between_runs)
+    lines, outcome = compare.compare_sweeps(stored, first, second, gate)
     print("\n".join(lines))
-    if args.baseline and is_slower is None:
+    if not args.baseline:
+        return 0
+    if outcome is None:
         raise UserInputError(f"--baseline {first}: {second} has no comparable result")
-    return int(bool(args.baseline and is_slower))
+    print(f"verdict: {outcome}, at a threshold of {gate.threshold:g} and {gate.between_runs:g} between runs (assumed)")
+    return verdict.EXIT_CODES[outcome]
 
 
 def write_report(args: argparse.Namespace) -> int:

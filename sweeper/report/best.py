@@ -61,10 +61,6 @@ class MeasuredValue:
         """Return the value per device of `count` devices."""
         return MeasuredValue(self.value / count, self.low / count, self.high / count)
 
-    def is_below(self, other: MeasuredValue) -> bool:
-        """Return whether it is lower and the intervals are disjoint; without both intervals, whether it is lower."""
-        return self.high < other.low if self.has_interval and other.has_interval else self.value < other.value
-
     def __str__(self) -> str:
         interval = f" ({format_number(self.low)} to {format_number(self.high)})" if self.has_interval else ""
         return format_number(self.value) + interval
@@ -288,17 +284,6 @@ def describe_differences(work: dict[str, str], other: dict[str, str]) -> list[st
     """Return a text for each value in which two kinds of work differ."""
     names = [name for name in {**work, **other} if work.get(name) != other.get(name)]
     return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
-
-
-def compare_values(value: MeasuredValue, other: MeasuredValue, name: str, other_name: str) -> str:
-    """Compare two results of equal work: their ratio with both intervals, or that the intervals overlap."""
-    if not (value.has_interval and other.has_interval):
-        return f"{name} {value}, {other_name} {other}: cannot be compared without both intervals"
-    if value.low <= other.high and other.low <= value.high:
-        return f"no difference: {name} {value}, {other_name} {other} overlap"
-    if value.value > other.value:
-        return f"{name} is {value.value / other.value:.2f} times as fast as {other_name}: {value} against {other}"
-    return f"{other_name} is {other.value / value.value:.2f} times as fast as {name}: {other} against {value}"
 
 
 def list_varying_parameters(trials: pd.DataFrame) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.report.best import BestResult, compare_values, describe_differences, find_best_results, label_works
+from sweeper.report.best import BestResult, describe_differences, find_best_results, label_works
 from sweeper.report.store import Stored
+from sweeper.report.verdict import Gate, Verdict, combine, compare_values, describe_basis
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
@@ -21,15 +22,12 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
-def compare_sweeps(stored: Stored, first: str, second: str, threshold: float) -> tuple[list[str], bool | None]:
+def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Verdict | None]:
     """Compare the best results of two sweeps per device.
 
-    Args:
-        threshold: the fraction of the first sweep's speed by which the second has to be slower to count as slower.
-
     Returns:
-        A line for each kind of work; and whether the second sweep is slower at any, by more than the threshold and
-        with disjoint intervals, or None if there is nothing to compare.
+        A line for each kind of work with the spreads that it rests on; and whether the second sweep is slower at any,
+        or None if there is nothing to compare.
 
     Raises:
         UserInputError: a name is not one of a sweep.
@@ -43,7 +41,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, threshold: float) ->
     )
     labels = label_results([*first_results, *second_results])
     lines: list[str] = []
-    regressions: list[bool] = []
+    verdicts: list[Verdict] = []
     for result in first_results:
         comparable = [other for other in second_results if _is_comparable(result, other)]
         if not comparable:
@@ -55,9 +53,9 @@ def compare_sweeps(stored: Stored, first: str, second: str, threshold: float) ->
             comparison = compare_values(
                 before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
             )
-            lines.append(f"{labels[id(result)]}: {comparison}")
-            regressions.append(after.value < (1 - threshold) * before.value and after.is_below(before))
-    return lines or [f"{first} has no complete trial"], any(regressions) if regressions else None
+            lines.append(f"{labels[id(result)]}: {comparison}, from {describe_basis(result, other)}")
+            verdicts.append(gate.judge(before, after))
+    return lines or [f"{first} has no complete trial"], combine(verdicts)
 
 
 def _is_comparable(result: BestResult, other: BestResult) -> bool:

@@ -25,13 +25,13 @@ from sweeper.report import charts, compare, export, page, panels, store, summary
 from sweeper.report.__main__ import main
 from sweeper.report.best import (
     MeasuredValue,
-    compare_values,
     describe_differences,
     find_best_results,
     group_by_work,
     split_by_work,
 )
 from sweeper.report.scaling import group_by_scaling
+from sweeper.report.verdict import Gate, Verdict
 from sweeper.tracking.process import Store
 from sweeper.ui.importance import compute_importances
 from tests.conftest import CommandResult
@@ -142,27 +142,16 @@ def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path
 
 
 def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Path) -> None:
-    lines, is_slower = compare.compare_sweeps(read_store(folder), "first", "second", 0.02)
+    lines, verdict = compare.compare_sweeps(read_store(folder), "first", "second", Gate())
     assert lines == [
         "offload llama3_8b 8192 bf16 tokens_per_s: second on NVIDIA H200 is 1.12 times as fast as first on NVIDIA "
-        "H200: 11,400 (11,286 to 11,514) against 10,200 (10,098 to 10,302)"
+        "H200: 11,400 (11,286 to 11,514) against 10,200 (10,098 to 10,302) (95% +10.2% to +13.4%), from the steps of "
+        "one trial each"
     ]
-    assert not is_slower and compare.compare_sweeps(read_store(folder), "second", "first", 0.02)[1]
-    (line,), is_slower = compare.compare_sweeps(read_store(folder), "first", "small", 0.02)
-    assert "no comparable result (model llama3_8b against llama3_1b)" in line and is_slower is None
-
-
-@given(*[st.floats(1, 1e6)] * 2, *[st.floats(0, 0.5)] * 2)
-def test_a_ratio_is_given_only_for_disjoint_intervals(
-    first: float, second: float, first_width: float, second_width: float
-) -> None:
-    one = MeasuredValue(first, first * (1 - first_width), first * (1 + first_width))
-    other = MeasuredValue(second, second * (1 - second_width), second * (1 + second_width))
-    text = compare_values(one, other, "A", "B")
-    disjoint = one.high < other.low or other.high < one.low
-    assert ("times as fast" in text) == disjoint and ("no difference" in text) == (not disjoint)
-    assert one.is_below(other) == (one.high < other.low)
-    assert "cannot be compared without both intervals" in compare_values(MeasuredValue(first), other, "A", "B")
+    assert verdict is Verdict.NOT_SLOWER
+    assert compare.compare_sweeps(read_store(folder), "second", "first", Gate())[1] is Verdict.SLOWER
+    (line,), verdict = compare.compare_sweeps(read_store(folder), "first", "small", Gate())
+    assert "no comparable result (model llama3_8b against llama3_1b)" in line and verdict is None
 
 
 def test_trials_of_different_work_are_not_ranked_together() -> None:
@@ -422,6 +411,8 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
     assert slower.code == 1 and "1.12 times as fast" in slower.out
     assert run_report(folder, "--baseline", "first", "--sweep", "second").code == 0
     assert run_report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
+    unclear = run_report(folder, "--baseline", "second", "--sweep", "first", "--between-runs", "0.1")
+    assert unclear.code == 3 and "verdict: cannot be told, at a threshold of 0.02 and 0.1 between runs" in unclear.out
     different_work = run_report(folder, "--baseline", "first", "--sweep", "small")
     assert different_work.code == 2 and "small has no comparable result" in different_work.err
 
