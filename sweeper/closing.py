@@ -79,7 +79,8 @@ class FinishedRun:
         summary.print(recording, is_over=self.is_over, is_exhausted=self.study.exhausted)
         code = self._exit_code(results, is_written)
         self.clock.enter("report")
-        tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
+        if not self.is_interrupted:  # then there is no report
+            tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
         seconds = self.clock.seconds()
         print(f"took     {format_phases(seconds)}", flush=True)
         took_s = {name: round(value, 3) for name, value in seconds.items()}

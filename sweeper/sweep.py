@@ -26,7 +26,8 @@ from sweeper.planning.plan import Plan
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.study import Trial
-from sweeper.ui import plan_view
+from sweeper.ui import duration, plan_view
+from sweeper.ui.duration import DurationNote
 from sweeper.ui.progress import ProgressState, make_progress
 from workloads.api import secrets
 
@@ -59,6 +60,7 @@ class Sweep:
         resources = plan.resources
         self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
+        self._duration = DurationNote(plan)
         self._finals_ended = 0
         self._finals_planned = 0
 
@@ -72,6 +74,8 @@ class Sweep:
                 self._display.note(line)
             if self._retry_note:
                 self._display.note(f"retry    {self._retry_note}")
+            if self._has_trials() and (estimate := duration.describe_plan(self._plan)):
+                self._display.note(estimate)
             error = self._run_on_cluster() if self._has_trials() or self._pending_finals() else ""
             return self._finish(error)
         except BrokenPipeError:
@@ -260,8 +264,21 @@ class Sweep:
         is_best = not record.remeasurement and self._progress.add(record)
         self._tracking.log_trial(record)
         self._display.update(self._state(), record, is_best)
+        if not record.remeasurement and (line := self._next_estimate()):
+            self._display.note(line)
         if not record.remeasurement and (reason := self._progress.common_failure_reason()) and self._has_budget():
             self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
+
+    def _next_estimate(self) -> str:
+        """Return how long the sweep will take, once; empty while it is stopping."""
+        if not self._has_budget():
+            return ""
+        return self._duration.next_line(self._progress, self._budget_trials(), self._plan.resources.gangs)
+
+    def _budget_trials(self) -> int | None:
+        """Return the number of trials of the budget, at most those of the space; None without a limit."""
+        budget = self._config.budget.trials
+        return budget if budget is None else int(min(budget, self._plan.space.size))
 
     def _cancel_in_flight(self) -> None:
         """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""
@@ -296,8 +313,7 @@ class Sweep:
         self._display.update(self._state())
 
     def _state(self) -> ProgressState:
-        budget, pool = self._config.budget.trials, self._pool
-        trials = budget if budget is None else int(min(budget, self._plan.space.size))
+        pool, trials = self._pool, self._budget_trials()
         return ProgressState(
             counts=self._progress.counts,
             trials=trials,

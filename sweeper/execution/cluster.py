@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
+from sweeper.execution.local_ray import without_unused_processes
 from workloads.api import host
 
 NODE_REPLY_TIMEOUT_S = 60.0
@@ -270,7 +271,8 @@ def start(target: Target) -> None:
         return
     try:
         # "local" ignores an address file that another cluster may have left behind.
-        init_ray(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
+        with without_unused_processes():
+            init_ray(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
     except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
         raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error
 

@@ -85,6 +85,15 @@ class SweepProgress:
         """The number of trials that count towards the budget: all but cancelled ones, which are tried again."""
         return self.counts.total() - self.counts[TrialStatus.CANCELLED]
 
+    @property
+    def finished_in_this_run(self) -> int:
+        return self.finished_trials - self._earlier_finished
+
+    @property
+    def mean_trial_s(self) -> float:
+        """The mean seconds of a trial; 0 before the first."""
+        return self._trial_s / len(self._records) if self._records else 0.0
+
     def add(self, record: TrialRecord) -> bool:
         """Add a trial that has ended. Return whether it is better than all before."""
         self._records.append(record)
@@ -157,10 +166,14 @@ class SweepProgress:
     def estimated_remaining_s(self, trials: int | None) -> float | None:
         """Return the estimated seconds until so many trials have ended, or None before there is anything to go by."""
         estimates_s = []
-        finished = self.finished_trials - self._earlier_finished
+        finished = self.finished_in_this_run
         if trials is not None and finished > 0:
             seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / finished
             estimates_s.append(seconds_per_trial * (trials - self.finished_trials))
         if self._budget.time_s is not None:
             estimates_s.append(self._budget.time_s - self.elapsed_s)
+        used = self._used(0.0)
+        for name, limit in self._limits().items():
+            if name in ("gpu_hours", "cost") and used[name] > 0:  # as fast as until now
+                estimates_s.append(self.elapsed_s * (limit / used[name] - 1))
         return max(0.0, min(estimates_s)) if estimates_s else None

@@ -47,6 +47,8 @@ def _create(path: Path) -> None:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         _publish(temporary, path)
+    except sqlite3.OperationalError as error:
+        raise sqlite3.OperationalError(f"{error}: {path}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

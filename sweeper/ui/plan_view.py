@@ -46,6 +46,8 @@ def describe_search(plan: Plan) -> str:
         count(budget.trials, "trial") if budget.trials else "",
         f"{budget.time_s:g} s" if budget.time_s else "",
         f"{count(budget.patience, 'trial')} without a better one" if budget.patience else "",
+        f"{budget.gpu_hours:g} GPU-hours" if budget.gpu_hours else "",
+        f"a cost of {budget.cost:g}" if budget.cost else "",
     ]
     varying = ", ".join(plan.space.dimensions) or "one point"
     sampler = f"{config.search.sampler}, seed {config.seed}"

@@ -103,6 +103,8 @@ class Lines(Progress):
             line += f"; {_describe_failure(ended)}"
         elif state.best and not state.finals:
             line += f"; {'new best' if is_best else 'best'} {_describe_best(state)}"
+        if state.remaining_s is not None and not (ended or state.finals):  # in the heartbeat alone
+            line += f"; about {format_duration(state.remaining_s)} left"
         if state.is_starting:
             line += f"; {state.describe_workers(1)[0]}"
         if state.tracking_error:

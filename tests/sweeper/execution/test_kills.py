@@ -7,10 +7,13 @@ import random
 import re
 import signal
 import subprocess
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.conftest import PROBE, Workspace, find_processes, wait_for
 
@@ -41,6 +44,42 @@ def test_a_sweep_killed_at_any_time_completes_every_trial_exactly_once(workspace
     repeated = sum(count - 1 for count in completions.values())
     assert repeated <= 2 * kills  # at most the two that a worker holds, each time
     wait_for(lambda: not leftover_processes(workspace.path.name))
+
+
+@pytest.mark.soak  # `test_new_store.py` kills the creation of the store alone
+@pytest.mark.timeout(3600)
+def test_a_first_run_whose_process_tree_is_killed_breaks_nothing(tmp_path: Path) -> None:
+    """Each kill is in a new directory. The same command then completes: of every fifth directory, to save time."""
+    rng, kills, longest_s = random.Random(11), 25, 12.0
+    arguments = [*PROBE, "budget.trials=3", "search=random"]
+    for kill in range(kills):
+        workspace = Workspace(tmp_path / f"{kill}")
+        workspace.path.mkdir()
+        mark = f"{tmp_path.name}-{kill}"
+        process = workspace.start(*arguments, SWEEPER_TEST=mark)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=rng.uniform(0.3, longest_s))
+        kill_tree(process, mark)
+        database = workspace.path / "mlflow.db"
+        if database.exists():
+            MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()  # raises for a part of a store
+        if kill % 5 == 0:
+            result = workspace.run(*arguments)
+            assert result.code == 0, result.err
+            assert workspace.states() == {"COMPLETE": 3}
+            assert Counter(run.info.status for run in workspace.runs("trial")) == {"FINISHED": 3}
+            assert not list(workspace.path.glob(".mlflow.db*"))
+
+
+def kill_tree(process: subprocess.Popen[str], mark: str) -> None:
+    """Kill every process that the command has started, until none is left."""
+    while process.poll() is None or leftover_processes(mark):
+        for pid in {process.pid, *find_processes("SWEEPER_TEST", mark)}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()
+        time.sleep(0.1)
+    process.communicate()
 
 
 def leftover_processes(mark: str) -> list[str]:

@@ -267,3 +267,25 @@ def test_a_full_disk_is_reported_once_and_corrupts_nothing(workspace: Workspace)
         assert len({run.data.tags["sweeper.trial"] for run in runs}) == finished + 30
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.soak
+def test_the_command_that_met_a_full_disk_completes_when_there_is_space(tmp_path: Path) -> None:
+    """A first run on a file system of 300 KiB, a third of what MLflow's tables take."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    workspace, arguments = Workspace(tmp_path), [*PROBE, f"dir={small}", "budget.trials=3", "finals.top=0"]
+    try:
+        full = workspace.run(*arguments)
+        (line,) = [line for line in full.out.splitlines() if line.startswith("MLflow   ")]
+        assert full.code == 1 and "3 of 3 results are not written (database or disk is full: " in line
+        assert "Traceback" not in full.err and not (small / "mlflow.db").exists()
+        subprocess.run(["mount", "-o", "remount,size=50m", str(small)], check=True)
+        repaired = workspace.run(*arguments)
+        assert repaired.code == 0, repaired.err
+        assert Counter(run.info.status for run in Workspace(small).runs("trial")) == {"FINISHED": 3}
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

@@ -1,0 +1,49 @@
+"""How long a sweep will take: before it by the cost model, and as soon as its first trials have ended."""
+
+from __future__ import annotations
+
+from sweeper.planning.duration import estimate_steps_s
+from sweeper.planning.plan import Plan
+from sweeper.search.progress import SweepProgress
+from sweeper.ui.format import count, format_duration
+
+LONG_S = 60.0  # nobody needs an estimate of a sweep that is shorter
+MIN_TRIALS = 3  # the first one also warms caches up
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the duration by the cost model; empty for a short sweep, and where there is no such estimate."""
+    steps_s = estimate_steps_s(plan)
+    if steps_s is None or steps_s < LONG_S:
+        return ""
+    return f"estimate about {format_duration(steps_s)} of steps by the cost model; starting and compiling come on top"
+
+
+class DurationNote:
+    """The estimate from a run's first trials, which is shown once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._is_due = True
+
+    def next_line(self, progress: SweepProgress, trials: int | None, gangs: int) -> str:
+        """Return the estimate when enough trials have ended; empty before, after, and for a short sweep.
+
+        Args:
+            progress: of the search.
+            trials: the budget; None without a limit.
+            gangs: trials that run at once.
+        """
+        remaining_s = progress.estimated_remaining_s(trials)
+        if not self._is_due or remaining_s is None or progress.finished_in_this_run < max(MIN_TRIALS, gangs):
+            return ""
+        self._is_due = False
+        finals = self._plan.config.finals
+        measurements = min(finals.top, finals.top if trials is None else trials) * finals.rounds
+        finals_s = measurements * progress.mean_trial_s
+        if remaining_s + finals_s < LONG_S:
+            return ""
+        then = f", then {format_duration(finals_s)} of finals ({count(measurements, 'measurement')})"
+        return (
+            f"estimate about {format_duration(remaining_s)} until the budget is used up{then if measurements else ''}"
+        )
