@@ -31,8 +31,10 @@ class CommandSettings:
         files: files written to {output} before the start, by name: a text, or a mapping in the format of the name.
         directory: where the program is started.
         log: a regular expression with one group for each metric; if empty, the formats of `workloads.api.logs`.
-        global_batch, sequence_length: of a step, where the log does not have them.
-        model, dtype: with a known model there are TFLOP/s and an MFU.
+        global_batch: sequences of a step, where the log does not have them.
+        sequence_length: tokens of a sequence, where the log does not have them.
+        model: the model that the program trains; with a known one there are TFLOP/s and an MFU.
+        dtype: data type of the program's matrix products, or the name of its recipe.
         warmup: steps that are not measured.
         steps: measured steps, after which the program is terminated.
         silence_s: a program that prints nothing for so long is terminated.

@@ -25,8 +25,10 @@ class MatmulParameters:
     """Parameters of one matrix product, given by m, n and k or by a model's linear layer.
 
     Attributes:
-        m, n, k: rows of C, columns of C, and the dimension that is summed over, in elements.
-        model: a model of `workloads.llama.shapes`, instead of m, n and k.
+        m: rows of A and C.
+        n: columns of B and C.
+        k: columns of A and rows of B, the dimension that is summed over.
+        model: a model whose linear layers give the shape, instead of m, n and k.
         layer: the model's linear layer.
         product: the layer's forward product or one of its two gradients.
         tokens: tokens that the layer is applied to.

@@ -22,14 +22,21 @@ class OffloadParameters:
     Attributes:
         device_gib: the limit of the device's allocator. On a CPU the plan keeps to it, but nothing enforces it.
         host_gib: the limit of the pinned arena, the only host memory that state is stored in.
+        model: the model that is trained.
+        sequence_length: tokens of each sequence.
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
-        dtype: of weights, gradients and activations.
+        dtype: data type of weights, gradients and activations.
         master_weights: keep the optimizer's states and a copy of the weights in fp32.
-        data, tokenizer: the tokens to train on, see `workloads.llama.data`; None: synthetic tokens.
+        warmup: steps that are not timed but train the model too.
+        steps: timed steps.
+        learning_rate: AdamW's learning rate.
+        data: a file of tokens or text to train on, see `workloads.llama.data`; None: synthetic tokens.
+        tokenizer: a tokenizer.json that encodes the text; None: one token per byte.
         checkpoint: a Hugging Face folder to start from; None: random weights from `seed`.
         save_to: a folder that a Hugging Face checkpoint is written to at the end; None: none is written.
         profile: run one more step under PyTorch's profiler and keep its trace, with the ranges of
             `workloads.offload.engine`.
+        seed: seed of the random weights and tokens.
     """
 
     device_gib: float = field(metadata={"min": 0})

@@ -23,10 +23,26 @@ class ParallelParameters:
     """A layout (`workloads.parallel.layout.Layout`) and the model that is trained in it.
 
     Attributes:
+        model: the model that is trained.
+        sequence_length: tokens of each sequence.
         global_batch: sequences in a step, of all ranks together.
+        dp_replicate: data parallel degree: whole copies of the model.
+        dp_shard: sharded data parallel degree (FSDP2) within each copy.
+        tp: tensor parallel degree, with sequence parallel.
+        cp: context parallel degree: each rank has a part of the sequence.
+        pp: pipeline parallel degree.
+        stages_per_rank: pipeline stages of each rank.
+        schedule: order of the pipeline's micro-batches.
+        micro_batch: sequences that a rank computes at once.
+        checkpointing: activations that are recomputed in the backward pass.
+        reshard_after_forward: gather sharded weights again for the backward pass; false keeps them whole for a step.
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.
         dtype: fp8 applies to the matrix products of blocks (torchao's recipes), with bf16 weights.
+        warmup: steps that are not timed but train the model too.
+        steps: timed steps.
+        learning_rate: AdamW's learning rate.
+        seed: seed of the random weights and tokens.
     """
 
     model: shapes.ModelName = "llama3_8b"

@@ -31,11 +31,13 @@ class GemmParameters:
 
     Attributes:
         recipe: the format and its scales, see `workloads.api.recipes`.
+        model: the model whose layers give the shapes.
         layer: the linear layer.
         product: the pass that the GEMM belongs to.
         tokens: rows of the layer's input.
         warmup: calls that are not timed.
         repeats: timed calls.
+        seed: seed of the random operands.
     """
 
     recipe: Recipe
@@ -53,10 +55,13 @@ class CastParameters:
     """A cast of a bf16 matrix [rows, columns] to a format.
 
     Attributes:
+        format: the format that the matrix is cast to.
         direction: the dimension that a scale spans: along rows, along columns, or one cast of each.
         implementation: torchao's eager function, the same function compiled, or torchao's own kernel.
+        rows, columns: size of the matrix.
         warmup: calls that are not timed.
         repeats: timed calls.
+        seed: seed of the random matrix.
     """
 
     format: Format
@@ -76,9 +81,11 @@ class LinearParameters:
     Attributes:
         recipe: torchao's training recipe. In fp8_rowwise_gw_hp the weight gradients are in bf16.
         part: attention's projection to queries, keys and values, or the MLP.
+        model: the model whose layers are measured.
         tokens: rows of the layers' input.
         warmup: steps that are not timed.
         repeats: timed steps.
+        seed: seed of the random weights and inputs.
     """
 
     recipe: TrainingRecipe
@@ -96,10 +103,15 @@ class TrainingParameters:
 
     Attributes:
         recipe: torchao's training recipe of the blocks. In fp8_rowwise_gw_hp the weight gradients are in bf16.
+        scope: one block, or the whole model.
+        model: the model that is trained.
         layers: number of blocks; None for all of the model. Fewer fit a device with less memory.
+        sequence_length: tokens of each sequence.
         batch: sequences of each step.
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
+        learning_rate: AdamW's learning rate.
+        seed: seed of the random weights and tokens.
     """
 
     recipe: TrainingRecipe
