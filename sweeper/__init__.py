@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+__version__ = "0.2.0"
+
 
 def _pin_workloads() -> None:
     """Import our `workloads` from beside this package, ahead of one in the working directory.

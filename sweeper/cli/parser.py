@@ -11,10 +11,10 @@ from sweeper.common.errors import UserInputError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of the program `name`, with a text of help."""
+    """The parser of the program `name`. With a text of help it has --help."""
 
     def __init__(self, name: str, help_text: str | None) -> None:
-        super().__init__(name, allow_abbrev=False)
+        super().__init__(name, allow_abbrev=False, add_help=help_text is not None)
         self._help_text = help_text or ""
 
     def format_help(self) -> str:

@@ -24,9 +24,17 @@ def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     `prefix` stands before the suggested word: the key's section, for example.
     """
     names = sorted(allowed)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    close = nearest(word, names)
     available = f"Available: {', '.join(names) or 'none'}."
-    return f"{available} Did you mean {prefix}{close[0]}?" if close else available
+    return f"{available} Did you mean {prefix}{close}?" if close else available
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed word that a misspelt one is closest to: whatever its case, the only one that it begins."""
+    names = {name.lower(): name for name in allowed}
+    begun = [name for name in names if word and name.startswith(word.lower())]
+    close = begun if len(begun) == 1 else difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    return names[close[0]] if close else None
 
 
 def first_line(error: BaseException) -> str:

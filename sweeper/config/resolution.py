@@ -53,6 +53,10 @@ def resolve(composed: DictConfig) -> ResolvedConfig:
         UserInputError: for everything that is wrong whatever the device.
     """
     try:
+        if OmegaConf.select(composed, "workload.name") is None:
+            raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
+        if missing := sorted(OmegaConf.missing_keys(composed)):  # ??? in YAML
+            raise UserInputError(f"{missing[0]}: required; set {missing[0]}=…")
         values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise UserInputError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
@@ -75,6 +79,11 @@ def _leaves(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _check(config: Config) -> None:
     """Check rules over the configuration's own values."""
+    tracking = config.tracking
+    texts = {"dir": config.dir, "cluster.address": config.cluster.address, "tracking.uri": tracking.uri}
+    for key, text in {**texts, "tracking.experiment": tracking.experiment}.items():
+        if text == "":  # such as tracking.uri=$UNSET
+            raise UserInputError(f"{key}=: must not be empty")
     if config.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", config.name):
         raise UserInputError(
             f"name={config.name}: allowed are letters, digits, '.', '_' and '-', starting with a letter or digit"

@@ -11,8 +11,10 @@ class WorkloadSection:
     """The workload and the objective that ranks its trials.
 
     Attributes:
+        name: the benchmark that runs; workload=NAME selects a file that sets it.
         objective: the metric that ranks trials.
-        strategy: the name of a fixed layout in `conf/strategies.yaml`.
+        direction: whether a higher or a lower objective is better.
+        strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
     """
 
     name: str
@@ -26,11 +28,18 @@ class Hardware:
     """A kind of device. Peaks are dense TFLOP/s of one device by data type; unpublished ones are absent.
 
     Attributes:
-        architecture: as in `workloads.api.recipes`.
+        name: the name that hardware=NAME selects; auto: what the cluster has.
+        kind: whether the device is a CPU or a GPU.
+        architecture: the instruction set, such as sm90 or gfx942; decides which number formats are supported.
         accelerators: Ray's labels for the device.
         device_names: regular expressions for the driver's names of the device.
         clock_headroom: by which factor the clock may exceed the one of the peaks. An MFU above it is impossible.
+        dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
+        memory_gb: memory of one device.
+        bandwidth_tb_s: bandwidth of its memory.
         link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
+        power_w: the most power that one device draws.
+        source: where the figures are from.
     """
 
     name: str
@@ -49,7 +58,11 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Search:
-    """The sampler and its options."""
+    """The sampler and its options.
+
+    Attributes:
+        sampler: what chooses the parameters of the next trial; set by search=NAME.
+    """
 
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["none", "median"] = "none"

@@ -30,6 +30,7 @@ from sweeper.common.errors import UserInputError
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
+ALLOWED_FORMS = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ def parse(entries: Mapping[str, Any], kind: str) -> Space:
     """
     dimensions: dict[str, Dimension] = {}
     constants: Parameters = {}
-    for name, entry in entries.items():
+    for key, entry in entries.items():
+        name = str(key)  # YAML reads 1 as a number
         value = parse_entry(name, select_kind(entry, kind, f"space.{name}"))
         if isinstance(value, Choice | Range | Interval):
             dimensions[name] = value
@@ -214,7 +216,8 @@ def parse_text(key: str, text: str) -> Any:
     try:
         return OverridesParser.create().parse_override(f"{key}={text}").value()
     except HydraException as error:
-        allowed = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
+        allowed = ALLOWED_FORMS
+        allowed += "; within {} in a file it needs quotes" if "(" in text and ")" not in text else ""
         raise UserInputError(f"{key}={text}: cannot be parsed. Allowed: {allowed}") from error
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sweeper.common.errors import UserInputError, suggest
+from sweeper.common.errors import UserInputError, nearest, suggest
 from sweeper.config.migration import renamed_value
 
 T = TypeVar("T")
+# PyTorch's names of data types.
+TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -67,6 +69,10 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
             return value
         if (new := renamed_value(key, value)) in get_args(annotation):
             raise UserInputError(f"{key}={value}: renamed in 0.2; use {key}={new}")
+        names = [option for option in get_args(annotation) if isinstance(option, str)]
+        if close := TORCH_NAMES.get(str(value)) or nearest(str(value), names):
+            meant = f". Did you mean {close}?" if close in names else ""
+            raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{meant}")
     elif get_origin(annotation) in (list, dict):
         if isinstance(value, get_origin(annotation)):
             return value
@@ -91,7 +97,8 @@ def describe_type(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
     descriptions = {Any: "a value", int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-    default = "a mapping" if is_dataclass(annotation) else f"a {getattr(annotation, '__name__', annotation)}"
+    is_mapping = is_dataclass(annotation) or get_origin(annotation) is dict
+    default = "a mapping" if is_mapping else f"a {getattr(annotation, '__name__', annotation)}"
     return descriptions.get(annotation, default)
 
 

@@ -438,21 +438,6 @@ def test_without_a_terminal_progress_is_plain_lines_on_stderr_and_results_on_std
     assert "trials:" not in quiet.err and "5 complete" in quiet.out
 
 
-def test_help_shows_the_groups_and_example_commands(run_cli: Callable[..., CommandResult]) -> None:
-    result = run_cli("--help")
-    assert result.code == 0
-    for overrides in (
-        "parallel, precision",
-        "llama3_8b",
-        "matmul_layers, ",
-        "cmaes, gp, grid, qmc, random, tpe",
-        "mi300x",
-        "budget:",
-    ):
-        assert overrides in result.out
-    assert result.out.count("python -m sweeper ") >= 4
-
-
 @pytest.mark.soak
 def test_devices_measured_side_by_side_are_compared(workspace: Workspace) -> None:
     """The ranks are two processes on a CPU. On a cluster gpus=all is every GPU."""

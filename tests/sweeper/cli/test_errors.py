@@ -66,6 +66,19 @@ WRONG = {
     "cluster.address=127.0.0.1:9": ["cluster.address=127.0.0.1:9", "no Ray cluster answers"],
     "dir=/proc/nowhere": ["dir=/proc/nowhere", "cannot be written"],
     "budget": ["budget", "key=value"],
+    "search=bayes": ["search=bayes", "Did you mean tpe?"],
+    "search=[tpe,gp]": ["search=[tpe,gp]", "one name"],
+    "workload=offload": ["workload=offload", "Did you mean llama8b?"],
+    "workload=null": ["workload=null", "group=choice"],
+    "~budget.tme_s": ["budget.tme_s", "Did you mean budget.time_s?"],
+    "+budget.trials=5": ["+budget.trials", "without the +"],
+    "budget={trails:5}": ["budget.trails", "Did you mean budget.trials?"],
+    "workload=torchtitan hardware=cpu": ["space.assets: required"],
+    "workload.direction=min": ["workload.direction=min", "Did you mean minimize?"],
+    "space.dtype=float32": ["space.dtype=float32", "Did you mean fp32?"],
+    "tracking.uri=": ["tracking.uri=", "not be empty"],
+    "--cfg job seed=1,2": ["seed=1,2", "several values", "--cfg"],
+    "-cd nothere": ["nothere", "no such folder"],
     # spellings of version 0.1
     "first=[{m:128}]": ["first=", "renamed in 0.2", "search.initial_points=[{m:128}]"],
     "nodes=1,2": ["nodes=1,2", "projection.nodes=1,2"],
@@ -80,9 +93,24 @@ WRONG = {
     "workload=command command.run=[echo,'{tensor}'] +space.tp=2": ["{tensor}", "renamed in 0.2", "use {tp}"],
     "workload=matmul_layers space.layer=head": ["space.layer=head", "space.layer=lm_head"],
 }
+# These take the same ways through the program as others above.
+ALSO_WRONG = {
+    "workload=a/b": ["workload=a/b", "unknown workload 'a/b'"],
+    "-m workload=matmul,prob": ["workload=prob", "Did you mean probe?"],
+    "~finals.top": ["finals.top", "required (an integer)"],
+    "~seed=5": ["~seed=5", "its value is 0"],
+    "++workload=probe": ["++workload=probe", "without ++"],
+    "hydra.foo=1": ["hydra.foo", "unknown key"],
+    "budget.trials=": ["budget.trials=", "an integer"],
+    "gpus=-1": ["gpus=-1", "at least 1"],
+    "seed=99999999999": ["seed=99999999999", "at most 4294967295"],
+    "price_per_hour=2usd": ["price_per_hour=2usd", "a number"],
+    "SEED=5": ["SEED", "Did you mean seed?"],
+    "+workload=probe": ["workload", "chosen twice"],
+}
 
 
-@pytest.mark.parametrize("arguments", WRONG)
+@pytest.mark.parametrize("arguments", [*WRONG, *(pytest.param(name, marks=pytest.mark.soak) for name in ALSO_WRONG)])
 def test_one_message_names_the_key_and_its_allowed_values(
     arguments: str, run_cli: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +118,7 @@ def test_one_message_names_the_key_and_its_allowed_values(
     monkeypatch.setattr(cluster, "start", started.append)
     result = run_cli(*arguments.split())
     assert result.code == 2
-    assert all(part in result.err for part in WRONG[arguments]), result.err
+    assert all(part in result.err for part in (WRONG | ALSO_WRONG)[arguments]), result.err
     assert result.err.startswith("sweeper: ") and len(result.err.strip().splitlines()) <= 2
     assert "Traceback" not in result.err and "secret" not in result.err
     assert result.out == "" and started == []

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
 from sweeper.cli import multirun
-from sweeper.cli.overrides import build_sweep_arguments
+from sweeper.cli.arguments import Arguments
+from sweeper.cli.composition import ComposedSweep
+from sweeper.cli.overrides import unquote
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
@@ -25,17 +28,11 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "flags"),
-    [
-        ("-m --config-dir mine seed=1,2", ["--config-dir", "mine"]),
-        ("--config-dir=mine seed=1,2 --multirun", ["--config-dir=mine"]),
-        ("-m seed=1,2 -cd mine", ["-cd", "mine"]),
-        ("seed=1,2 -m", []),
-    ],
-)
-def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command(command: str, flags: list[str]) -> None:
-    assert build_sweep_arguments(command.split(), ["seed=1", "++space.x=3"]) == [*flags, "seed=1", "space.x=3"]
+def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command() -> None:
+    sweep = ComposedSweep(
+        OmegaConf.create(), Arguments({"config_dir": "mine"}, tuple(unquote(["seed=1", "++space.x=3"])))
+    )
+    assert sweep.command_line == ["--config-dir=mine", "seed=1", "space.x=3"]
 
 
 def test_a_signal_before_a_sweep_starts_prevents_the_start() -> None:

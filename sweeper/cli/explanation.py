@@ -1,0 +1,164 @@
+"""Errors of Hydra, OmegaConf and the YAML parser in one or two lines that name the key and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+
+from sweeper.cli.arguments import Arguments
+from sweeper.cli.groups import GROUPS, choices_of, chosen_files, compose_groups, find_file
+from sweeper.cli.location import display, locate_text
+from sweeper.cli.synonyms import suggest_choice
+from sweeper.common.errors import describe_os_error, first_line, nearest, suggest
+from sweeper.config.files import ConfigFile
+from sweeper.config.space import ALLOWED_FORMS
+
+# Hydra's messages, and what is shown instead. Groups of the expression stand for \1, \2, …
+RULES = (
+    (r"Sweeping over Hydra's configuration is not supported : '([^']+)'", r"\1: a key of Hydra has one value"),
+    (r"An item is already at '([^']+)'", r"+\1: the key exists; set it without the +, as \1=…"),
+    (r"The value of '([^']+)' is (.+) and not (.+)\.$", r"~\1=\3: is not deleted, its value is \2"),
+    (r"Could not delete '([^']+)'. No match in the defaults list", r"~\1: is not chosen, so it cannot be deleted"),
+    (r"config directory '([^']+)' not found", r"--config-dir=\1: no such folder"),
+    (r"force-add of config groups is not supported: '\+\+([^']+)'", r"++\1: a group is chosen without ++: \1"),
+    (r"Incompatible key type '(\w+)'", r"a key in a YAML file is of type \1: it must be text"),
+    (r"Multiple values for (\w+)\.", r"\1: is chosen twice; leave one of them out"),
+)
+YAML_PROBLEMS = {
+    "'\\t'": "a tab; indent with spaces",
+    "found another document": "a second document; a file has one",
+}
+SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
+UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
+BRACKETS = {"(": ")", "[": "]", "{": "}"}
+
+
+def explain(error: Exception, arguments: Arguments) -> str:
+    """Return the error of a composition in one or two lines that name the key or the file and line."""
+    if isinstance(error, yaml.YAMLError):
+        return _explain_yaml(error)
+    if isinstance(error, UnicodeDecodeError):
+        return _explain_encoding(error, arguments)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _explain_missing(error, arguments)
+    if isinstance(error, OSError):
+        return describe_os_error(error)
+    if isinstance(error, OverrideParseException):
+        return _explain_syntax(str(error.override).removeprefix("++"))
+    text = f"{error}\n{error.__cause__ or ''}"
+    if text.startswith("In '"):
+        return _explain_file(text, arguments)
+    if match := SEVERAL_VALUES.search(text):
+        advice = "give it one for --cfg and --info" if arguments.flags else "add -m to run one sweep for each"
+        return f"{match[1]}: several values; {advice}"
+    if match := UNKNOWN_KEY.search(text):
+        inner = str(getattr(error.__cause__, "full_key", ""))
+        key = inner if inner.startswith(f"{match[1]}.") else match[1]  # within a mapping
+        return f"{key}: unknown key. {_suggest_key(key, arguments)}"
+    for pattern, replacement in RULES:
+        if match := re.search(pattern, text):
+            return match.expand(replacement)
+    if "Config group override" in text:
+        return _explain_group_type(arguments)
+    if match := re.search(r"at input '([^']+)'", text):
+        return f"{locate_text(match[1], arguments)}{match[1]}: cannot be parsed; a reference is ${{key}}"
+    return first_line(Exception(text)) if text.strip() else type(error).__name__
+
+
+def _explain_yaml(error: yaml.YAMLError) -> str:
+    """Return the file, the line and the reason of a file that is not YAML."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{display(error.name)}: {error.reason} (character {error.position + 1})"
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return first_line(error)
+    problem = next((text for part, text in YAML_PROBLEMS.items() if part in str(error.problem)), error.problem)
+    begun = error.context_mark if problem == error.problem else None
+    context = f" ({error.context} that starts in line {begun.line + 1})" if begun else ""
+    return f"{display(mark.name)}:{mark.line + 1}: {problem}{context}"
+
+
+def _explain_encoding(error: UnicodeDecodeError, arguments: Arguments) -> str:
+    """Return the chosen file that is not UTF-8, with the line of the first wrong byte."""
+    for path in chosen_files(arguments):
+        content = path.read_bytes()
+        try:
+            content.decode()
+        except UnicodeDecodeError as wrong:
+            line = content[: wrong.start].count(b"\n") + 1
+            return f"{display(path)}:{line}: byte 0x{content[wrong.start]:02x} is not UTF-8"
+    return f"a configuration file is not UTF-8: {error.reason}"
+
+
+def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str:
+    name = str(error.missing_cfg_file)
+    group, _, choice = name.partition("/") if name.split("/")[0] in GROUPS else name.rpartition("/")
+    unknown = f"unknown {group} '{choice}'. {suggest_choice(group, choice, error.options or ())}"
+    parent = re.match(r"In '([^']+)'", str(error))
+    path = find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
+    return f"{display(path)}: defaults: {unknown}" if path else f"{group}={choice}: {unknown}"
+
+
+def _explain_syntax(override: str) -> str:
+    """Return why an override is no key=value."""
+    key, _, value = override.partition("=")
+    if not value or not re.fullmatch(r"[+~]{0,2}[\w.@/:-]+", key):
+        return f"{override}: cannot be parsed; must be key=value or group=choice"
+    for quote in ("'", '"'):
+        if value.count(quote) % 2:
+            return f"{override}: cannot be parsed: a quote {quote} is not closed"
+    for opening, closing in BRACKETS.items():
+        if value.count(opening) != value.count(closing):
+            missing = "closed" if value.count(opening) > value.count(closing) else "opened"
+            return f"{override}: cannot be parsed: a bracket {opening}{closing} is not {missing}"
+    if key.startswith("space."):
+        return f"{override}: cannot be parsed. Allowed: {ALLOWED_FORMS}"
+    return f"{override}: cannot be parsed; a value with special characters needs quotes: '{key}=\"{value}\"'"
+
+
+def _explain_group_type(arguments: Arguments) -> str:
+    typed = [text for group, choice in choices_of(arguments).items() if not _is_text(text := f"{group}={choice}")]
+    typed += [override for override in arguments.overrides if override.startswith("=")]
+    return f"{' '.join(typed)}: must be group=choice with the name of a choice"
+
+
+def _is_text(override: str) -> bool:
+    return isinstance(OverridesParser.create().parse_override(override).value(), str)
+
+
+def _explain_file(text: str, arguments: Arguments) -> str:
+    """Return the reason of a message that begins with the name of a file: In 'workload/mine': …"""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    _, name, reason = lines[0].split("'", 2)
+    path = find_file(arguments, name)
+    if path and (problem := ConfigFile(path).problem(is_global=False)):
+        return f"{display(path)}:1: {problem}"
+    reason = lines[1] if reason.endswith("composing config:") and len(lines) > 1 else reason.lstrip(": ")
+    return f"{display(path) if path else name}: {reason}"
+
+
+def _suggest_key(key: str, arguments: Arguments) -> str:
+    """Return the keys of the chosen workload's configuration beside an unknown one, and the nearest."""
+    composed = compose_groups(arguments)
+    del composed.hydra
+    values: Any = OmegaConf.to_container(composed, resolve=False)
+    section, _, name = key.rpartition(".")
+    node: Any = values
+    for part in section.split(".") if section else []:
+        node = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        return suggest(name, map(str, node), f"{section}." if section else "")
+    close = nearest(key, _flatten(values))
+    return f"Available: {', '.join(map(str, values))}." + (f" Did you mean {close}?" if close else "")
+
+
+def _flatten(node: Any, prefix: str = "") -> list[str]:
+    """Return every key that has a value; `{cpu: …, gpu: …}` is a value."""
+    if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
+        return [prefix]
+    return [key for name, inner in node.items() for key in _flatten(inner, f"{prefix}.{name}" if prefix else str(name))]

@@ -1,0 +1,195 @@
+"""What --help prints: examples, flags, groups, and every key with its meaning, unit, allowed values and default."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable
+from dataclasses import MISSING, replace
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from sweeper.cli.arguments import FLAGS, Arguments
+from sweeper.cli.explanation import explain
+from sweeper.cli.groups import GROUPS, compose_groups, list_choices, loaded_files
+from sweeper.common.errors import UserInputError
+from sweeper.config.files import ConfigFile
+from sweeper.config.keys import Key, attribute_docs, keys_of, literal_values
+from sweeper.config.resolution import CONF
+from sweeper.config.schema import Config
+from sweeper.config.validation import build
+from workloads.api import registry
+from workloads.api.contract import Workload
+
+# Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
+COLUMN, NARROW_COLUMN = 28, 8
+NARROW = 72
+MAX_DEFAULT = 70  # characters of a default; a longer one, such as a command line, is cut
+HEADER = """\
+sweeper measures how fast a GPU cluster is and finds the configuration that gets there.
+
+    python -m sweeper [flag] [group=choice] [key=value] ..."""
+EXAMPLES = {
+    "python -m sweeper": "the fastest matrix products of this machine",
+    "python -m sweeper space.dtype=bf16,fp16 'space.m=range(1024,8193,256)' budget.trials=300": (
+        "your own choices and ranges, and a larger budget"
+    ),
+    "python -m sweeper search=random budget.trials=null budget.time_s=120 budget.patience=50": (
+        "at most two minutes, or until 50 trials bring nothing better"
+    ),
+    "python -m sweeper -m hardware=h100,mi300x search=tpe,random seed=1,2,3": "twelve sweeps",
+    "python -m sweeper workload=parallel model=llama3_8b gpus=8 plan=true projection.nodes=1,2,4,8": (
+        "valid layouts over 8 GPUs, estimates and a projection; without plan=true: measure them"
+    ),
+    "python -m sweeper cluster.address=auto tracking.uri=http://127.0.0.1:5000": (
+        "on a running Ray cluster, recorded by an MLflow server"
+    ),
+}
+RESUMING = "Rerun the same command to resume a sweep; a larger budget extends it."
+SPACE = (
+    "A parameter of the space is a constant, a choice such as bf16,fp16, a range(first, end, step) with an exclusive "
+    "end, or an interval(low, high)."
+)
+
+
+def render_help(arguments: Arguments) -> str:
+    """Return the help for the workload that the arguments choose, as wide as the terminal.
+
+    Raises:
+        UserInputError: if the chosen groups cannot be composed.
+    """
+    try:
+        composed, files = compose_groups(arguments), loaded_files(arguments)
+    except Exception as error:
+        raise UserInputError(explain(error, arguments)) from error
+    width = min(max(shutil.get_terminal_size().columns, 60), 100)
+    title = f"Keys of workload={composed.hydra.runtime.choices.workload}"
+    groups = {group: ", ".join(list_choices(arguments, group)) for group in GROUPS}
+    flags = {", ".join(names): meaning for names, _, meaning in FLAGS}
+    parts = (
+        [_wrap(HEADER, width), "Examples:", _examples(width), _wrap(RESUMING, width)],
+        ["Flags:", _rows(flags.items(), width)],
+        ["Groups and their choices, group=choice:", _rows(groups.items(), width)],
+        ["Keys of a sweep, key=value:", _rows(sweep_rows(composed, files), width)],
+        [f"{title}:", _wrap(SPACE, width), _rows(workload_rows(composed, files), width)],
+    )
+    return "\n\n".join(block for part in parts for block in part)
+
+
+def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
+    """Return the keys of every sweep with their meaning: the comments of conf/config.yaml, else the schema's docs."""
+    main = next(file for file in files if file.path == CONF / "config.yaml")
+    comments = main.comments()
+    keys = {key.name: key for key in keys_of(Config) if key.name not in ("space", "command")}
+    rows: dict[str, str] = {}
+    for name in _sorted_as(main, list(keys)):
+        section = name.partition(".")[0]
+        if section != name and section not in rows and section in comments:
+            rows[section] = comments[section]
+        key = keys[name]
+        rows[name] = _describe(replace(key, meaning=comments.get(name, key.meaning)), composed)
+    return list(rows.items())
+
+
+def _sorted_as(file: ConfigFile, names: list[str]) -> list[str]:
+    """Return the names in the order of the file, each section with those of its keys that the file does not set."""
+    place = {name: number for number, (name, *_) in enumerate(file.entries())}
+    last = len(place)
+    return sorted(names, key=lambda name: (place.get(name.partition(".")[0], last), place.get(name, last)))
+
+
+def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
+    """Return the workload's keys with their meaning: the docs of its dataclasses, else the comments of its files.
+
+    A command's parameters mean by default what those of the workload `parallel` mean, whose names its layout has.
+    """
+    workload = registry.load(composed.workload.name)
+    layout = attribute_docs(registry.load("parallel").Parameters) if workload.Settings else {}
+    comments = {f"space.{name}": meaning for name, meaning in layout.items()}
+    comments |= {name: comment for file in files for name, comment in file.comments().items()}
+    settings = [] if workload.Settings is None else list(keys_of(workload.Settings, "command."))
+    keys = [*_parameters(workload, composed), *settings]
+    keys = [replace(key, meaning=key.meaning or comments.get(key.name, "")) for key in keys]
+    return [(key.name, _describe(key, composed)) for key in keys]
+
+
+def _parameters(workload: Workload, composed: DictConfig) -> list[Key]:
+    """Return the parameters of the workload. Those of a command are known once it says what to run."""
+    if workload.Settings is not None:
+        try:
+            values: Any = OmegaConf.to_container(composed.command, resolve=False)
+            workload = workload.with_settings(build(workload.Settings, values, "command."))
+        except UserInputError:
+            return [Key(f"space.{name}", Any, MISSING) for name in composed.space]
+    return list(keys_of(workload.Parameters, "space."))
+
+
+def _describe(key: Key, composed: DictConfig) -> str:
+    """Return the meaning of a key and, in brackets, its unit, allowed values and default."""
+    choices = literal_values(key.annotation)
+    is_explained = bool(choices) and all(choice in key.meaning for choice in choices)
+    unit = "" if key.unit in key.meaning else key.unit
+    default = OmegaConf.select(composed, key.name, default=key.default)
+    details = [unit, "" if is_explained else key.allowed(), _format_default(default)]
+    meaning = key.meaning.replace("`", "").replace("None", "null").rstrip(".")
+    return f"{meaning} [{'; '.join(filter(None, details))}]".lstrip()
+
+
+def _format_default(value: Any) -> str:
+    if value is MISSING:
+        return "required"
+    value = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
+    if isinstance(value, dict) and value and value.keys() <= {"cpu", "gpu"}:
+        return "default: " + ", ".join(f"{_format(inner)} on a {kind.upper()}" for kind, inner in value.items())
+    return f"default: {_format(value)}"
+
+
+def _format(value: Any) -> str:
+    """Return a value as YAML in one line, cut where it is long."""
+    if isinstance(value, str):
+        return value or "''"
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).splitlines()[0]
+    return text if len(text) <= MAX_DEFAULT else f"{text[:MAX_DEFAULT]}…"
+
+
+def _rows(rows: Iterable[tuple[str, str]], width: int) -> str:
+    """Return names with their meaning beside them, or below a long name."""
+    column = COLUMN if width >= NARROW else NARROW_COLUMN
+    lines = list[str]()
+    for name, meaning in rows:
+        wrapped = _wrap(meaning, width, " " * column).splitlines()
+        if len(name) + 4 <= column and wrapped:
+            wrapped[0] = f"  {name}{wrapped[0][len(name) + 2 :]}"
+        else:
+            lines.append(f"  {name}")
+        lines += wrapped
+    return "\n".join(lines)
+
+
+def _examples(width: int) -> str:
+    """Return the commands, continued in further lines where they are long, each above its effect."""
+    blocks = list[str]()
+    for command, effect in EXAMPLES.items():
+        lines = _wrap(command, width - 2, "    ").replace("    ", "  ", 1)
+        blocks += [lines.replace("\n", " \\\n"), _wrap(effect, width, "      ")]
+    return "\n".join(blocks)
+
+
+def _wrap(text: str, width: int, indent: str = "") -> str:
+    """Return the text in lines of at most `width`. A line that is indented already stays as it is."""
+    lines = list[str]()
+    for paragraph in text.splitlines() or [""]:
+        if paragraph.startswith(" ") or not paragraph:
+            lines.append(paragraph)
+        else:
+            lines += textwrap.wrap(
+                paragraph,
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
