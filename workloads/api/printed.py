@@ -27,10 +27,10 @@ NUMBERS = {
     "dp": ("data parallel size",),
     "dp_shard": ("data parallel shard degree",),
     "dp_replicate": ("data parallel replicate degree",),
-    "layers": ("num layers", "num hidden layers"),
+    "layers": ("num layers", "num hidden layers", "n layers"),
     "hidden_size": ("hidden size",),
     "intermediate_size": ("ffn hidden size", "intermediate size"),
-    "heads": ("num attention heads",),
+    "heads": ("num attention heads", "n heads"),
 }
 # Lines of one program: a text that they contain, their pattern, and the name of each of its groups.
 NUMBER_LINES = (
@@ -48,7 +48,7 @@ NUMBER_LINES = (
     ),
     (
         "local batch size",  # torchtitan
-        r"local batch size (\d+), global batch size (\d+), sequence length (\d+)",
+        r"local batch size (\d+), global batch size (\d+),(?: gradient accumulation steps \d+,)? sequence length (\d+)",
         "micro_batch global_batch sequence_length",
     ),
     ("total parameters", r"\bModel \S+ \S+ size: ([\d,]+) total parameters", "parameters"),  # torchtitan
@@ -115,7 +115,7 @@ _PREFIX = re.compile(
 )
 # Every other line is skipped after one search.
 _HINT = re.compile(
-    r"size|length|degree|seq.len|num.|rank|dtype|precision|Precision|fp8|Float8|MX |enabled|converters|processes|"
+    r"size|length|degree|seq.len|num.|n_|rank|dtype|precision|Precision|fp8|Float8|MX |enabled|converters|processes|"
     r"parallel|batch|model|Model|parameters|GPUs|gpus|flavor"
 )
 _NUMBER = re.compile(

@@ -49,6 +49,13 @@ TITAN = "[rank0]:[titan] 2025-12-17 01:18:19,500 - root - INFO - "
             {"micro_batch": 1, "global_batch": 8, "sequence_length": 2048},
         ),
         (
+            f"{TITAN}Trainer is initialized with local batch size 2, global batch size 16, gradient accumulation steps "
+            "1, sequence length 8192, total steps 1000 (warmup 200)",
+            {"micro_batch": 2, "global_batch": 16, "sequence_length": 8192},
+        ),
+        ('  "n_layers": 32,', {"layers": 32}),
+        (f"{TITAN}MX training active with recipe mxfp8_cublas", {"fp8": "mxfp8"}),
+        (
             f"{TITAN}\x1b[34mModel llama3 8B \x1b[31msize: 8,030,261,248 total parameters\x1b[39m",
             {"model": "llama3_8B", "parameters": 8_030_261_248},
         ),
@@ -79,6 +86,7 @@ def test_a_printed_configuration_is_read(line: str, printed: dict[str, Any]) -> 
     [
         "data parallel world size: 2",
         "max sequence length: 131072",
+        '  "n_kv_heads": 8,',
         "  main_params_dtype ............... torch.float32",
         "  rampup_batch_size ............... [256, 256, 1000]",
         "  virtual_pipeline_model_parallel_size .... None",
