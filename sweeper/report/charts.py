@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from sweeper.report.best import (
     SPEED_UNITS,
     BestResult,
+    MeasuredValue,
     find_speed_metric,
     group_by_work,
     list_varying_parameters,
@@ -94,14 +95,7 @@ def _build_platforms(work: str, results: Sequence[BestResult]) -> Chart:
 def _build_panel(panel: Panel, names: Sequence[str], colours: Sequence[str]) -> go.Figure:
     figure = go.Figure()
     for pattern, (name, values) in zip(PATTERNS, panel.known_series.items(), strict=False):
-        figure.add_bar(
-            x=[measured.value for measured in values],
-            y=list(names),
-            orientation="h",
-            error_x=build_error_bars(values),
-            marker={"color": list(colours), "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#333"}},
-            name=name,
-        )
+        _add_bars(figure, pattern, name, list(zip(names, colours, values, strict=True)))
     for name, colour, spread in zip(names, colours, panel.spread, strict=False):
         figure.add_box(x=spread[:MAX_POINTS], name=name, marker_color=colour, boxpoints="outliers")
     if panel.is_empty:
@@ -111,10 +105,31 @@ def _build_panel(panel: Panel, names: Sequence[str], colours: Sequence[str]) -> 
         title=panel.title,
         height=bar_chart_height_px(len(names)),
         showlegend=len(panel.known_series) > 1,
+        barmode="group",
         legend={"orientation": "h", "y": -0.3},
     )
-    figure.update_yaxes(autorange="reversed", automargin=True, type="category")
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category", categoryarray=list(names))
     return figure.update_xaxes(title=panel.unit, rangemode="tozero")
+
+
+def _add_bars(figure: go.Figure, pattern: str, series: str, bars: Sequence[tuple[str, str, MeasuredValue]]) -> None:
+    """Add one series of bars, each a platform's name, its colour and its value.
+
+    Bars of a colour are one trace: plotly warns in the console of patterned bars that have a list of colours.
+    """
+    for n, colour in enumerate(dict.fromkeys(colour for _, colour, _ in bars)):
+        of_colour = [(name, value) for name, bar_colour, value in bars if bar_colour == colour]
+        figure.add_bar(
+            x=[value.value for _, value in of_colour],
+            y=[name for name, _ in of_colour],
+            orientation="h",
+            error_x=build_error_bars([value for _, value in of_colour]),
+            marker={"color": colour, "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#888"}},
+            name=series,
+            offsetgroup=series,
+            legendgroup=series,
+            showlegend=not n,
+        )
 
 
 def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Chart]:
@@ -130,7 +145,7 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
     figure = build_parallel_coordinates(with_platform, trials["rank"], trials["speed_per_device"], label)
     shown = f"{len(trials)} trials" if len(trials) <= MAX_LINES else f"the {MAX_LINES} fastest of {len(trials)} trials"
     note = (
-        f"Lines are {shown}, the brighter the faster on their platform. Drag along an axis to select the lines that "
+        f"Lines are {shown}, the redder the faster on their platform. Drag along an axis to select the lines that "
         "pass there."
     )
     width_px = AXIS_WIDTH_PX * len(figure.data[0].dimensions)

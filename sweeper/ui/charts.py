@@ -17,6 +17,8 @@ from sweeper.ui.format import format_number
 from sweeper.ui.importance import MEASURE
 
 ROW_HEIGHT_PX = 18  # of a bar with its name
+SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # seen on white and on black
+LABEL_ANGLE = -25  # of the axes of parallel coordinates: names are longer than the axes are apart
 MAX_LINES = 2000  # of parallel coordinates
 MAX_TICKS = 8  # along a numeric axis of parallel coordinates, if each value has a tick
 MAX_CATEGORIES = 30  # along an axis of names
@@ -77,7 +79,7 @@ def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.
 
 
 def build_parallel_coordinates(parameters: pd.DataFrame, ranks: pd.Series, speeds: pd.Series, label: str) -> go.Figure:
-    """Build a chart with a line for each trial, the brighter the better its rank. At most the best `MAX_LINES` show.
+    """Build a chart with a line for each trial, the redder the better its rank. At most the best `MAX_LINES` show.
 
     Args:
         parameters: a column for each axis; one of more than `MAX_CATEGORIES` names has no axis.
@@ -93,8 +95,9 @@ def build_parallel_coordinates(parameters: pd.DataFrame, ranks: pd.Series, speed
         if values.nunique() <= MAX_CATEGORIES or is_numeric(values)
     ]
     axes.append({"label": label, "values": speeds[shown]})
-    figure = go.Figure(go.Parcoords(line={"color": ranks[shown], "colorscale": "Cividis"}, dimensions=axes))
-    return figure.update_layout(margin={"l": 150, "r": 60})
+    line = {"color": ranks[shown], "colorscale": SLOW_TO_FAST}
+    figure = go.Figure(go.Parcoords(line=line, dimensions=axes, labelangle=LABEL_ANGLE, labelside="top"))
+    return figure.update_layout(margin={"l": 80, "r": 80, "t": 110})
 
 
 def _build_axis(name: str, values: pd.Series) -> dict[str, Any]:

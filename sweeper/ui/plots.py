@@ -31,7 +31,7 @@ MAX_CELLS = 20  # along each side of the heatmap
 MIN_SIZE_IN = (9.0, 6.0)
 DPI = 110
 PAGE = "plots.html"
-PARALLEL_COORDINATES = "Parallel coordinates (the brighter, the better)"
+PARALLEL_COORDINATES = "Parallel coordinates (the redder, the better)"
 IMPORTANCES = "Parameter importances (Kelley's epsilon squared)"
 
 
@@ -192,7 +192,7 @@ def _write_page(path: Path, search: SearchResult) -> Path:
     )
     figures = [
         optuna_plots.plot_optimization_history(search.study, target_name=search.label),
-        parallel_coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 100}),
+        parallel_coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 150}),
         optuna_plots.plot_slice(search.study, target_name=search.label),
     ]
     if search.importances:

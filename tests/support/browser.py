@@ -76,7 +76,7 @@ class Page:
             self.requests.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             self.errors.append(str(params["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert", "trace"):
             self.errors.append(str(params["args"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.errors.append(str(params["entry"]))
@@ -97,6 +97,11 @@ class Page:
         response = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in response, response
         return response["result"].get("value")
+
+    def print_pdf(self, path: Path, *, width_in: float, height_in: float) -> None:
+        """Print the page to a PDF on paper of this size."""
+        printed = self.call("Page.printToPDF", paperWidth=width_in, paperHeight=height_in, printBackground=True)
+        path.write_bytes(base64.b64decode(printed["data"]))
 
     def save_screenshot(self, path: Path, selector: str = "html") -> None:
         """Save a PNG of the first element that matches."""

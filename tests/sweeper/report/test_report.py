@@ -202,7 +202,7 @@ def test_the_page_is_one_file_without_external_resources_and_escapes_every_value
 def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> None:
     titles = [chart.title for chart in charts.build_charts(read_store(folder))]
     assert any("Nine views of offload llama3_8b" in title for title in titles)
-    assert titles[-1] == "Timeline of the devices" and "plotly" not in page.build_page("t", [], [])
+    assert titles[-1] == "Timeline of the devices" and "plotly.js" not in page.build_page("t", [], [])
 
 
 def test_nine_panels_show_each_platform_by_the_same_metrics() -> None:
