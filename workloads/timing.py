@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from math import ceil
 
 import torch
+
+from workloads.host_waits import time_undisturbed
 
 # Written between repeats so that the last-level cache holds nothing of the step's data. Larger than any such cache:
 # 60 MB on an H200, 126 MB on a B200, 256 MB on an MI300X; server processors have up to about 400 MB for all cores.
@@ -46,15 +49,19 @@ def time_in_turns(
     With `cold_cache` the last-level cache is flushed before each call, outside the timed region.
 
     On a GPU every call is enclosed in two device events, and the host runs ahead of the device, so that its launch
-    time is hidden: by the flush before each call, or by a wait before the first one.
+    time is hidden: by the flush before each call, or by a wait before the first one. On a CPU, calls during which
+    other processes held a core are measured again.
+
+    Raises:
+        HostBusy: on a CPU, other processes held the cores nearly all the time.
     """
     scratch = torch.empty(FLUSH_BYTES if cold_cache else 0, dtype=torch.uint8, device=device)
     for _ in range(warmup):
         for step in steps:
             step()
     if device.type == "cpu":
-        walls = [[_wall_time_s(step, scratch) for step in steps] for _ in range(repeats)]
-        return tuple(zip(*walls, strict=True))
+        timed = [partial(_wall_time_s, step, scratch) for step in steps]
+        return tuple(zip(*time_undisturbed(timed, repeats, torch.get_num_threads()), strict=True))
     torch.cuda.synchronize(device)
     if not cold_cache:
         torch.cuda._sleep(LEAD_CYCLES * repeats * len(steps))
