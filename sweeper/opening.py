@@ -37,8 +37,8 @@ def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
         plan: the plan of the sweep.
         arguments: the command line.
     """
-    sweep_lock = lock.acquire(plan.folder)
     gathered = provenance.gather(plan.target, arguments)
+    sweep_lock = lock.acquire(plan.folder)
     study = _open_study(plan, provenance.comparable_state(gathered, plan.resolved))
     retry_note = _describe_retry(plan, study)
     opening = parent_run.opening_message(
@@ -96,7 +96,8 @@ def _describe_retry(plan: Plan, study: Study) -> str:
     if not retry:
         return ""
     if not study.retries:
-        return f"retry={retry}: there is no such trial"
+        return f"{retry}: there is no such trial"
     changes = dict.fromkeys(change for retry in study.retries for change in retry.changed)
     changed = "; ".join(changes) or "nothing that is recorded"
-    return f"retry={retry}: {count(len(study.retries), 'trial')} run again; changed since: {changed}"
+    verb = "runs" if len(study.retries) == 1 else "run"
+    return f"{retry}: {count(len(study.retries), 'trial')} {verb} again; changed since: {changed}"

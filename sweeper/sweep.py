@@ -25,7 +25,7 @@ from sweeper.opening import open_sweep
 from sweeper.planning.plan import Plan
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 from sweeper.ui import duration, plan_view
 from sweeper.ui.duration import DurationNote
 from sweeper.ui.progress import ProgressState, make_progress

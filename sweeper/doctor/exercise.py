@@ -14,7 +14,7 @@ from sweeper.common.trials import TrialResult, TrialStatus
 from sweeper.config.hardware import Target
 from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 
 GPU_PRODUCT = {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "repeats": 50}
 CPU_PRODUCT = {"m": 512, "n": 512, "k": 512, "dtype": "fp32", "repeats": 20}

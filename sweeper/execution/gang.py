@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from sweeper.common.trials import TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.worker import RankResult
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 from workloads.api.contract import Rank, Scalar
 
 ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report

@@ -23,7 +23,7 @@ from sweeper.execution.cluster import ClusterError, summarize_ray_error
 from sweeper.execution.gang import Gang, RunningTrial
 from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
 from sweeper.execution.worker import Job, StepCollector
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 
 TRIALS_PER_GANG = 2  # one running, one next
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up

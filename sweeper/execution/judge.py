@@ -12,7 +12,7 @@ from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_fi
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
 from sweeper.planning.work import WorkIdentifier
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 from workloads.api.secrets import mask
 
 

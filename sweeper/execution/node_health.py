@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.space import point_key
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
 RECENT_TRIALS = 50  # of a node: the present state of a node shows in its last trials

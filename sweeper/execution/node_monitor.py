@@ -18,7 +18,7 @@ from sweeper.execution.node_health import (
     find_failing_nodes,
     find_last_round,
 )
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 
 POLL_INTERVAL_S = 10.0
 MAX_OBSERVATIONS = 5000  # attempts that node health is derived from; with more, a check takes longer than trials do

@@ -6,13 +6,14 @@ no count, ranking or sampler sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial
 
-from sweeper.common.trials import Retry, TrialRecord, TrialStatus
+from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
+from sweeper.config.space import Parameters, point_key
 from sweeper.search.identity import describe_differences
 
 RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
@@ -58,3 +59,52 @@ class RunStates:
         """Return a phrase for each value that differs from the run that asked for this trial."""
         states = [run["state"] for run in self._earlier if run["first_trial"] <= trial]
         return tuple(describe_differences(states[-1], self._state)) if states else ()
+
+
+class RetryQueue:
+    """The trials of earlier runs that this run tries again.
+
+    Attributes:
+        numbers: the numbers of these trials.
+        points: those of their points that were not asked for yet.
+    """
+
+    def __init__(self, statuses: Collection[TrialStatus]) -> None:
+        """Select the trials that ended with one of these statuses."""
+        self._statuses = statuses
+        self._marks: dict[str | Remeasurement, Retry] = {}  # by the key of the point, or by the round of the finals
+        self.numbers: set[int] = set()
+        self.points: list[Parameters] = []
+
+    @property
+    def marks(self) -> list[Retry]:
+        return list(self._marks.values())
+
+    def selects(self, record: TrialRecord) -> bool:
+        """Return whether this run tries such a trial again. Node comparisons are not."""
+        is_comparison = record.remeasurement is not None and not record.remeasurement.group
+        return record.status in self._statuses and not is_comparison
+
+    def fill(
+        self, records: Iterable[TrialRecord], changes_since: Callable[[int], tuple[str, ...]], allowed: set[str] | None
+    ) -> None:
+        """Queue the selected trials, unless their retry was asked for by an earlier run that did not finish it.
+
+        Args:
+            records: of the trials that no retry has replaced.
+            changes_since: returns what has changed since a trial ran.
+            allowed: keys of the points that may be asked for; None: all.
+        """
+        for record in records:
+            key = record.remeasurement or point_key(record.params)
+            is_allowed = isinstance(key, Remeasurement) or allowed is None or key in allowed
+            if not self.selects(record) or record.number in self.numbers or not is_allowed:
+                continue
+            self._marks[key] = Retry(record.number, changes_since(record.number))
+            self.numbers.add(record.number)
+            if not record.remeasurement:
+                self.points.append(dict(record.params))
+
+    def mark_of(self, key: str | Remeasurement) -> Retry | None:
+        """Return the mark of a new trial of this point or round, if it is a retry."""
+        return self._marks.get(key)

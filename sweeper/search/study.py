@@ -21,8 +21,9 @@ from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.search import storage
 from sweeper.search.identity import check_identity
-from sweeper.search.retries import RunStates, replaced_numbers, replaces, retry_of
+from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
 from sweeper.search.samplers import make_pruner, make_sampler, to_distribution
+from sweeper.search.trial import Trial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -35,16 +36,6 @@ STATES = {
 }
 MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
 MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point of the space with its number in the study. `params` has the parameters that vary, and no others."""
-
-    number: int
-    params: Parameters
-    remeasurement: Remeasurement | None = None
-    retry: Retry | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,6 @@ class Study:
         unfinished: trials of the search that a killed driver asked for. `ask` returns them first.
         abandoned: numbers of remeasurements that such a driver asked for. They are not asked for again.
         replaced: numbers of trials that a retry has replaced.
-        retried: numbers of trials that this run tries again; each is replaced when its retry has ended.
     """
 
     def __init__(
@@ -120,10 +110,7 @@ class Study:
         self.unfinished: list[Trial] = []
         self.abandoned: list[int] = []
         self.replaced: set[int] = set()
-        self.retried: set[int] = set()
-        self._retry_statuses = retry
-        self._retry_points: list[Parameters] = []
-        self._retries: dict[str | Remeasurement, Retry] = {}  # of this run, by the key of the point or the round
+        self._retries = RetryQueue(retry)
         self._queued_points: list[Parameters] = []
         self._allowed_keys = None if space.only is None else {point_key(point) for point in space.only}
         self._remaining_points: Iterator[Parameters] | None = None
@@ -142,12 +129,17 @@ class Study:
     @property
     def has_retries(self) -> bool:
         """Return whether points are left that this run tries again."""
-        return bool(self._retry_points)
+        return bool(self._retries.points)
 
     @property
     def retries(self) -> list[Retry]:
         """The trials that this run was asked to try again."""
-        return list(self._retries.values())
+        return self._retries.marks
+
+    @property
+    def retried(self) -> set[int]:
+        """Numbers of trials that this run tries again; each is replaced when its retry has ended."""
+        return self._retries.numbers
 
     @property
     def current_records(self) -> list[TrialRecord]:
@@ -166,12 +158,12 @@ class Study:
         params = self._snap_to_space(proposal.params)
         self._sampling_numbers[number] = proposal.number
         self._known_keys.add(point_key(params))
-        return self._add_trial(Trial(number, params, retry=self._retries.get(point_key(params))))
+        return self._add_trial(Trial(number, params, retry=self._retries.mark_of(point_key(params))))
 
     def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement) -> Trial:
         """Return a trial that measures tried parameters again. The sampler does not see it."""
-        retry = self._retries.get(remeasurement)
-        return self._add_trial(Trial(self._trial_count, dict(params), remeasurement, retry))
+        mark = self._retries.mark_of(remeasurement)
+        return self._add_trial(Trial(self._trial_count, dict(params), remeasurement, mark))
 
     def _add_trial(self, trial: Trial) -> Trial:
         """Add a running trial to the journal."""
@@ -194,8 +186,7 @@ class Study:
         name, seed = self._settings.sampler, self._settings.seed
         sampler = make_sampler(name, seed, number)
         self._sampling.sampler = sampler
-        while self._retry_points or self._queued_points:
-            queue = self._retry_points or self._queued_points
+        while queue := self._retries.points or self._queued_points:
             if proposal := self._ask_sampler(queue.pop(0)):
                 return proposal
         # After a resume, QMC starts its sequence again and has to pass all points that were tried.
@@ -279,7 +270,9 @@ class Study:
                 self._search_trial_count += 1
                 self._load_search_trial(trial, record)
         self._queue_cancelled_points()
-        self._queue_retries(RunStates(self._journal, self._trial_count, run_state))
+        states = RunStates(self._journal, self._trial_count, run_state)
+        self._retries.fill(self.current_records, states.changes_since, self._allowed_keys)
+        self._known_keys -= {point_key(point) for point in self._retries.points}
 
     def _load_remeasurement(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():
@@ -294,7 +287,8 @@ class Study:
     def _load_search_trial(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():
             self.records[trial.number] = record
-            if record.status in STATES and not self._is_repeated(record):
+            is_repeated = trial.number in self.replaced or self._retries.selects(record)
+            if record.status in STATES and not is_repeated:
                 infeasible = record.status is TrialStatus.INFEASIBLE
                 self._sampling.add_trial(_copy_trial(trial, self.distributions, infeasible=infeasible))
             return
@@ -306,27 +300,7 @@ class Study:
             retry = retry_of(trial)
             self.unfinished.append(Trial(trial.number, dict(trial.params), retry=retry))
             if retry:
-                self.retried.add(retry.trial)
-
-    def _is_repeated(self, record: TrialRecord) -> bool:
-        """Return whether a retry has replaced this trial, or this run tries it again."""
-        return record.number in self.replaced or record.status in self._retry_statuses
-
-    def _queue_retries(self, states: RunStates) -> None:
-        """Queue the trials that this run tries again, unless their retry is among the unfinished."""
-        for record in self.current_records:
-            key = record.remeasurement or point_key(record.params)
-            is_allowed = isinstance(key, Remeasurement) or self._allowed_keys is None or key in self._allowed_keys
-            is_comparison = isinstance(key, Remeasurement) and not key.group
-            if record.status not in self._retry_statuses or record.number in self.retried:
-                continue
-            if not is_allowed or is_comparison:
-                continue
-            self._retries[key] = Retry(record.number, states.changes_since(record.number))
-            self.retried.add(record.number)
-            if isinstance(key, str):
-                self._known_keys.discard(key)
-                self._retry_points.append(dict(record.params))
+                self._retries.numbers.add(retry.trial)
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""

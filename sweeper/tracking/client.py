@@ -18,6 +18,7 @@ from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 
 MAX_RESTARTS = 3
+START_PATIENCE_S = 60.0  # on a busy machine the process took 20 s to import MLflow and open its store
 MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
 
 
@@ -93,16 +94,19 @@ class TrackingClient:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
         Returns:
-            Whether everything is written. It gives up after `patience_s` seconds in which no record was.
+            Whether everything is written. It gives up after `patience_s` seconds in which no record was. A process that
+            is still starting has START_PATIENCE_S.
         """
         with self._mutex:
             self._closing_message = {"close": results, "view": asdict(view)}
             self._send_waiting()
-        deadline_s = time.monotonic() + patience_s
+        started_s = time.monotonic()
+        deadline_s = started_s + patience_s
         pending = self.pending
         while not self._closed.wait(0.05) and time.monotonic() < deadline_s:
             self.restart_if_dead()
-            if self.pending < pending:
+            is_starting = not (self.is_open or self.last_error) and time.monotonic() < started_s + START_PATIENCE_S
+            if is_starting or self.pending < pending:
                 deadline_s = time.monotonic() + patience_s
                 pending = self.pending
         self._close_input()

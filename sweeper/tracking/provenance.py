@@ -47,7 +47,7 @@ def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) ->
     config, git = resolved.config, provenance["git"]
     return {
         **{f"version of {name}": version for name, version in provenance["versions"].items() if version},
-        "git commit": git.get("commit", ""),
+        "git commit": git.get("commit", "")[:12],
         "uncommitted changes": git.get("changed", False),
         "host": provenance["machine"]["host"],
         "driver": ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sweeper.common.trials import TrialStatus
 from sweeper.planning.duration import estimate_steps_s
 from sweeper.planning.plan import Plan
 from sweeper.search.progress import SweepProgress
@@ -35,7 +36,8 @@ class DurationNote:
             gangs: trials that run at once.
         """
         remaining_s = progress.estimated_remaining_s(trials)
-        if not self._is_due or remaining_s is None or progress.finished_in_this_run < max(MIN_TRIALS, gangs):
+        has_enough = progress.finished_in_this_run >= max(MIN_TRIALS, gangs) and progress.counts[TrialStatus.COMPLETE]
+        if not self._is_due or remaining_s is None or not has_enough:
             return ""
         self._is_due = False
         finals = self._plan.config.finals

@@ -16,6 +16,7 @@ from sweeper.planning import cost_model
 from sweeper.planning.cost_model import CostEstimates, Projection
 from sweeper.planning.plan import Plan
 from sweeper.planning.preview import first_point, preview
+from sweeper.ui import duration
 from sweeper.ui.format import count, format_number, format_point
 from sweeper.ui.tables import csv_of, draw, format_counts, terminal_width
 
@@ -65,8 +66,8 @@ def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: i
     lines += [f"excluded {line}" for line in plan.excluded]
     lines += [f"warning  {line}" for line in plan.target.describe_foreign_use()]
     if counts or interrupted:
-        rerun = f"; {interrupted} interrupted trials run again" if interrupted else ""
-        lines.append(f"resumed  {format_counts(counts)}{rerun}")
+        rerun = f"{count(interrupted, 'interrupted trial')} again" if interrupted else ""
+        lines.append(f"resumed  {'; '.join(filter(None, [format_counts(counts) if counts else '', rerun]))}")
     return lines
 
 
@@ -74,6 +75,8 @@ def show_plan(plan: Plan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
     console = Console(width=terminal_width())
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
+    if estimate := duration.describe_plan(plan):
+        console.print(estimate, highlight=False)
     if plan.space.constants:
         console.print(f"fixed    {format_point(plan.space.constants)}", highlight=False)
     if plan.estimates is None:

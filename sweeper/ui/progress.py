@@ -171,6 +171,7 @@ class Json(Progress):
                 "outcome": ended.status.value,
                 "reason": ended.reason,
                 **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"retry_of": ended.retry.trial} if ended.retry else {}),
                 "params": dict(ended.params),
                 "metrics": dict(ended.metrics),
                 "is_best": is_best,

@@ -126,7 +126,7 @@ class Summary:
     def _next_steps(self, is_over: bool, is_exhausted: bool) -> list[str]:
         """Return why the sweep stopped, if it did, and the commands that go on."""
         lines = [f"stopped  {self.stopped}"] if self.stopped else []
-        if self.retry_command:
+        if self.retry_command and (is_over or self.retry_command != self.command):
             lines.append(f"retry    {self.retry_command}")
         if not is_over:
             lines.append(f"resume   {self.command}")

@@ -7,7 +7,8 @@ from typing import Any
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Range, Space
-from sweeper.search.study import SearchSettings, Study, Trial
+from sweeper.search.study import SearchSettings, Study
+from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
 
 GRID = Space({"a": Range(0, 3, 1), "b": Choice(("x", "y", "z"))})

@@ -12,7 +12,7 @@ from sweeper.config.schema import Hardware
 from sweeper.config.space import Space
 from sweeper.execution.judge import TrialJudge
 from sweeper.planning.work import WorkIdentifier
-from sweeper.search.study import Trial
+from sweeper.search.trial import Trial
 from workloads.api import registry
 from workloads.api.contract import Measurement
 

@@ -8,7 +8,8 @@ import pytest
 
 from sweeper.common.trials import RETRIED, Remeasurement, TrialRecord, TrialStatus
 from sweeper.config.space import Range, Space
-from sweeper.search.study import Study, Trial
+from sweeper.search.study import Study
+from sweeper.search.trial import Trial
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
 
 FAILED, COMPLETE, INFEASIBLE = TrialStatus.FAILED, TrialStatus.COMPLETE, TrialStatus.INFEASIBLE
