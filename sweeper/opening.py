@@ -10,7 +10,7 @@ from typing import IO
 from sweeper.common.trials import RETRIED
 from sweeper.execution import lock
 from sweeper.planning.plan import Plan
-from sweeper.search.progress import SweepProgress
+from sweeper.search.progress import DeviceUse, SweepProgress
 from sweeper.search.study import SearchSettings, Study
 from sweeper.tracking import parent_run, provenance
 from sweeper.tracking.client import TrackingClient
@@ -85,8 +85,7 @@ def _make_progress(plan: Plan, study: Study) -> SweepProgress:
         plan.config.budget,
         [record for record in searched if record.number not in repeated],
         repeated=[record for record in searched if record.number in repeated],
-        devices=plan.resources.gpus,
-        price_per_hour=plan.config.price_per_hour,
+        use=DeviceUse(plan.resources.gpus, len(plan.target.nodes), plan.config.price_per_hour),
     )
 
 

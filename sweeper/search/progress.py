@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
 from sweeper.config.schema import Budget
@@ -18,6 +19,21 @@ LIMITS = (
     "cost",
 )  # of the budget; the first that is reached ends the search
 EARLY_TRIALS = 5  # a failure that so many trials share at first is not a coincidence
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """The devices of a sweep's trials.
+
+    Attributes:
+        gpus: of one trial.
+        nodes: of the sweep.
+        price_per_hour: of one GPU; None if it is not known.
+    """
+
+    gpus: int = 1
+    nodes: int = 1
+    price_per_hour: float | None = None
 
 
 class SweepProgress:
@@ -36,8 +52,7 @@ class SweepProgress:
         records: Iterable[TrialRecord],
         *,
         repeated: Iterable[TrialRecord] = (),
-        devices: int = 1,
-        price_per_hour: float | None = None,
+        use: DeviceUse | None = None,
     ) -> None:
         """Start from the records of earlier runs of the sweep.
 
@@ -47,14 +62,12 @@ class SweepProgress:
             budget: when the search ends.
             records: trials of the search that ended in earlier runs.
             repeated: earlier attempts of trials that are or were tried again: the budget counts their time only.
-            devices: GPUs of one trial.
-            price_per_hour: of one GPU; None if it is not known.
+            use: the devices of the trials; by default one.
         """
         self._objective = objective
         self._direction = direction
         self._budget = budget
-        self._devices = devices
-        self._price_per_hour = price_per_hour
+        self._use = use or DeviceUse()
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
@@ -68,7 +81,8 @@ class SweepProgress:
         self._earlier_finished = self.finished_trials
         self._earlier_records = len(self._records)
         self._started_s: float | None = None
-        self._failures = RepeatedFailures(budget.same_failures)  # those of earlier runs do not stop this one
+        # Failures of earlier runs do not stop this one.
+        self._failures = RepeatedFailures(budget.same_failures, self._use.nodes)
 
     def start(self) -> None:
         """Start the clock of this run."""
@@ -143,13 +157,13 @@ class SweepProgress:
 
     def _used(self, running_s: float) -> dict[str, int | float]:
         """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
-        gpu_hours = (self._trial_s + running_s) * self._devices / 3600
+        gpu_hours = (self._trial_s + running_s) * self._use.gpus / 3600
         return {
             "trials": self.finished_trials,
             "time_s": self.elapsed_s,
             "patience": self._trials_since_best,
             "gpu_hours": gpu_hours,
-            "cost": gpu_hours * (self._price_per_hour or 0.0),
+            "cost": gpu_hours * (self._use.price_per_hour or 0.0),
         }
 
     def common_failure_reason(self) -> str:

@@ -52,3 +52,13 @@ def test_failures_for_different_reasons_are_counted_apart() -> None:
 
 def test_without_a_limit_no_number_of_failures_stops_a_sweep() -> None:
     assert stop_reason(*[FAILED] * 50, limit=None) == ""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "places", "stops"), [(1, "aaa", True), (2, "aaa", False), (2, "aba", True), (2, "   ", True)]
+)
+def test_failures_on_one_node_of_several_do_not_stop_a_sweep(nodes: int, places: str, stops: bool) -> None:
+    failures = RepeatedFailures(3, nodes)
+    for number, place in enumerate(places):
+        failures.add(trial_record(number, status=FAILED, reason="no device", where={"node_ids": place.strip()}))
+    assert bool(failures.stop_reason) == stops
