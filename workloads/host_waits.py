@@ -16,7 +16,7 @@ from pathlib import Path
 
 MAX_WAITED = 0.05  # share of an undisturbed turn's time that threads wait, summed over threads
 MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most so many times the fastest: what Linux does not count
-EXTRA_S = 5.0  # how long further turns are tried
+EXTRA_S = 3.0  # how long further turns are tried
 PAUSE_S = 0.01  # after a disturbed turn: the scheduler prefers a process that has slept
 UNUSABLE = 0.5  # share of their time that the threads wait: the rate is too low by a factor of two or more
 
@@ -31,7 +31,7 @@ class Turn:
 
     Attributes:
         times_s: the time of each call.
-        waited_s: how long threads waited for a core, summed over threads.
+        waited_s: how long threads waited for a core meanwhile, summed over threads.
     """
 
     times_s: tuple[float, ...]
@@ -80,22 +80,26 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     """
     waits = ThreadWaits()
     try:
-        turns = [_time_turn(steps, waits) for _ in range(repeats)]
+        turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
         deadline_s = time.monotonic() + EXTRA_S
         while _count_undisturbed(turns) < repeats and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)
             for step in steps:
                 step()  # the pause has cooled the cache
-            turns.append(_time_turn(steps, waits))
+            turns.append(_time_turn(steps, waits, threads))
     finally:
         waits.close()
     return [turn.times_s for turn in select_turns(turns, repeats, threads)]
 
 
-def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits) -> Turn:
+def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads: int) -> Turn:
+    started_s = time.perf_counter()
     before_s = waits.read_s()
     times_s = tuple(step() for step in steps)
-    return Turn(times_s, waits.read_s() - before_s)
+    waited_s = waits.read_s() - before_s
+    # Also between the calls and the readings the threads may wait, which disturbs nothing.
+    outside_s = max(0.0, time.perf_counter() - started_s - sum(times_s))
+    return Turn(times_s, max(0.0, waited_s - threads * outside_s))
 
 
 def _count_undisturbed(turns: Sequence[Turn]) -> int:
