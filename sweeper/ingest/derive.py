@@ -14,7 +14,7 @@ from workloads.api.models import flops_per_token
 
 POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
 MAX_LENGTH_FACTOR = 1024  # between the stated sequence length and one that explains a claim
-FLOPS_CLAIMS = ("tflops", "tflops_per_gpu", "mfu", "hfu")
+FLOPS_CLAIMS = frozenset({"tflops", "tflops_per_gpu", "mfu", "hfu"})
 
 
 def derive_metrics(result: ImportedResult) -> dict[str, float]:

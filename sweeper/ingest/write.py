@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from sweeper.common.trials import exact_value
-from sweeper.ingest.derive import derive_metrics, find_contradictions
+from sweeper.ingest.derive import FLOPS_CLAIMS, derive_metrics, find_contradictions
 from sweeper.ingest.imported import WARMUP_RULE, ImportedResult
 from sweeper.tracking import mlflow_store, new_store
 
@@ -85,7 +85,7 @@ def _build_tags(result: ImportedResult, derived: Mapping[str, float]) -> dict[st
         "contradictions": "; ".join(find_contradictions(result, derived)),
         "notes": "; ".join(result.notes),
         "claims_statistic": result.claims.statistic if result.claims.values else "",
-        "claims_flops": result.claims.flops if result.claims.values else "",
+        "claims_flops": result.claims.flops if result.claims.values.keys() & FLOPS_CLAIMS else "",
         **{name: str(value) for name, value in result.machine_info.items()},
     }
 

@@ -141,9 +141,10 @@ def write_images(stored: Stored, path: Path) -> None:
 
 def write_page(stored: Stored, tables: Sequence[Table], path: Path) -> None:
     """Write the HTML report and print its path."""
-    from sweeper.report import charts, page
+    from sweeper.report import charts, imported_charts, page
 
-    path.write_text(page.build_page("sweeper: results", tables, list(charts.build_charts(stored))))
+    drawn = [*charts.build_charts(stored), *imported_charts.build_charts(stored.imported)]
+    path.write_text(page.build_page("sweeper: results", tables, drawn))
     print(path)
 
 

@@ -77,7 +77,7 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
     for sweep, sweep_trials in trials.groupby("tag.sweep"):
         for work, work_trials in split_by_work(sweep_trials):
             title = f"{sweep}, {work}" if work else str(sweep)
-            yield from _build_heatmaps(title, work_trials)
+            yield from build_heatmaps(title, work_trials)
             yield from _build_history(title, work_trials)
             yield from _build_memory(title, work_trials)
     yield from _build_timeline(trials)
@@ -179,7 +179,7 @@ def rank_trials(results: Sequence[BestResult]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
+def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     """Build the heatmaps over the first two numeric parameters that vary, with infeasible cells marked.
 
     A grid of mostly untried cells becomes a scatter chart.

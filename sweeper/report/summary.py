@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sweeper.common.intervals import missing_reason
-from sweeper.report import published
+from sweeper.report import imported, published
 from sweeper.report.best import (
     MAIN_WORK_NAMES,
     SPEED_UNITS,
@@ -26,7 +26,9 @@ from sweeper.ui.tables import markdown_of
 SWEEPS = "Sweeps"
 BEST_RESULTS = "Best results"
 PARAMETERS = "Parameters of the best results"
-UNRANKED = "Published and imported results"
+PUBLISHED = "Published results"
+IMPORTED = "Imported results"
+CONTRADICTIONS = "Contradictions in imported results"
 MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
 SECONDS_PER_DAY = 86400
@@ -51,14 +53,24 @@ class Table:
 def build_tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
     """Return the tables that have rows: the sweeps, their best results, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
-    others = [*published.list_published(models), *published.list_imported(stored.imported)]
     tables = [
         build_sweeps_table(stored),
         build_best_results_table(stored.best_results, stored.trials, price_per_hour),
         build_parameters_table(stored.best_results),
-        Table(UNRANKED, *_drop_empty_columns(published.HEADING, others), published.NOTE, unranked=True),
+        _build_unranked_table(PUBLISHED, published.HEADING, published.list_published(models), published.NOTE),
+        _build_unranked_table(IMPORTED, imported.HEADING, imported.list_rows(stored.imported), imported.NOTE),
+        _build_unranked_table(
+            CONTRADICTIONS,
+            imported.CONTRADICTIONS_HEADING,
+            list(imported.list_contradictions(stored.imported)),
+            imported.CONTRADICTIONS_NOTE,
+        ),
     ]
     return [table for table in tables if table.rows]  # a store may have imported results alone
+
+
+def _build_unranked_table(title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:
+    return Table(title, *_drop_empty_columns(heading, rows), note, unranked=True)
 
 
 def build_sweeps_table(stored: Stored) -> Table:

@@ -251,7 +251,7 @@ def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cel
         "metric.tokens_per_s": math.nan,
         "tag.reason": "3 GiB too little",
     }
-    (chart,) = charts._build_heatmaps("sweep", pd.DataFrame(rows))
+    (chart,) = charts.build_heatmaps("sweep", pd.DataFrame(rows))
     assert chart.title == "sweep: best tokens/s, TFLOP/s, MFU %, HFU % over host_gib and device_gib"
     labels = [figure.data[0].colorbar.title.text for figure in chart.figures]
     assert labels == ["tokens/s", "TFLOP/s", "MFU %", "HFU %"]
@@ -260,7 +260,7 @@ def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cel
     # A complete trial in the same cell replaces the mark; a metric that is unknown everywhere has no heatmap.
     rows.append({**rows[1], "param.host_gib": "40", "param.device_gib": "24"})
     without_utilisation = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
-    (chart,) = charts._build_heatmaps("sweep", without_utilisation)
+    (chart,) = charts.build_heatmaps("sweep", without_utilisation)
     assert len(chart.figures) == 2 and not chart.figures[0].data[1].x
 
 
@@ -359,7 +359,7 @@ def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ra
     shutil.copy(folder / "mlflow.db", tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     for speed in (4e6, 8e6):  # faster than every measured result; the fastest of each file is shown
-        line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / speed},{speed},500,0.5,0.6\n"
+        line = f"75,78,8192,15,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / speed},{speed},500,0.5,0.6\n"
         with (tmp_path / "h100_8b.csv").open("a") as file:
             file.write(line)
     (tmp_path / "other_8b.csv").write_text(line)
@@ -369,17 +369,18 @@ def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ra
     assert [result.speed for result in before.best_results] == [result.speed for result in after.best_results]
     assert export.build_csv(before) == export.build_csv(after)
     tables = summary.build_tables(after, None)
-    (table,) = [table for table in tables if table.unranked]
-    rows = [dict(zip(table.heading, row, strict=True)) for row in table.rows]
-    imported = [
-        (row["source"], row["tokens/s per device"]) for row in rows if not row["source"].startswith("published")
+    published, imported = [
+        [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables if table.unranked
     ]
-    assert imported == [("imported: h100_8b line 2", "8,000,000"), ("imported: other_8b line 1", "8,000,000")]
-    published = [row for row in rows if row["source"].startswith("published: ")]
-    assert {row["model"] for row in published} == {"llama3_8b"} and all(row["claimed"] for row in published)
-    assert "10,253" in {row["claimed"] for row in published if row["source"].endswith("dgxc-benchmarking v25.02")}
+    assert [(row["result"], row["tokens/s per device"]) for row in imported] == [
+        ("h100_8b line 2", "8,000,000"),
+        ("other_8b line 1", "8,000,000"),
+    ]
+    assert {row["model"] for row in published} == {"llama3_8b"}
+    claimed = [(row["source"], row["claimed tokens/s per device"]) for row in published]
+    assert all(rate for _, rate in claimed) and ("dgxc-benchmarking v25.02", "10,253") in claimed
     html = page.build_page("t", tables, [])
-    assert "<section class=unranked><h2>Published and imported results</h2>" in html
+    assert all(f"<section class=unranked><h2>{name} results</h2>" in html for name in ("Published", "Imported"))
     assert not store.read(uri, sweep="first").imported.size  # the report on one sweep has no imported results
 
 
@@ -389,7 +390,7 @@ def test_a_store_with_only_imported_results_has_a_report(tmp_path: Path, monkeyp
     (tmp_path / "h100_8b.csv").write_text(line)
     import_file(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
     markdown = run_report(tmp_path, "--format", "markdown").out
-    assert "imported: h100_8b line 1" in markdown and "Best results" not in markdown
+    assert "| h100_8b line 1 |" in markdown and "Best results" not in markdown
     assert "there is no complete trial" in run_report(tmp_path, "--format", "csv").err
     assert run_report(tmp_path).code == 0
     assert "there is no complete trial" in run_report(tmp_path, "--format", "png").err
