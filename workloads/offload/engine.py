@@ -277,8 +277,9 @@ class Engine:
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
         """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
         for n, layer in enumerate(self._layers):
+            # Read once: a function that draws weights would return others for the master weights.
+            flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
             for buffer in (layer.weights, *layer.optimizer_states[2:]):
-                flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
                 buffer.tensor.copy_(flat)
         self._weights.invalidate()
         self._embedding_and_head.load(get_weight)

@@ -144,6 +144,16 @@ def test_any_mixture_of_placements_trains_like_plain_pytorch(
     check_training(build_plan(layers, states, rounds, segments))
 
 
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_drawn_master_weights_are_those_that_the_first_gradients_belong_to(location: Location) -> None:
+    with Arena(64 * 2**20, CPU) as arena:
+        plan = build_plan([LayerPlan(location, location, location)] * SHAPE.layers, location, 1)
+        engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=Precision(torch.bfloat16, True))
+        engine.initialize(0)
+        for layer in engine._layers:
+            assert torch.equal(layer.optimizer_states[2].tensor.bfloat16(), layer.weights.tensor)
+
+
 @pytest.mark.parametrize("segments", [1, 4])
 def test_a_block_in_bf16_is_as_accurate_as_plain_pytorchs(segments: int) -> None:
     """The error of the output and of every gradient against fp64 is at most 1.5 times that of autograd in bf16."""
