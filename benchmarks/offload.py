@@ -2,6 +2,7 @@
 
     python benchmarks/offload.py [--rows 8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload] [--steps 1]
     python benchmarks/offload.py --rows cpu_offload_small
+    python benchmarks/offload.py --rows 8b_8k_fp8 --steps 3   # bf16 and fp8 in turns, at four budgets
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
 
@@ -13,6 +14,7 @@ to 622,592 tokens).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -34,7 +36,7 @@ PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 
 @dataclass(frozen=True)
 class Row:
-    """One training run. `reference_tokens_per_s` is the rate of the reference at the same budgets."""
+    """One training run. `reference_tokens_per_s` is the rate of the reference at the same budgets, in bf16."""
 
     model: str
     sequence_length: int
@@ -42,6 +44,7 @@ class Row:
     device_gib: float
     sequences: int
     reference_tokens_per_s: float | None = None
+    dtype: str = "bf16"
 
 
 # CPUOffloadPolicy runs last, and once in a process, because it does not free its host memory.
@@ -51,6 +54,11 @@ ROWS = {
         Row("llama3_8b", 8192, 75, 78, 16, 11406),
         Row("llama3_8b", 8192, 70, 40, 16, 10135),
         Row("llama3_8b", 8192, 60, 24, 16, 9478),
+    ],
+    "8b_8k_fp8": [
+        Row("llama3_8b", 8192, host_gib, device_gib, 16, dtype=dtype)
+        for host_gib, device_gib in ((8, 130), (75, 78), (70, 40), (60, 24))
+        for dtype in ("bf16", "fp8_tensorwise")
     ],
     "8b_8k_large": [Row("llama3_8b", 8192, 75, 78, 68, 11406)],  # steps as large as those of the reference
     "1b_8k": [Row("llama3_1b", 8192, 4, 78, 64, 55090)],
@@ -72,6 +80,7 @@ def measure_row(row: Row, steps: int) -> str:
         "host_gib": row.host_gib,
         "device_gib": row.device_gib,
         "steps": steps,
+        "dtype": row.dtype,
     }
     started = time.perf_counter()
     try:
@@ -79,11 +88,12 @@ def measure_row(row: Row, steps: int) -> str:
     except Infeasible as error:
         return f"infeasible: {error}"
     step_s, metrics = statistics.median(measurement.step_times_s), measurement.metrics
+    peak = PEAK_TFLOPS * 1e12 if row.dtype == "bf16" else math.nan  # a step in two formats has no common peak
     reference = f"{row.reference_tokens_per_s:,.0f}" if row.reference_tokens_per_s else ""
     return (
         f"{measurement.tokens_per_step / step_s:8,.0f} | {metrics['predicted_tokens_per_s']:8,.0f} | {reference:>6} | "
-        f"{measurement.flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
-        f"{measurement.hardware_flops_per_step / step_s / PEAK_TFLOPS / 1e12:5.1%} | "
+        f"{measurement.flops_per_step / step_s / peak:5.1%} | "
+        f"{measurement.hardware_flops_per_step / step_s / peak:5.1%} | "
         f"{metrics['copy_wait_share']:5.1%} | {metrics['optimizer_share']:5.1%} | "
         f"{metrics['peak_device_gib']:6.1f} | {metrics['peak_host_gib']:6.1f} | "
         f"{metrics['copied_gib_per_step']:6.0f} | {metrics['sm_clock_mhz']:5.0f} | {time.perf_counter() - started:4.0f}"
@@ -156,7 +166,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1)
     args = parser.parse_args()
     print(f"# Offloading: {torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}\n")
-    print("model, tokens per sequence, tokens per step, host/device GiB")
+    print("model, dtype, tokens per sequence, tokens per step, host/device GiB")
     print(
         "tokens/s | predicted | reference | MFU | HFU | copy wait | optimizer | peak device, host GiB | "
         "copied GiB per step | SM MHz | total s\n"
@@ -164,7 +174,7 @@ def main() -> None:
     for name in args.rows.split(","):
         for row in ROWS[name]:
             print(
-                f"{row.model} {row.sequence_length} {row.sequences * row.sequence_length} "
+                f"{row.model} {row.dtype} {row.sequence_length} {row.sequences * row.sequence_length} "
                 f"{row.host_gib:g}/{row.device_gib:g}: {measure_row(row, args.steps)}",
                 flush=True,
             )

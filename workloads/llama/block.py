@@ -38,12 +38,17 @@ class BlockMath:
     """Forward and backward of any block of one shape.
 
     Attributes:
+        recipe: that of the matrix products, in `workloads.api.recipes`; empty: they are in the weights' data type.
+        scales: how the recipe scales their operands; empty without one.
         shape: the model's sizes.
         kernel: the attention kernel.
         norm: (x, weight) to the RMS norm of x[tokens, hidden_size].
         norm_backward: (x, weight, d_out, d_residual) to the norm of x, d_out's gradient with respect to x plus
             `d_residual`, and its gradient with respect to weight.
     """
+
+    recipe = ""
+    scales = ""
 
     def __init__(self, shape: LlamaShape, kernel: Kernel, *, compiled: bool) -> None:
         """Use `torch.compile` for the elementwise operations if `compiled`."""
@@ -75,7 +80,7 @@ class BlockMath:
             return torch.cat(parts, dim=1).transpose(1, 2).flatten(0, 1).flatten(1)
 
         def add_kv_gradients(dk: Tensor, dv: Tensor, d_kv: Tensor) -> tuple[Tensor, Tensor]:
-            later_dk, later_dv = _split_kv(d_kv)
+            later_dk, later_dv = split_kv(d_kv)
             return (dk + later_dk).to(dk.dtype), (dv + later_dv).to(dv.dtype)
 
         def compile_if_enabled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,6 +90,15 @@ class BlockMath:
         self._swiglu, self._swiglu_backward = compile_if_enabled(swiglu), compile_if_enabled(swiglu_backward)
         self._rotate, self._rotate_backward = compile_if_enabled(rotate), compile_if_enabled(rotate_backward)
         self._add_kv_gradients = compile_if_enabled(add_kv_gradients)
+
+    def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
+        """Return a block's weights as both passes take them, for all chunks of a layer.
+
+        Args:
+            forward: they are for the forward pass, or for one that recomputes activations.
+            backward: they are for the backward pass.
+        """
+        return weights
 
     # ── forward ──
 
@@ -110,8 +124,8 @@ class BlockMath:
         if "q" not in activations:
             activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
         if "attn_out" not in activations:
-            past = _split_kv(past_kv) if past_kv is not None else None
-            q, k, v = _split_heads(activations["q"], activations["kv"])
+            past = split_kv(past_kv) if past_kv is not None else None
+            q, k, v = split_heads(activations["q"], activations["kv"])
             out, activations["lse"] = attend(self.kernel, q, k, v, past)
             activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
         if "residual" not in activations:
@@ -167,9 +181,9 @@ class BlockMath:
             activations["x"], weights["attention_norm.weight"], d_normed, d_residual
         )
         _accumulate_weight_gradient(gradients, "qkv.weight", normed, d_qkv)
-        _accumulate(gradients, "attention_norm.weight", d_norm)
+        accumulate(gradients, "attention_norm.weight", d_norm)
         if "qkv.bias" in weights:
-            _accumulate(gradients, "qkv.bias", d_qkv.sum(0))
+            accumulate(gradients, "qkv.bias", d_qkv.sum(0))
         return d_x
 
     def _mlp_backward(
@@ -187,7 +201,7 @@ class BlockMath:
             activations.pop("residual"), weights["mlp_norm.weight"], d_normed, d_out
         )
         _accumulate_weight_gradient(gradients, "gate_up.weight", normed, d_gate, d_up)
-        _accumulate(gradients, "mlp_norm.weight", d_norm)
+        accumulate(gradients, "mlp_norm.weight", d_norm)
         return d_residual
 
     def _attention_backward(
@@ -200,23 +214,23 @@ class BlockMath:
         """Return the gradients of queries, keys and values."""
         q, kv, attn_out, lse = (activations.pop(name) for name in ("q", "kv", "attn_out", "lse"))
         out, d_out = attn_out.view(q.shape).transpose(1, 2), d_attn_out.view(q.shape).transpose(1, 2)
-        past = _split_kv(past_kv) if past_kv is not None else None
-        (dq, dk, dv), d_past = attend_backward(self.kernel, d_out, *_split_heads(q, kv), out, lse, past)
+        past = split_kv(past_kv) if past_kv is not None else None
+        (dq, dk, dv), d_past = attend_backward(self.kernel, d_out, *split_heads(q, kv), out, lse, past)
         if kv_gradients is not None:
             d_kv, d_past_kv = kv_gradients
             dk, dv = self._add_kv_gradients(dk, dv, d_kv)
             if d_past is not None:
-                for accumulated, gradient in zip(_split_kv(d_past_kv), d_past, strict=True):
+                for accumulated, gradient in zip(split_kv(d_past_kv), d_past, strict=True):
                     accumulated += gradient
         return dq, dk, dv
 
 
-def _split_heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v as `workloads.llama.attention` takes them: views."""
-    return q.transpose(1, 2), *_split_kv(kv)
+    return q.transpose(1, 2), *split_kv(kv)
 
 
-def _split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
+def split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
     """Return keys and values, or the gradients of both, as `workloads.llama.attention` takes them: views."""
     k, v = kv.transpose(1, 2).chunk(2, dim=1)
     return k, v
@@ -234,7 +248,7 @@ def _accumulate_weight_gradient(gradients: NamedTensors, name: str, x: Tensor, *
             torch.mm(d_out.t(), x, out=rows)
 
 
-def _accumulate(gradients: NamedTensors, name: str, gradient: Tensor) -> None:
+def accumulate(gradients: NamedTensors, name: str, gradient: Tensor) -> None:
     if name in gradients:
         gradients[name] += gradient
     else:

@@ -25,7 +25,8 @@ class OffloadParameters:
         model: the model that is trained.
         sequence_length: tokens of each sequence.
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
-        dtype: data type of weights, gradients and activations.
+        dtype: data type of weights, gradients and activations. With fp8_tensorwise they are bf16, and the operands of
+            the matrix products of blocks are fp8 (`workloads.llama.fp8`); embedding, attention and head stay in bf16.
         master_weights: keep the optimizer's states and a copy of the weights in fp32.
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
@@ -44,7 +45,7 @@ class OffloadParameters:
     model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
-    dtype: Literal["bf16", "fp32"] = "bf16"
+    dtype: Literal["bf16", "fp32", "fp8_tensorwise"] = "bf16"
     master_weights: bool = False
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})

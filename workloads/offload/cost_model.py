@@ -36,6 +36,8 @@ class DeviceRates:
         optimizer_s_per_byte: of AdamW, for each byte of weights.
         workspace_bytes_per_token: peak memory that the backward pass of one block allocates.
         min_chunk_tokens: the fewest tokens of a chunk that these rates hold for.
+        weight_cast_s: of casting the weights of one block for a pass over it; 0 if its products take them as they are.
+        gradient_sum_s: of adding a chunk's weight gradients of one block to those so far; 0 if the products add them.
     """
 
     forward_s_per_token: float
@@ -47,6 +49,8 @@ class DeviceRates:
     optimizer_s_per_byte: float
     workspace_bytes_per_token: float
     min_chunk_tokens: int
+    weight_cast_s: float = 0.0
+    gradient_sum_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,15 @@ class ModelSizes:
     Attributes:
         element_bytes: bytes of one number of weights, gradients and activations.
         state_bytes_per_parameter: bytes of the optimizer's states of one parameter.
+        cast_bytes_per_parameter: bytes of a weight of the block that computes, cast for its products.
+        token_multiple: the number that the tokens of a chunk must be a multiple of.
     """
 
     shape: LlamaShape
     element_bytes: int
     state_bytes_per_parameter: int
+    cast_bytes_per_parameter: int = 0
+    token_multiple: int = 1
 
     @cached_property
     def embedding_and_head_parameters(self) -> int:
@@ -193,6 +201,7 @@ def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: Dev
     total += 2 * layer * placement.resident_layers + model.layer_state_bytes * placement.resident_state_layers
     total += layer * (min(WEIGHT_SLOTS, streamed_layers) + min(GRADIENT_SLOTS, streamed_layers))
     total += model.layer_state_bytes * min(2, streamed_state_layers)
+    total += shape.layer_parameters * model.cast_bytes_per_parameter
     # Hidden states between two blocks, and what the embedding and the LM head compute with.
     total += (placement.round_tokens + 4 * placement.chunk_tokens) * shape.hidden_size * element_bytes
     total += _count_segmented_kv_bytes(placement, model) * (1 + 4 / element_bytes)  # and their gradients in fp32
@@ -281,6 +290,7 @@ def predict_layer_times(
     recompute_s = rates.recompute_s_per_token[saved_activations]
     forward_s = placement.round_tokens * rates.forward_s_per_token
     backward_s = placement.round_tokens * (rates.backward_s_per_token + recompute_s)
+    backward_s += placement.chunks_per_round * rates.gradient_sum_s
     step_s = copy_wait_s = copied_bytes = 0.0
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(
         _list_passes(placement.accumulation_rounds), vectors, optimizer_states
@@ -294,7 +304,7 @@ def predict_layer_times(
         else:
             d2h_bytes += activations
         update_s = weight_bytes * rates.optimizer_s_per_byte if layer_pass.updates else 0.0
-        compute_s = (backward_s if layer_pass.backward else forward_s) + update_s
+        compute_s = (backward_s if layer_pass.backward else forward_s) + rates.weight_cast_s + update_s
         pass_s = max(compute_s, h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
         step_s += count * pass_s
         copy_wait_s += count * (pass_s - compute_s)

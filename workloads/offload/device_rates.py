@@ -6,12 +6,14 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from workloads.llama.attention import Kernel, fastest_kernel
-from workloads.llama.block import BlockMath
+from workloads.llama.block import BlockMath, NamedTensors
+from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload.cost_model import DeviceRates
@@ -34,18 +36,21 @@ def select_attention_kernel(
 def measure_device_rates(model: str, sequence_length: int, device: torch.device, precision: Precision) -> DeviceRates:
     """Measure the rates for a model and sequence length; once in a process for the same arguments."""
     shape, dtype = MODELS[model], precision.dtype
-    forward_s, backward_s, workspace_bytes = _measure_block(shape, sequence_length, device, dtype)
+    block = _measure_block(shape, sequence_length, device, precision)
+    full_s = block.backward_s["full"]
     h2d_s, d2h_s = _measure_copies(device)
     return DeviceRates(
-        forward_s_per_token=forward_s,
-        backward_s_per_token=backward_s["full"],
-        recompute_s_per_token={saved: max(0.0, time_s - backward_s["full"]) for saved, time_s in backward_s.items()},
+        forward_s_per_token=block.forward_s,
+        backward_s_per_token=full_s,
+        recompute_s_per_token={saved: max(0.0, time_s - full_s) for saved, time_s in block.backward_s.items()},
         lm_head_s_per_token=_measure_lm_head(shape, device, dtype),
         h2d_s_per_byte=h2d_s,
         d2h_s_per_byte=d2h_s,
         optimizer_s_per_byte=_measure_optimizer(device, precision),
-        workspace_bytes_per_token=workspace_bytes,
+        workspace_bytes_per_token=block.workspace_bytes,
         min_chunk_tokens=TIMED_CHUNK_TOKENS[device.type],
+        weight_cast_s=block.weight_cast_s,
+        gradient_sum_s=block.gradient_sum_s,
     )
 
 
@@ -54,10 +59,25 @@ def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) 
     return [statistics.median(step_times_s) for step_times_s in times_s]
 
 
-def _measure_block(
-    shape: LlamaShape, sequence_length: int, device: torch.device, dtype: torch.dtype
-) -> tuple[float, dict[SavedActivations, float], float]:
-    """Return seconds per token of forward, those of backward by what is saved, and workspace bytes per token.
+class _BlockRates(NamedTuple):
+    """The rates of one block.
+
+    Attributes:
+        forward_s: seconds per token of the forward pass.
+        backward_s: seconds per token of the backward pass by what is saved.
+        workspace_bytes: bytes per token that the backward pass allocates.
+        weight_cast_s, gradient_sum_s: as in `DeviceRates`.
+    """
+
+    forward_s: float
+    backward_s: dict[SavedActivations, float]
+    workspace_bytes: float
+    weight_cast_s: float
+    gradient_sum_s: float
+
+
+def _measure_block(shape: LlamaShape, sequence_length: int, device: torch.device, precision: Precision) -> _BlockRates:
+    """Measure a block.
 
     A long sequence is timed at the segment in its middle, which has as many tokens before it as a segment has on
     average. The workspace is that of its last segment, which needs the most.
@@ -65,8 +85,9 @@ def _measure_block(
     length = min(sequence_length, TIMED_CHUNK_TOKENS[device.type])
     tokens = max(1, TIMED_CHUNK_TOKENS[device.type] // sequence_length) * length
     tokens_before_last = sequence_length - length
+    dtype = precision.dtype
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
-    block_math = BlockMath(shape, kernel, compiled=device.type != "cpu")
+    block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu")
     with torch.no_grad():
         passes, saved_bytes = _build_passes(block_math, tokens, length, tokens_before_last, device, dtype)
         # A CPU reports no peak: an estimate on the safe side.
@@ -75,8 +96,34 @@ def _measure_block(
             del passes
             passes, _ = _build_passes(block_math, tokens, length, tokens_before_last // 2, device, dtype)
         _run_until_clocks_settle(passes, device)
-        forward_s, *backward_s = (time_s / tokens for time_s in _measure_medians_s(passes, device))
-    return forward_s, dict(zip(SAVED_ACTIVATIONS, backward_s, strict=True)), workspace_bytes
+        forward_s, *backward_s = _measure_medians_s(passes, device)
+        cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
+    by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
+    return _BlockRates(forward_s / tokens, by_choice, workspace_bytes, cast_s, sum_s)
+
+
+def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
+    """Return the seconds of casting a block's weights for one of its passes, and of adding their gradients.
+
+    Both are 0 without a recipe: products take the weights as they are and add to the gradients themselves.
+    """
+    if not precision.recipe:
+        return 0.0, 0.0
+    weights, gradients = (_draw_weights(block_math.shape, device, precision.dtype) for _ in range(2))
+
+    def add_gradients() -> None:
+        for name, gradient in gradients.items():
+            gradient += weights[name]
+
+    steps: list[Callable[[], object]] = [lambda: block_math.cast_weights(weights, backward=False), add_gradients]
+    cast_s, sum_s = _measure_medians_s(steps, device)
+    return cast_s, sum_s
+
+
+def _draw_weights(shape: LlamaShape, device: torch.device, dtype: torch.dtype) -> NamedTensors:
+    with torch.device("meta"):
+        sizes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
+    return {name: torch.randn(*size, dtype=dtype, device=device) * 0.02 for name, size in sizes.items()}
 
 
 def _build_passes(
@@ -91,10 +138,9 @@ def _build_passes(
     def draw(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02
 
-    with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
-    weights = {name: draw(*size) for name, size in sizes.items()}
+    weights = _draw_weights(shape, device, dtype)
     gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    operands = block_math.cast_weights(weights)
     x = draw(tokens, shape.hidden_size)
     d_out = draw(tokens, shape.hidden_size)
     rope = rope_table(shape, length, device)
@@ -102,14 +148,14 @@ def _build_passes(
     earlier = draw(sequences, tokens_before, 2 * shape.kv_heads, shape.head_size) if tokens_before else None
     d_kv = torch.zeros(sequences, length, 2 * shape.kv_heads, shape.head_size, device=device)
     d_keys_values = (d_kv, torch.zeros_like(earlier, dtype=torch.float32)) if earlier is not None else None
-    activations = block_math.forward(weights, x, rope, earlier)[1]
+    activations = block_math.forward(operands, x, rope, earlier)[1]
 
     def forward() -> None:
-        block_math.forward(weights, x, rope, earlier)
+        block_math.forward(operands, x, rope, earlier)
 
     def build_backward(saved_activations: SavedActivations) -> Callable[[], object]:
         saved = {name: activations[name] for name in SAVED_TENSORS[saved_activations]}
-        return lambda: block_math.backward(weights, gradients, dict(saved), rope, d_out, earlier, d_keys_values)
+        return lambda: block_math.backward(operands, gradients, dict(saved), rope, d_out, earlier, d_keys_values)
 
     passes: list[Callable[[], object]] = [forward, *(build_backward(choice) for choice in SAVED_ACTIVATIONS)]
     return passes, sum(tensor.nbytes for tensor in activations.values())

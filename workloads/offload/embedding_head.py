@@ -101,6 +101,11 @@ class EmbeddingAndHead:
             for master in self._states[name][2:]:
                 master.tensor.copy_(value.flatten())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of its weights and products."""
+        return self._weights[self._lm_head].dtype
+
     def copy_weights(self) -> dict[str, Tensor]:
         """Return copies of all weights on the host."""
         return {name: weight.cpu().clone() for name, weight in self._weights.items()}

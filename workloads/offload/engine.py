@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workloads import trace
 from workloads.llama.attention import Kernel
-from workloads.llama.block import BlockMath
+from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
 from workloads.offload.activations import ActivationStack
@@ -26,6 +26,8 @@ from workloads.offload.memory import Arena, Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, LayerPlan, Location, Plan, list_saved_tensors
 from workloads.offload.slots import LayerSlots, NamedTensors
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Engine:
         self._gradients = self._build_slots("gradients", GRADIENT_SLOTS)
         streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
         self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
-        self._math = BlockMath(shape, kernel, compiled=device.type != "cpu")
+        self._math = build_block_math(shape, kernel, self.precision.recipe, compiled=device.type != "cpu")
         self._embedding_and_head = self._build_embedding_and_head()
         self._saved = ActivationStack(arena, device, self.copy_streams)
         self._keys_values = self._d_keys_values = torch.empty(0)
@@ -179,8 +181,9 @@ class Engine:
             self._weights.fetch(m)
         self.copy_streams.acquire(weights.buffer)
         with trace.annotate(f"layer {n} forward"):
+            operands = self._math.cast_weights(weights.tensors, backward=False)
             for c in range(len(x)):
-                x[c] = self._forward_chunk(n, weights.tensors, c, x[c])
+                x[c] = self._forward_chunk(n, operands, c, x[c])
         self.copy_streams.release(weights.buffer)
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
@@ -223,8 +226,10 @@ class Engine:
         if is_first:
             gradients.buffer.tensor.zero_()
         with trace.annotate(f"layer {n} backward"):
+            recomputes = self.plan.layers[n].saved_activations != "full"
+            operands = self._math.cast_weights(weights.tensors, forward=recomputes)
             for c in reversed(range(len(d))):
-                d[c] = self._backward_chunk(weights.tensors, gradients.tensors, c, d[c])
+                d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
         if is_last:
             self._update(n, states)
@@ -306,6 +311,29 @@ class Engine:
             parts = self._split(layer.weights.tensor.cpu())
             weights |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
         return weights
+
+    # ── what ran ──
+
+    @property
+    def matrix_dtype(self) -> str:
+        """The recipe or data type of the matrix products of blocks, read from what computes them."""
+        return self._math.recipe or DTYPE_NAMES[self._layers[0].weights.tensor.dtype]
+
+    @property
+    def has_master_weights(self) -> bool:
+        """Whether the optimizer's states hold the weights in fp32."""
+        return len(self._layers[0].optimizer_states) > 2
+
+    def describe_types(self) -> dict[str, str]:
+        """Return the data types of the tensors that the engine trains with, read from them."""
+        layer = self._layers[0]
+        types = {
+            "type_of_block_products": self.matrix_dtype,
+            "type_of_weights": DTYPE_NAMES[layer.weights.tensor.dtype],
+            "type_of_optimizer_states": DTYPE_NAMES[layer.optimizer_states[0].tensor.dtype],
+            "type_of_embedding_and_head": DTYPE_NAMES[self._embedding_and_head.dtype],
+        }
+        return types | ({"scales_of_block_products": self._math.scales} if self._math.scales else {})
 
     def synchronize(self) -> None:
         """Wait for all work that is queued on the device."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workloads.api.recipes import MULTIPLES
+
 CPU_UPDATE_NUMEL = 1 << 24  # numbers that a CPU updates at a time, so that the fp32 intermediates stay small
 
 
@@ -17,10 +19,12 @@ class Precision:
     Attributes:
         dtype: of weights, gradients and activations.
         master_weights: the optimizer's states are fp32, and one of them is a copy of the weights.
+        recipe: of `workloads.api.recipes`, for the matrix products of blocks; empty: they are in `dtype`.
     """
 
     dtype: torch.dtype = torch.bfloat16
     master_weights: bool = False
+    recipe: str = ""
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -34,6 +38,16 @@ class Precision:
     @property
     def state_bytes_per_parameter(self) -> int:
         return self.state_count * self.state_dtype.itemsize
+
+    @property
+    def cast_bytes_per_parameter(self) -> int:
+        """Bytes of a weight that is cast for the products of a pass: by rows and by columns, one byte each."""
+        return 2 if self.recipe else 0
+
+    @property
+    def token_multiple(self) -> int:
+        """The number that the tokens of a chunk are a multiple of: products sum over them for weight gradients."""
+        return MULTIPLES[self.recipe][2] if self.recipe else 1
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,8 @@ def find_fastest_plan(
     """
     best: _Candidate | None = None
     smallest: Shortfall | None = None
-    for placement in _enumerate_placements(
-        model.shape.layers, sequence_length, sequences_per_step, rates.min_chunk_tokens
-    ):
+    shapes = _list_chunk_shapes(sequence_length, sequences_per_step, rates.min_chunk_tokens, model.token_multiple)
+    for placement in _enumerate_placements(model.shape.layers, sequence_length, sequences_per_step, shapes):
         memory = compute_activation_memory(placement, model, budget, rates)
         if isinstance(memory, Shortfall):
             smallest = min(smallest, memory) if smallest else memory
@@ -83,14 +82,14 @@ def find_fastest_plan(
 
 
 def _enumerate_placements(
-    layers: int, sequence_length: int, sequences_per_step: int, min_chunk_tokens: int
+    layers: int, sequence_length: int, sequences_per_step: int, chunk_shapes: list[tuple[int, int]]
 ) -> Iterator[Placement]:
     """Yield every division of a step into rounds and chunks with every number of resident layers.
 
     Numbers of resident layers go in steps of a sixteenth of the layers.
     """
     resident_step = max(1, layers // 16)
-    for sequences, segments in _list_chunk_shapes(sequence_length, sequences_per_step, min_chunk_tokens):
+    for sequences, segments in chunk_shapes:
         groups_per_step = sequences_per_step // sequences
         for rounds in _list_divisors(groups_per_step):
             chunks = groups_per_step // rounds * segments
@@ -102,17 +101,19 @@ def _enumerate_placements(
                         )
 
 
-def _list_chunk_shapes(sequence_length: int, sequences_per_step: int, min_chunk_tokens: int) -> list[tuple[int, int]]:
+def _list_chunk_shapes(
+    sequence_length: int, sequences_per_step: int, min_chunk_tokens: int, token_multiple: int
+) -> list[tuple[int, int]]:
     """Return the sequences of a chunk and the segments of a sequence that a plan may have.
 
-    A chunk has at least `min_chunk_tokens` tokens, or those of the whole step, and at most MAX_CHUNK_TOKENS. If every
-    shape has more, the smallest ones remain.
+    A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or those of the whole step, and at
+    most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain.
     """
     whole = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
     shapes = whole + [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
     tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}
     min_tokens = min(min_chunk_tokens, sequence_length * sequences_per_step)
-    shapes = [shape for shape in shapes if tokens[shape] >= min_tokens]
+    shapes = [shape for shape in shapes if tokens[shape] >= min_tokens and tokens[shape] % token_multiple == 0]
     max_tokens = max(MAX_CHUNK_TOKENS, min(tokens[shape] for shape in shapes))
     return [shape for shape in shapes if tokens[shape] <= max_tokens]
 

@@ -19,6 +19,7 @@ from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
+from workloads.llama.fp8_block import FP8_RECIPE
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
@@ -38,7 +39,7 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, FP8_RECIPE: torch.bfloat16}
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
@@ -48,17 +49,21 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
         ArithmeticError: the loss is not finite.
     """
-    device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
-    if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
+    device = devices.device_of(rank)
+    precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape = MODELS[parameters.model]
     if device.type == "cpu":
-        _require_cpu_memory(shape, dtype)
+        _require_cpu_memory(shape, precision.dtype)
     if parameters.checkpoint:
         checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
-    precision = Precision(dtype, parameters.master_weights and dtype != torch.float32)
-    model = ModelSizes(shape, dtype.itemsize, precision.state_bytes_per_parameter)
+    model = ModelSizes(
+        shape,
+        precision.dtype.itemsize,
+        precision.state_bytes_per_parameter,
+        precision.cast_bytes_per_parameter,
+        precision.token_multiple,
+    )
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
     if device.type == "cuda" and not torch.version.hip:
         # Otherwise a small budget is lost to fragmentation.
@@ -71,6 +76,26 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         print("\n".join(describe_plan(prediction)), flush=True)
         with Arena(_count_arena_bytes(prediction), device) as arena:
             return _train(parameters, prediction, arena, device, precision)
+
+
+def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
+    """Return the data types to train with.
+
+    Raises:
+        Infeasible: this device does not have them, or the sequences do not fit the recipe.
+    """
+    if reason := unsupported_rate_reason(parameters.dtype, architecture):
+        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
+    dtype, is_fp8 = DTYPES[parameters.dtype], parameters.dtype == FP8_RECIPE
+    if is_fp8 and architecture.startswith("gfx"):
+        raise Infeasible(f"dtype={FP8_RECIPE} has kernels for NVIDIA GPUs alone in this workload")
+    precision = Precision(dtype, parameters.master_weights and dtype != torch.float32, FP8_RECIPE if is_fp8 else "")
+    if parameters.sequence_length % precision.token_multiple:
+        raise Infeasible(
+            f"sequence_length={parameters.sequence_length}: dtype={parameters.dtype} needs a multiple of "
+            f"{precision.token_multiple}"
+        )
+    return precision
 
 
 def _require_cpu_memory(shape: LlamaShape, dtype: torch.dtype) -> None:
@@ -115,7 +140,7 @@ def _train(
     metrics = readings.metrics() | _compute_metrics(run, prediction) | _memory_metrics(arena, device)
     metrics["copied_gib_per_step"] = copied_bytes / len(batches) / GIB
     return Measurement(
-        executed=_executed_parameters(parameters, plan, run),
+        executed=_executed_parameters(parameters, engine, batches, run),
         step_times_s=tuple(run.times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
         hardware_flops_per_step=_count_hardware_flops(shape, plan),
@@ -125,6 +150,7 @@ def _train(
         machine_info=devices.machine_info(device)
         | readings.machine_info()
         | {"plan": "; ".join(describe_plan(prediction)), "attention": kernel.name}
+        | engine.describe_types()
         | activity,
         files=files,
     )
@@ -137,12 +163,24 @@ def _set_weights(engine: Engine, parameters: OffloadParameters) -> None:
         engine.initialize(parameters.seed)
 
 
-def _executed_parameters(parameters: OffloadParameters, plan: Plan, run: _TrainingRun) -> dict[str, Scalar]:
-    """Return the parameters, with the counts of sequences and steps read back from what ran."""
+def _executed_parameters(
+    parameters: OffloadParameters, engine: Engine, batches: torch.Tensor, run: _TrainingRun
+) -> dict[str, Scalar]:
+    """Return the parameters, as far as possible read back from the engine that ran and its tokens.
+
+    Budgets, files and the seed are those of the request.
+    """
     requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    _, *sequences, length = batches.shape
     return requested | {
-        "sequences_per_step": plan.tokens_per_step // plan.sequence_length,
+        "model": next(name for name, shape in MODELS.items() if shape == engine.shape),
+        "sequence_length": length - 1,
+        "sequences_per_step": math.prod(sequences),
+        "dtype": engine.matrix_dtype,
+        # Weights in fp32 need no copies in fp32.
+        "master_weights": engine.has_master_weights or (engine.matrix_dtype == "fp32" and parameters.master_weights),
         "steps": len(run.times_s) - parameters.warmup,
+        "learning_rate": engine.optimizer.learning_rate,
     }
 
 

@@ -144,6 +144,71 @@ def test_any_mixture_of_placements_trains_like_plain_pytorch(
     check_training(build_plan(layers, states, rounds, segments))
 
 
+def train_in_fp8(
+    layer: LayerPlan, device: torch.device, segments: int = 1
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train in fp8 with all layers placed alike. Return the losses and the weights."""
+    precision = Precision(torch.bfloat16, recipe="fp8_tensorwise")
+    plan = build_plan([layer] * SHAPE.layers, layer.optimizer_states, ROUNDS, segments)
+    kernel = select_attention_kernel(SHAPE, LENGTH, device, torch.bfloat16)
+    with Arena(64 * 2**20, device) as arena:
+        engine = Engine(SHAPE, plan, arena, device, kernel, precision=precision, optimizer=OPTIMIZER)
+        engine.initialize(0)
+        losses = [float(engine.step(batch)) for batch in draw_tokens(ROUNDS)]
+        assert engine.matrix_dtype == engine.describe_types()["type_of_block_products"] == "fp8_tensorwise"
+        return losses, engine.copy_weights()
+
+
+@cache
+def train_in_fp8_in_memory(device: torch.device) -> tuple[list[float], dict[str, torch.Tensor]]:
+    return train_in_fp8(LayerPlan(), device)
+
+
+FP8_PLACEMENTS = [
+    LayerPlan("host", "host", "host", "full", "host"),
+    LayerPlan("host", "device", "host", "projections", "device"),
+    LayerPlan("device", "host", "device", "attention", "host"),
+    LayerPlan("host", "host", "device", "input", "host"),
+    LayerPlan("device", "device", "host", "gate", "host"),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layer", FP8_PLACEMENTS, ids=lambda layer: layer.saved_activations)
+def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan, device: str) -> None:
+    """Recomputed and moved activations have the same scales, so that losses and weights are the same to the last bit.
+    On a GPU, whose attention adds up gradients in any order, weights differ by a few updates of single numbers."""
+    losses, weights = train_in_fp8(layer, torch.device(device))
+    expected_losses, expected_weights = train_in_fp8_in_memory(torch.device(device))
+    if device == "cpu":
+        assert losses == expected_losses
+        assert all(torch.equal(weights[name], weight) for name, weight in expected_weights.items())
+        return
+    assert losses == pytest.approx(expected_losses, rel=1e-3)
+    for name, weight in expected_weights.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0.01, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_segments_in_fp8_train_nearly_like_whole_sequences() -> None:
+    """Each segment has its own scales, so that single numbers round differently."""
+    expected_losses, expected_weights = train_in_fp8_in_memory(CPU)
+    losses, weights = train_in_fp8(LayerPlan("host", "host", "device", "attention", "host"), CPU, segments=2)
+    assert losses == pytest.approx(expected_losses, rel=2e-3)
+    before = initial_weights(Precision(torch.bfloat16))
+    for name, weight in expected_weights.items():
+        if weight.dim() > 1:
+            way = (weight.float() - before[name].float()).norm()
+            assert (weights[name].float() - weight.float()).norm() < 0.3 * way, name
+
+
+def initial_weights(precision: Precision) -> dict[str, torch.Tensor]:
+    with Arena(64 * 2**20, CPU) as arena:
+        plan = build_plan([LayerPlan()] * SHAPE.layers, "device", 1)
+        engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=precision)
+        engine.initialize(0)
+        return engine.copy_weights()
+
+
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_drawn_master_weights_are_those_that_the_first_gradients_belong_to(location: Location) -> None:
     with Arena(64 * 2**20, CPU) as arena:
@@ -152,6 +217,10 @@ def test_drawn_master_weights_are_those_that_the_first_gradients_belong_to(locat
         engine.initialize(0)
         for layer in engine._layers:
             assert torch.equal(layer.optimizer_states[2].tensor.bfloat16(), layer.weights.tensor)
+        weights = engine.copy_weights()
+    # The weights do not depend on whether there are master weights.
+    for name, weight in initial_weights(Precision(torch.bfloat16)).items():
+        assert torch.equal(weights[name], weight), name
 
 
 @pytest.mark.parametrize("segments", [1, 4])

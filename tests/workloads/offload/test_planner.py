@@ -21,7 +21,15 @@ from tests.support import replay
 from workloads.api.contract import Infeasible, Rank, Scalar
 from workloads.api.trial import run_trial
 from workloads.llama.shapes import MODELS
-from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
+from workloads.offload import OffloadParameters, run
+from workloads.offload.cost_model import (
+    ActivationMemory,
+    DeviceRates,
+    MemoryBudget,
+    ModelSizes,
+    Placement,
+    compute_activation_memory,
+)
 from workloads.offload.device_rates import measure_device_rates
 from workloads.offload.optimizer import Precision
 from workloads.offload.plan import GIB, LayerPlan
@@ -49,6 +57,7 @@ H200 = DeviceRates(
 )
 SLOW_LINK = replace(H200, h2d_s_per_byte=10 * H200.h2d_s_per_byte, d2h_s_per_byte=10 * H200.d2h_s_per_byte)
 MODEL = ModelSizes(SHAPE, element_bytes=2, state_bytes_per_parameter=4)
+PLACEMENT = Placement(8192, 1, 1, 2, 4, SHAPE.layers, SHAPE.layers, "device")
 
 
 def find_plan(device_gib: float, host_gib: float, sequences: int = 8, rates: DeviceRates = H200) -> Prediction:
@@ -88,6 +97,41 @@ def test_the_simulated_step_of_the_engine_takes_no_longer_than_predicted(
         replay.simulate_steps_s(model.shape, prediction.plan, H200, monkeypatch, steps) for steps in (1, 2)
     )
     assert two_steps_s - one_step_s <= 1.015 * prediction.times.step_s
+
+
+def test_casting_weights_for_products_takes_memory_and_time() -> None:
+    """A plan with everything on the device casts each layer twice a round and adds each chunk's gradients."""
+    rates = replace(H200, weight_cast_s=0.001, gradient_sum_s=0.01)
+    model = replace(MODEL, cast_bytes_per_parameter=2)
+    budget = MemoryBudget(200, 0)
+    in_bf16 = find_fastest_plan(MODEL, 8192, 8, budget, H200)
+    in_fp8 = find_fastest_plan(model, 8192, 8, budget, rates)
+    plan, layers = in_fp8.plan, SHAPE.layers
+    additional_s = layers * plan.accumulation_rounds * (2 * 0.001 + plan.chunks_per_round * 0.01)
+    assert in_fp8.times.step_s == pytest.approx(in_bf16.times.step_s + additional_s)
+    # Fewer and larger chunks, since each adds its gradients.
+    assert plan.chunk_tokens > in_bf16.plan.chunk_tokens
+    same_plan = compute_activation_memory(PLACEMENT, MODEL, budget, H200)
+    less_memory = compute_activation_memory(PLACEMENT, model, budget, H200)
+    assert isinstance(same_plan, ActivationMemory) and isinstance(less_memory, ActivationMemory)
+    assert same_plan.device_bytes - less_memory.device_bytes == 2 * SHAPE.layer_parameters
+
+
+def test_chunks_have_a_multiple_of_the_tokens_that_products_need() -> None:
+    """65,568 tokens in eight segments are 8,196 each, which is no multiple of 16."""
+    budget, rates = MemoryBudget(24, 60), replace(H200, workspace_bytes_per_token=400e3)
+    free = find_fastest_plan(MODEL, 65568, 1, budget, rates).plan
+    multiple = find_fastest_plan(replace(MODEL, token_multiple=16), 65568, 1, budget, rates).plan
+    assert free.chunk_tokens % 16 != 0 and multiple.chunk_tokens % 16 == 0
+
+
+FP8 = Precision(torch.bfloat16, recipe="fp8_tensorwise")
+
+
+@pytest.mark.parametrize(("precision", "costs"), [(Precision(torch.float32), False), (FP8, True)])
+def test_the_casts_of_a_recipe_are_measured(precision: Precision, costs: bool) -> None:
+    rates = measure_device_rates("llama_tiny", 32, CPU, precision)
+    assert (rates.weight_cast_s > 0) == (rates.gradient_sum_s > 0) == costs
 
 
 def test_with_memory_for_everything_nothing_is_copied() -> None:
@@ -138,6 +182,30 @@ def test_a_trial_keeps_within_its_host_budget_and_its_loss_does_not_depend_on_th
     for share in ("copy_wait_share", "optimizer_share", "predicted_copy_wait_share"):
         assert 0 <= offloaded.metrics[share] <= 1
     assert offloaded.hardware_flops_per_step >= on_device.hardware_flops_per_step > on_device.flops_per_step
+
+
+def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
+    parameters = OffloadParameters(device_gib=1.0, host_gib=0.0, dtype="fp8_tensorwise", sequence_length=40)
+    with pytest.raises(Infeasible, match=r"dtype=fp8_tensorwise is emulated on this device: sm80 lacks fp8"):
+        run.select_precision(parameters, "sm80")
+    with pytest.raises(Infeasible, match="kernels for NVIDIA GPUs alone"):
+        run.select_precision(parameters, "gfx942")
+    with pytest.raises(Infeasible, match="sequence_length=40: dtype=fp8_tensorwise needs a multiple of 16"):
+        run.select_precision(parameters, "sm90")
+    assert run.select_precision(replace(parameters, sequence_length=48), "sm90").recipe == "fp8_tensorwise"
+
+
+def test_what_ran_is_read_back_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that trains in other types than requested does not report those of the request."""
+    monkeypatch.setattr(run, "select_precision", lambda *_: Precision(torch.float32))
+    parameters = OffloadParameters(
+        device_gib=1.0, host_gib=0.0, **{**TINY, "dtype": "bf16", "master_weights": False, "steps": 1}
+    )
+    measurement = run.measure(parameters, Rank())
+    assert measurement.executed["dtype"] == "fp32" and measurement.executed["master_weights"] is False
+    assert measurement.machine_info["type_of_optimizer_states"] == "fp32"
+    assert measurement.executed["model"] == "llama_tiny" and measurement.executed["sequence_length"] == 32
+    assert measurement.executed["sequences_per_step"] == 4 and measurement.executed["steps"] == 1
 
 
 def find_min_device_gib(host_gib: float) -> float:
