@@ -127,7 +127,7 @@ def test_a_search_records_a_rate_of_each_format(workspace: Workspace) -> None:
     ]
     result = workspace.run(*arguments, "finals.top=1", "finals.rounds=2")
     assert result.code == 0, result.err
-    assert "no verdict: trial" in result.out
+    assert "no verdict: only trial" in result.out
     assert {rate.statistic for rate in ceilings.read(workspace.path)} == {"median_warm", "fastest_warm"}
     assert sorted(rate.rounds for rate in ceilings.read(workspace.path)) == [0, 2]
 

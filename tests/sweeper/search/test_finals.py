@@ -152,7 +152,7 @@ def test_interrupted_finals_are_resumed_and_every_round_is_measured_once(workspa
     wait_for(
         lambda: (
             process.poll() is None
-            and workspace.path.joinpath("sweeps").exists()
+            and list(workspace.path.glob("sweeps/*/study.journal"))
             and len(finished_remeasurements()) >= 2
         )
     )
