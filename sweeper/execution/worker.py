@@ -118,7 +118,8 @@ def _describe_error(error: Exception) -> RankResult:
         return replace(result, pruned=True, reusable=True, reason="worse than other trials at the same step")
     if isinstance(error, TrialTimeout):
         return replace(result, timed_out=True, reason=str(error))
-    reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+    name = "" if isinstance(error, ProgramFailed) else f"{type(error).__name__}: "  # a program's reason is a sentence
+    reason = f"{name}{str(error).strip() or 'no message'}".splitlines()[0]
     if isinstance(error, EXPLAINED) and output.last_lines:
         return replace(result, reason=reason)
     lines = "\n".join(traceback.format_exc().strip().splitlines()[-TRACEBACK_LINES:])

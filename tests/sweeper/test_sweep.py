@@ -223,7 +223,7 @@ def test_a_sweep_that_is_broken_everywhere_stops_and_its_retry_completes(workspa
     arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "budget.trials=8", "progress=json"]
     stopped = workspace.run(*arguments)
     assert stopped.code == 1 and workspace.states() == {"FAIL": 5, "RUNNING": 1}, stopped.err
-    reason = "5 trials failed for the same reason: ProgramFailed: the program ended with exit code 3: config wrong"
+    reason = "5 trials failed for the same reason: the program ended with exit code 3: config wrong"
     assert f"stopped  {reason}\n" in stopped.out
     retry = next(line for line in stopped.out.splitlines() if line.startswith("retry    "))
     assert shlex.split(retry)[-1] == "retry=failed"
