@@ -90,17 +90,17 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     rows = []
     for run in trials:
         study_id = run.data.tags[mlflow_store.STUDY]
-        if study_id in shared and not _is_remeasurement(run.data.tags):
+        if study_id in shared and not _is_left_out(run.data.tags):
             rows.append({**shared[study_id], **_columns(run)})
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
 
 
-def _is_remeasurement(tags: Mapping[str, str]) -> bool:
-    """Return whether a run is a round of the finals, in the spelling of this version or of 0.1.
+def _is_left_out(tags: Mapping[str, str]) -> bool:
+    """Return whether a run is no trial of its own: a round of the finals, or an attempt that a retry has replaced.
 
     Finalists are compared by all of their rounds: the best single round would win by chance.
     """
-    return mlflow_store.REMEASURED_TRIAL in tags or mlflow_store.REMEASURED_TRIAL_0_1 in tags
+    return any(tag in tags for tag in mlflow_store.LEFT_OUT)
 
 
 def _finals_columns(metrics: Mapping[str, float]) -> dict[str, Any]:

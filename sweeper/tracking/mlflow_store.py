@@ -41,6 +41,8 @@ REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of
 RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that
 RETRIED_AS = "retried_as"  # of the earlier one: the number of the retry that has replaced it
 REMEASURED_TRIAL_0_1 = "again_of"  # how version 0.1 spelled it
+# Tags of runs that are no trials of their own: reports and views leave them out.
+LEFT_OUT = (REMEASURED_TRIAL, REMEASURED_TRIAL_0_1, RETRIED_AS)
 
 # Tags that MLflow defines.
 PARENT_RUN = "mlflow.parentRunId"

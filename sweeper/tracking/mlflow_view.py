@@ -127,7 +127,7 @@ def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
     widths_px = _column_widths_px([_metric_column(PLACE), rate, f"tags.`{INTERVAL}`", *parameters, *others])
     of_sweep = mlflow_store.tag_filter({mlflow_store.STUDY: study_id})
     return {
-        "searchFilter": f"{of_sweep} and tags.`{mlflow_store.REMEASURED_TRIAL}` IS NULL",
+        "searchFilter": " and ".join([of_sweep, *(f"tags.`{tag}` IS NULL" for tag in mlflow_store.LEFT_OUT)]),
         "orderByKey": _metric_column(PLACE),
         "orderByAsc": True,
         **_columns(widths_px),

@@ -21,8 +21,8 @@ from tests.support.factories import trial_record
 PARENT = {"started_at": "now", "params": {}, "tags": {"workload": "probe"}, "artifacts": {}}
 
 
-@pytest.mark.parametrize("tag", ["remeasured_trial", "again_of"])
-def test_rounds_of_the_finals_are_not_trials_in_either_spelling(
+@pytest.mark.parametrize("tag", ["remeasured_trial", "again_of", "retried_as"])
+def test_rounds_of_the_finals_and_replaced_attempts_are_not_trials(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tag: str
 ) -> None:
     monkeypatch.chdir(workspace.path)
