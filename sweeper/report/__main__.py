@@ -11,7 +11,7 @@ DIR or the one at URI. HTML is written to report.html, one file that opens offli
 work, report_….png: training in nine panels, other work by its speed. The other formats go to standard output.
 
 --compare     compare two sweeps where they did the same work: which is faster, with all 95% intervals, or that it
-              cannot be told
+              cannot be told; and point by point, where both measured the same parameters
 --baseline    compare an earlier sweep with the latest one (or --sweep). Exit code 0: not slower, the 95% interval
               excludes a loss of more than the threshold. 1: slower, by more than the threshold and by more than runs
               differ. 3: cannot be told. 2: there is nothing to compare
@@ -102,7 +102,7 @@ def compare_sweeps(args: argparse.Namespace) -> int:
         first, second = args.baseline, args.sweep or compare.find_latest_sweep(stored, args.baseline)
     gate = verdict.Gate(args.threshold, args.between_runs)
     lines, outcome = compare.compare_sweeps(stored, first, second, gate)
-    print("\n".join(lines))
+    print("\n".join([*lines, *compare.compare_points(stored, first, second)]))
     if not args.baseline:
         return 0
     if outcome is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.report.best import BestResult, describe_differences, find_best_results, label_works
+from sweeper.report.pairs import describe_pairs, find_pairs
 from sweeper.report.store import Stored
 from sweeper.report.verdict import Gate, Verdict, combine, compare_values, describe_basis
 
@@ -56,6 +57,12 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             lines.append(f"{labels[id(result)]}: {comparison}, from {describe_basis(result, other)}")
             verdicts.append(gate.judge(before, after))
     return lines or [f"{first} has no complete trial"], combine(verdicts)
+
+
+def compare_points(stored: Stored, first: str, second: str) -> list[str]:
+    """Compare the points that both sweeps measured: their median difference, and those that differ most."""
+    of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
+    return describe_pairs(find_pairs(*of_sweep))
 
 
 def _is_comparable(result: BestResult, other: BestResult) -> bool:
