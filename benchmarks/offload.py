@@ -60,6 +60,7 @@ ROWS = {
         for host_gib, device_gib in ((8, 130), (75, 78), (70, 40), (60, 24))
         for dtype in ("bf16", "fp8_tensorwise")
     ],
+    "qwen_1k": [Row("qwen2_5_7b", 1024, 8, 130, 128, dtype=dtype) for dtype in ("fp8_tensorwise", "bf16")],
     "8b_8k_large": [Row("llama3_8b", 8192, 75, 78, 68, 11406)],  # steps as large as those of the reference
     "1b_8k": [Row("llama3_1b", 8192, 4, 78, 64, 55090)],
     "8b_512": [Row("llama3_8b", 512, 70, 78, 256, 13135)],
