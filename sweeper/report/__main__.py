@@ -141,10 +141,10 @@ def write_images(stored: Stored, path: Path) -> None:
 
 def write_page(stored: Stored, tables: Sequence[Table], path: Path) -> None:
     """Write the HTML report and print its path."""
-    from sweeper.report import charts, imported_charts, page
+    from sweeper.report import charts, imported_charts, overview, page
 
     drawn = [*charts.build_charts(stored), *imported_charts.build_charts(stored.imported)]
-    path.write_text(page.build_page("sweeper: results", tables, drawn))
+    path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored)))
     print(path)
 
 

@@ -90,8 +90,20 @@ class BestResult:
 
     @property
     def platform(self) -> str:
-        """The device's name, with the number of devices if there are several."""
+        """The device's name, with the number of devices if there are several; on a CPU that of its processes."""
+        if self.devices > 1 and self.is_cpu:
+            return f"{self.device}, {self.devices} processes"
         return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the trials ran on a CPU, where a rank is a process and no device of its own."""
+        return bool(self.trial.get("tag.hardware") == "cpu")
+
+    @property
+    def rank_noun(self) -> str:
+        """What a rank runs on: a GPU, or a process on a CPU."""
+        return "process" if self.is_cpu else "GPU"
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = MeasuredValue(math.nan)
 NOTE = (
     "Bars are the best configuration of each platform, lines on them its 95% interval. The matmul ceiling is the "
-    "highest rate that a search of matrix products achieved on such a GPU; the peak is the vendor's dense one."
+    "highest rate that a search of matrix products achieved on such a device; the peak is the vendor's dense one."
 )
 
 
@@ -74,6 +74,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
     if results[0].speed_metric != "tokens_per_s":
         return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": [result.speed for result in results]})]
+    rank = results[0].rank_noun
     tokens_per_gpu = [_read_per_gpu(result, "tokens_per_s") for result in results]
     tflops_per_gpu = [_read_per_gpu(result, "tflops") for result in results]
     spread = [list(result.trials["metric.tokens_per_s"] / result.devices) for result in results]
@@ -81,11 +82,11 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
         Panel("Tokens", "tokens/s", {"": [result.speed for result in results]}),
         Panel("Computation", "TFLOP/s", {"": [read_value(result.trial, "tflops") for result in results]}),
         Panel("Utilisation of the peak", "%", {name.upper(): _read_percent(results, name) for name in ("mfu", "hfu")}),
-        Panel("Tokens per GPU", "tokens/s per GPU", {"": tokens_per_gpu}),
-        Panel("Computation per GPU", "TFLOP/s per GPU", {"": tflops_per_gpu}),
-        Panel("Achieved rate and ceilings", "TFLOP/s per GPU", _compute_ceilings(results, tflops_per_gpu)),
+        Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
+        Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": tflops_per_gpu}),
+        Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", _compute_ceilings(results, tflops_per_gpu)),
         Panel("Step time", "ms", {"": [MeasuredValue(result.get_metric("step_time_ms")) for result in results]}),
-        Panel("All configurations", "tokens/s per GPU", spread=spread),
+        Panel("All configurations", f"tokens/s per {rank}", spread=spread),
         Panel("Best over median configuration", "times", {"": [_compute_gain(result) for result in results]}),
     ]
 

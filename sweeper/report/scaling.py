@@ -18,7 +18,7 @@ from sweeper.ui.colours import COLOURS
 BATCH = "global_batch"  # the part of the work that may grow with the devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
 NOTE = (
-    "Points are the best configuration for each number of GPUs with its 95% interval and its share of ideal scaling "
+    "Points are the best configuration for each number of ranks with its 95% interval and its share of ideal scaling "
     "(dashed) from the smallest number; the band is 85 to 95% of that."
 )
 PROJECTION_NOTE = " Dotted is the cost model's projection of the smallest number's best result. Assumed: "
@@ -72,7 +72,8 @@ def build_scaling_figure(results: Sequence[BestResult], sweeps: pd.DataFrame) ->
         return None
     counts = [count for line in figure.data for count in line.x]
     speeds = [speed for line in figure.data for speed in line.y]
-    figure.update_xaxes(title="GPUs", type="log", range=_axis_range(counts), tickvals=sorted(set(counts)))
+    ranks = "processes" if results[0].is_cpu else "GPUs"
+    figure.update_xaxes(title=ranks, type="log", range=_axis_range(counts), tickvals=sorted(set(counts)))
     figure.update_yaxes(title="tokens/s", type="log", range=_axis_range(speeds), tickvals=_ticks(*_axis_range(speeds)))
     return figure, NOTE + (PROJECTION_NOTE + "; ".join(assumptions) if assumptions else "")
 

@@ -26,6 +26,8 @@ from sweeper.ui.tables import markdown_of
 SWEEPS = "Sweeps"
 BEST_RESULTS = "Best results"
 PARAMETERS = "Parameters of the best results"
+FAILURES = "Trials without a result"
+WITHOUT_RESULT = ("failed", "lost", "timed_out", "infeasible")
 PUBLISHED = "Published results"
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
@@ -51,12 +53,13 @@ class Table:
 
 
 def build_tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
-    """Return the tables that have rows: the sweeps, their best results, and published and imported results."""
+    """Return the tables that have rows: sweeps, best results, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
     tables = [
         build_sweeps_table(stored),
         build_best_results_table(stored.best_results, stored.trials, price_per_hour),
         build_parameters_table(stored.best_results),
+        build_failures_table(stored.trials),
         _build_unranked_table(PUBLISHED, published.HEADING, published.list_published(models), published.NOTE),
         _build_unranked_table(IMPORTED, imported.HEADING, imported.list_rows(stored.imported), imported.NOTE),
         _build_unranked_table(
@@ -78,6 +81,23 @@ def build_sweeps_table(stored: Stored) -> Table:
     heading = ["sweep", "workload", "device", "power limit W", "began", "ended", "state", "trials", "versions"]
     rows = [_format_sweep(sweep, stored.trials) for sweep in stored.sweeps.sort_values("start").to_dict("records")]
     return Table(SWEEPS, *_drop_empty_columns(heading, rows))
+
+
+def build_failures_table(trials: pd.DataFrame) -> Table:
+    """Return a row for each sweep, outcome and kind of reason: how many trials ended so, with one of them."""
+    heading = ["sweep", "outcome", "trials", "example", "reason"]
+    if not len(trials) or "tag.reason" not in trials:
+        return Table(FAILURES, heading, [])
+    failed = trials[trials["tag.outcome"].isin(WITHOUT_RESULT)]
+    reasons = failed["tag.reason"].fillna("")
+    kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are of one kind
+    groups = failed.assign(reason=reasons).groupby(["tag.sweep", "tag.outcome", kinds], sort=False)
+    rows = [
+        [str(sweep), str(outcome), str(len(group)), str(group["run"].iloc[-1]), str(group["reason"].iloc[-1])]
+        for (sweep, outcome, _), group in groups
+    ]
+    rows.sort(key=lambda row: (row[0], WITHOUT_RESULT.index(row[1]), -int(row[2])))
+    return Table(FAILURES, heading, rows)
 
 
 def _format_sweep(sweep: dict[Any, Any], all_trials: pd.DataFrame) -> list[str]:
