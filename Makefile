@@ -32,7 +32,7 @@ test: $(STAMP)    ## tests that need no GPU, about six minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
 
 soak: $(STAMP)    ## long tests, such as a sweep of 100 trials whose driver is killed 25 times
-	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest -m 'soak and not gpu' --timeout=3600 $(ARGS)
 
 clean:            ## remove the environment and the caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
