@@ -170,7 +170,7 @@ def _format_result(
     varying = list_varying_parameters(sweep_trials)
     return [
         *(result.work.get(name, "") for name in MAIN_WORK_NAMES),
-        format_point(distinct),
+        format_point(distinct) if distinct else "",
         result.platform,
         f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
         _format_interval(result),
