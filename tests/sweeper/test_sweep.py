@@ -40,7 +40,7 @@ class FinishedSweep:
     result: CommandResult
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> FinishedSweep:
     """From a directory without a store, in which MLflow makes its tables, and with a folder called workloads."""
     workspace = Workspace(tmp_path_factory.mktemp("held"))
@@ -50,7 +50,7 @@ def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> FinishedSweep:
     return FinishedSweep(workspace, workspace.run(*PROBE, "budget.trials=3", "name=held"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def matmul_sweep(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> FinishedSweep:
     workspace = Workspace(tmp_path_factory.mktemp("main"))
     shutil.copy(empty_store, workspace.path)
@@ -220,26 +220,27 @@ def test_a_sweep_that_is_broken_everywhere_stops_and_its_retry_completes(workspa
     program.write_text("echo config wrong; exit 3\n")
     arguments = ["workload=command", f"command.run=[sh,{program},'{{x}}']", "command.log={step_time_s: 'step (.*)'}"]
     arguments += ["command.warmup=0", "command.steps=1", "space.x=range(0,30)", "search=random", "finals.top=0"]
-    arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "budget.trials=8", "progress=json"]
+    arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "budget.trials=4", "progress=json"]
+    arguments.append("budget.same_failures=3")
     stopped = workspace.run(*arguments)
-    assert stopped.code == 1 and workspace.states() == {"FAIL": 5, "RUNNING": 1}, stopped.err
-    reason = "5 trials failed for the same reason: the program ended with exit code 3: config wrong"
+    assert stopped.code == 1 and workspace.states() == {"FAIL": 3, "RUNNING": 1}, stopped.err
+    reason = "3 trials failed for the same reason: the program ended with exit code 3: config wrong"
     assert f"stopped  {reason}\n" in stopped.out
     retry = next(line for line in stopped.out.splitlines() if line.startswith("retry    "))
     assert shlex.split(retry)[-1] == "retry=failed"
 
     program.write_text("echo step 0.1\n")
     retried = workspace.run(*arguments, "retry=failed")
-    assert retried.code == 0 and "8 complete" in retried.out and "retried  5 trials" in retried.out, retried.err
-    assert workspace.states() == {"FAIL": 5, "COMPLETE": 8}
+    assert retried.code == 0 and "4 complete" in retried.out and "retried  3 trials" in retried.out, retried.err
+    assert workspace.states() == {"FAIL": 3, "COMPLETE": 4}
     runs = {run.data.tags["sweeper.trial"]: run.data.tags for run in workspace.runs("trial")}
     attempts = [tags for tags in runs.values() if "retried_as" in tags]
-    assert {tags["outcome"] for tags in attempts} == {"failed"} and len(attempts) == 5
+    assert {tags["outcome"] for tags in attempts} == {"failed"} and len(attempts) == 3
     for tags in attempts:
         assert runs[tags["retried_as"]]["retry_of"] == tags["sweeper.trial"]
         assert f"file {program} was " in runs[tags["retried_as"]]["changed"]
     end = json.loads(retried.err.splitlines()[-1])
-    assert end["outcomes"] == {"complete": 8} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
+    assert end["outcomes"] == {"complete": 4} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
 
 
 def test_a_ray_that_does_not_start_gives_one_line(workspace: Workspace) -> None:
