@@ -19,6 +19,8 @@ from functools import cache
 
 import numpy as np
 
+from workloads.api.derived import find_source
+
 MIN_STEPS = 5
 TOO_FEW = f"fewer than {MIN_STEPS} steps"
 TOO_SHORT = "correlated, too short"
@@ -59,8 +61,8 @@ class Correlation:
 
 
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
-    """Return why the metric `name` has no 95% interval; empty if it has one or needs none."""
-    if f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
+    """Return why the metric `name` has no 95% interval; empty if it has one or is not derived from steps."""
+    if f"{name}_ci_low" in metrics or "effective_steps" not in metrics or find_source(name) is None:
         return ""
     return TOO_FEW if metrics["steps"] < MIN_STEPS else TOO_SHORT
 

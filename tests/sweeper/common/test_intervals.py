@@ -97,4 +97,4 @@ def test_a_rate_without_an_interval_says_why(times: np.ndarray, reason: str) -> 
     metrics = derive([Measurement({}, tuple(times), tokens_per_step=1)], {})
     assert missing_reason(metrics, "tokens_per_s") == reason
     assert ("tokens_per_s_ci_low" in metrics) == (reason == "")
-    assert missing_reason({"score": 1.0}, "score") == ""
+    assert missing_reason({"score": 1.0}, "score") == missing_reason({**metrics, "score": 1.0}, "score") == ""
