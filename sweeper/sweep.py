@@ -25,11 +25,13 @@ from sweeper.opening import open_sweep
 from sweeper.planning.plan import Plan
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
+from sweeper.search.neighbours import describe_stall
 from sweeper.search.trial import Trial
 from sweeper.ui import duration, plan_view
 from sweeper.ui.duration import DurationNote
 from sweeper.ui.progress import ProgressState, make_progress
 from workloads.api import secrets
+from workloads.api.derived import find_source
 
 START_PATIENCE_S = 20.0
 
@@ -258,6 +260,10 @@ class Sweep:
             self._pool.submit(trial)
             return
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
+        if attempt == 1 and (stall := self._describe_stall(record)):
+            self._display.note(f"trial {trial.number} is measured again: {stall}")
+            self._pool.submit(trial)
+            return
         self._nodes.add_record(record)
         self._study.tell(record)
         self._finals_ended += record.remeasurement is not None
@@ -268,6 +274,14 @@ class Sweep:
             self._display.note(line)
         if not record.remeasurement and (reason := self._progress.common_failure_reason()) and self._has_budget():
             self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
+
+    def _describe_stall(self, record: TrialRecord) -> str:
+        """Return why a trial on a CPU, whose cores other processes use too, was not measured properly."""
+        objective = self._config.workload.objective
+        is_rate = find_source(objective) is not None
+        if self._plan.target.is_gpu or record.remeasurement or self._stop.requested or not is_rate:
+            return ""
+        return describe_stall(record, self._study.records, objective, self._config.workload.direction)
 
     def _next_estimate(self) -> str:
         """Return how long the sweep will take, once; empty while it is stopping."""

@@ -1,0 +1,68 @@
+"""Trials that are far slower than their neighbours in the space."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.search.neighbours import describe_stall
+from tests.conftest import Workspace
+from tests.support.factories import trial_record
+
+RATES = {256: 0.13, 320: 0.14, 384: 0.12}
+
+
+def records_of(rates: dict[int, float], **changes: object) -> dict[int, TrialRecord]:
+    return {
+        number: trial_record(number, {"m": m, "dtype": "fp32"}, metrics={"tflops": rate}, **changes)
+        for number, (m, rate) in enumerate(rates.items())
+    }
+
+
+def stall(rate: float, records: dict[int, TrialRecord], m: int = 300, dtype: str = "fp32") -> str:
+    return describe_stall(
+        trial_record(9, {"m": m, "dtype": dtype}, metrics={"tflops": rate}), records, "tflops", "maximize"
+    )
+
+
+def test_a_rate_far_below_all_neighbours_is_a_stall() -> None:
+    assert stall(0.0042, records_of(RATES)) == "its 3 nearest neighbours are 29 to 33 times as fast"
+    assert not stall(0.03, records_of(RATES)) and not stall(0.5, records_of(RATES))
+
+
+def test_a_time_far_above_all_neighbours_is_a_stall() -> None:
+    records = {n: trial_record(n, {"m": m}, metrics={"step_time_ms": 1.0}) for n, m in enumerate(RATES)}
+    slow = trial_record(9, {"m": 300}, metrics={"step_time_ms": 80.0})
+    assert describe_stall(slow, records, "step_time_ms", "minimize")
+    assert not describe_stall(records[0], {9: slow, **records}, "step_time_ms", "minimize")
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(5000, "fp32"), (300, "bf16")])
+def test_distant_shapes_and_other_types_are_no_neighbours(m: int, dtype: str) -> None:
+    assert not stall(0.0042, records_of(RATES), m, dtype)
+
+
+def test_one_fast_neighbour_or_one_slow_one_decides_nothing() -> None:
+    assert not stall(0.0042, records_of({256: 0.13}))
+    assert not stall(0.0042, records_of({**RATES, 310: 0.005}))
+
+
+def test_trials_without_a_result_and_rounds_of_the_finals_are_no_neighbours() -> None:
+    assert not stall(0.0042, records_of(RATES, status=TrialStatus.FAILED))
+    assert not stall(0.0042, records_of(RATES, remeasurement=Remeasurement(0, 0, (0,))))
+
+
+@pytest.mark.soak
+def test_a_stalled_trial_is_measured_again_before_the_search_sees_it(workspace: Workspace) -> None:
+    program = workspace.path / "train.sh"
+    # The sixth start of the program is 90 times as slow as the others.
+    program.write_text(
+        f"echo >> {workspace.path}/starts\n[ $(wc -l < {workspace.path}/starts) = 6 ] && s=9 || s=0.1\n"
+        "for i in 1 2; do echo step $s; done\n"
+    )
+    arguments = ["workload=command", f"command.run=[sh,{program},'{{x}}']", "command.log={step_time_s: 'step (.*)'}"]
+    arguments += ["command.warmup=0", "command.steps=2", "space.x=range(16,24)", "search=grid", "finals.top=0"]
+    result = workspace.run(*arguments, "workload.objective=step_time_ms", "workload.direction=minimize")
+    assert result.code == 0 and "is measured again: its 3 nearest neighbours are 90 to 90 times as fast" in result.err
+    assert {run.data.metrics["step_time_ms"] for run in workspace.runs("trial")} == {100.0}
+    assert sorted(run.data.tags["attempts"] for run in workspace.runs("trial")) == ["1"] * 7 + ["2"]
