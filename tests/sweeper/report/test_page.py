@@ -50,6 +50,7 @@ def report_path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
 def test_the_report_fits_any_screen_and_any_paper_and_needs_no_network(report_path: Path, tmp_path: Path) -> None:
     with browser.open_page() as tab:
