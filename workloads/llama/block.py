@@ -121,13 +121,7 @@ class BlockMath:
         self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
     ) -> Activations:
         """Add the missing activations. The last GEMM is not among them: the backward pass does not need its output."""
-        if "q" not in activations:
-            activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
-        if "attn_out" not in activations:
-            past = split_kv(past_kv) if past_kv is not None else None
-            q, k, v = split_heads(activations["q"], activations["kv"])
-            out, activations["lse"] = attend(self.kernel, q, k, v, past)
-            activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
+        self._compute_attention(weights, activations, rope, past_kv)
         if "residual" not in activations:
             output_weight = weights["output.weight"]
             activations["residual"] = torch.addmm(activations["x"], activations["attn_out"], output_weight.t())
@@ -137,9 +131,25 @@ class BlockMath:
             activations |= {name: torch.mm(normed, halves[name].t()) for name in missing}
         return activations
 
+    def _compute_attention(
+        self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
+    ) -> None:
+        """Add the missing activations up to the output of attention."""
+        if "q" not in activations:
+            activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
+        if "attn_out" not in activations:
+            past = split_kv(past_kv) if past_kv is not None else None
+            q, k, v = split_heads(activations["q"], activations["kv"])
+            out, activations["lse"] = attend(self.kernel, q, k, v, past)
+            activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
+
     def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         norm_weight, bias = weights["attention_norm.weight"], weights.get("qkv.bias")
         qkv = functional.linear(self.norm(x, norm_weight), weights["qkv.weight"], bias)
+        return self._split_rotated(qkv, rope)
+
+    def _split_rotated(self, qkv: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output of the first GEMM [tokens, features] as rotated queries, and keys and values."""
         heads = self.shape.heads + 2 * self.shape.kv_heads
         return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
 

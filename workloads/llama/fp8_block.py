@@ -12,16 +12,8 @@ from types import ModuleType
 from torch import Tensor
 
 from workloads.llama import fp8
-from workloads.llama.attention import Kernel, attend
-from workloads.llama.block import (
-    Activations,
-    BlockMath,
-    KeysValues,
-    NamedTensors,
-    accumulate,
-    split_heads,
-    split_kv,
-)
+from workloads.llama.attention import Kernel
+from workloads.llama.block import Activations, BlockMath, KeysValues, NamedTensors, accumulate
 from workloads.llama.fp8 import Fp8Matrix, multiply
 from workloads.llama.shapes import LlamaShape
 
@@ -74,13 +66,7 @@ class Fp8BlockMath(BlockMath):
     def _compute_missing(
         self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
     ) -> Activations:
-        if "q" not in activations:
-            activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
-        if "attn_out" not in activations:
-            past = split_kv(past_kv) if past_kv is not None else None
-            q, k, v = split_heads(activations["q"], activations["kv"])
-            out, activations["lse"] = attend(self.kernel, q, k, v, past)
-            activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
+        self._compute_attention(weights, activations, rope, past_kv)
         norm_weight, eps = weights["mlp_norm.weight"], self.shape.norm_eps
         norm_scale = weights["mlp_norm.weight" + SCALE]
         normed: Fp8Matrix | None = None
@@ -103,8 +89,7 @@ class Fp8BlockMath(BlockMath):
         name = "attention_norm.weight"
         normed = self._casts.norm_rows(x, weights[name], self.shape.norm_eps, weights[name + SCALE])
         qkv = multiply(normed, _rows(weights, "qkv.weight"), weights.get("qkv.bias"), fast=True)
-        heads = self.shape.heads + 2 * self.shape.kv_heads
-        return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
+        return self._split_rotated(qkv, rope)
 
     # ── backward ──
 
