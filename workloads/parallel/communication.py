@@ -12,6 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 Interval = tuple[float, float]
 
+# Parts of the names of communication kernels, in lower case: ncclDevKernel_… of NCCL and of RCCL, which has its own
+# prefix in some builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h).
+# The shader that copies memory, __amd_rocclr_copyBuffer, is none of them.
+COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
+
 
 @contextmanager
 def profile_communication(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
@@ -56,7 +61,7 @@ def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
 
 
 def is_communication(kernel: str) -> bool:
-    return "nccl" in kernel.lower()  # RCCL's kernels have it in their names too
+    return any(part in kernel.lower() for part in COMMUNICATION_KERNELS)
 
 
 def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:

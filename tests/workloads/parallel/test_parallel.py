@@ -23,7 +23,7 @@ from workloads.distributed import process_group
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
-from workloads.parallel.communication import compute_shares
+from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.layout import TORCH_VERSION, Layout
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
@@ -272,6 +272,25 @@ def test_exposed_communication_is_the_time_in_which_nothing_is_computed() -> Non
     assert shares["communication_share"] == pytest.approx(0.45)
     assert shares["exposed_share"] == pytest.approx(0.3)
     assert shares["idle_share"] == pytest.approx(0.5)
+
+
+# Names as the profiler has recorded them: NCCL's, RCCL's and MSCCL's, and kernels that compute or copy.
+@pytest.mark.parametrize(
+    ("kernel", "communicates"),
+    [
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclDevKernel_Generic(ncclDevComm*, channelMasks, ncclWork*)", True),
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", True),
+        ("mscclKernel_Sum_half_LL", True),
+        ("rcclKernel_AllReduce", True),
+        ("Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64", False),
+        ("__amd_rocclr_copyBuffer.kd", False),
+        ("Memcpy HtoD (Pinned -> Device)", False),
+    ],
+)
+def test_kernels_of_nccl_rccl_and_msccl_are_communication(kernel: str, communicates: bool) -> None:
+    assert is_communication(kernel) == communicates
 
 
 def test_an_invalid_layout_is_infeasible_before_ranks_wait_for_each_other() -> None:
