@@ -40,21 +40,22 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     first_results, second_results = (
         find_best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (first, second)
     )
-    labels = label_results([*first_results, *second_results])
+    labels = label_works([result.work for result in (*first_results, *second_results)])
     lines: list[str] = []
     verdicts: list[Verdict] = []
-    for result in first_results:
+    for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
+        label = f"{work_label} {result.speed_metric}"
         comparable = [other for other in second_results if _is_comparable(result, other)]
         if not comparable:
             reason = _explain_difference(result, second_results)
-            lines.append(f"{labels[id(result)]}: {second} has no comparable result ({reason})")
+            lines.append(f"{label}: {second} has no comparable result ({reason})")
         for other in comparable:
             before = result.speed.divide(result.devices)
             after = other.speed.divide(other.devices)
             comparison = compare_values(
                 before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
             )
-            lines.append(f"{labels[id(result)]}: {comparison}, from {describe_basis(result, other)}")
+            lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
             verdicts.append(gate.judge(before, after))
     return lines or [f"{first} has no complete trial"], combine(verdicts)
 
@@ -93,9 +94,3 @@ def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
 
 def _describe_platform(result: BestResult) -> str:
     return f"{result.platform}, per device" if result.devices > 1 else result.device
-
-
-def label_results(results: list[BestResult]) -> dict[int, str]:
-    """Return a label for each result by its `id`, which differs for different works."""
-    labels = label_works([result.work for result in results])
-    return {id(result): f"{label} {result.speed_metric}" for result, label in zip(results, labels, strict=True)}
