@@ -6,12 +6,13 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.common.trials import BAD, RETRIED, TrialRecord, TrialStatus, exact_value
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult
@@ -19,9 +20,9 @@ from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
-from sweeper.tracking.mlflow_view import MEMORY_METRICS, RANKED_TRIALS, RankedTrial, SweepView
+from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.ui import tables
-from sweeper.ui.format import format_number, format_phases
+from sweeper.ui.format import format_interval, format_phases
 from sweeper.ui.progress import Progress
 from sweeper.ui.results import Results
 from sweeper.ui.summary import Recording, Summary
@@ -149,9 +150,8 @@ def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:
     exhausted = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
     if "budget.trials" in exhausted:
         exhausted["budget.trials"] = progress.finished_trials
-    kept = [argument for argument in arguments if argument.partition("=")[0] not in {*exhausted, "retry"}]
-    doubled = [f"{name}={2 * limit:.15g}" for name, limit in exhausted.items()]
-    return shlex.join(secrets.masked_arguments([*kept, *doubled]))
+    doubled = {name: f"{2 * limit:.15g}" for name, limit in exhausted.items()}
+    return _change_command(arguments, {"retry": None, **doubled})
 
 
 def retry_command(arguments: Sequence[str], results: Results) -> str:
@@ -163,8 +163,14 @@ def retry_command(arguments: Sequence[str], results: Results) -> str:
     names = [name for name, retried in RETRIED.items() if statuses <= set(retried)]
     has_infeasible = results.counts.get(TrialStatus.INFEASIBLE)
     name = "failed" if names == ["all"] and has_infeasible else names[0]
-    kept = [argument for argument in arguments if not argument.startswith("retry=")]
-    return shlex.join(secrets.masked_arguments([*kept, f"retry={name}"]))
+    return _change_command(arguments, {"retry": name})
+
+
+def _change_command(arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
+    """Return the command line with these values instead of its own. None removes a setting."""
+    kept = [argument for argument in arguments if argument.partition("=")[0] not in changes]
+    added = [f"{name}={value}" for name, value in changes.items() if value is not None]
+    return shlex.join(secrets.masked_arguments([*kept, *added]))
 
 
 def is_attended() -> bool:
@@ -196,13 +202,9 @@ def _rank_finalist(finalist: FinalistResult, objective: str) -> RankedTrial:
     name = f"final_{objective}"
     metrics = {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
     known = {name: bound for name, bound in metrics.items() if not math.isnan(bound)}
-    return RankedTrial(finalist.trial.number, known, _format_interval(value.low, value.high))
+    return RankedTrial(finalist.trial.number, known, format_interval(value.low, value.high))
 
 
 def _rank_trial(trial: TrialRecord, objective: str) -> RankedTrial:
     low, high = (trial.metrics.get(f"{objective}_ci_{bound}", math.nan) for bound in ("low", "high"))
-    return RankedTrial(trial.number, {}, _format_interval(low, high))
-
-
-def _format_interval(low: float, high: float) -> str:
-    return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"
+    return RankedTrial(trial.number, {}, format_interval(low, high))

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86400
+
 
 def process_age_s() -> float:
     """Return the seconds since this process was started, which include the imports; 0 where /proc does not say."""

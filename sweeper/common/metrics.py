@@ -7,7 +7,8 @@ long as its slowest rank. MFU is model FLOP/s over the dense peak of the data ty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from sweeper.common.intervals import estimate_correlation, interval_of_steps, ratio_interval
 from workloads.api.contract import Measurement
 
+MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # of one device; the first that a trial has is shown
 LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
 # A metric in a table: its label, its unit, and the factor from the stored value to the displayed one.
 DISPLAY = {
@@ -148,6 +150,11 @@ def _compare_devices(measurements: Sequence[Measurement]) -> dict[str, float]:
 def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:
     """Return the TFLOP/s of one rank."""
     return flops_per_step / 1e12 / float(STATISTICS[statistic](times_s))
+
+
+def first_known(values: Iterable[float]) -> float:
+    """Return the first value that is not NaN, else NaN."""
+    return next((value for value in values if not math.isnan(value)), math.nan)
 
 
 def unit_of(metric: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.errors import UserInputError
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.ingest.devices import get_hardware
 from sweeper.ingest.imported import (
     CLAIM_TOLERANCE,
@@ -26,7 +27,7 @@ from workloads.api.logs import LONGEST_LINE, LogReader, Step
 DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
 MAX_STEPS = 1_000_000
 CLAIMS = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
-MEMORY = ("peak_device_gib", "peak_memory_gib", "device_memory_share")
+MEMORY = (*MEMORY_METRICS, "device_memory_share")
 DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard")
 FLOPS_OF = {"torchtitan": "full attention"}  # how a program counts the FLOPs that it states
 DTYPE_OF = {"torchtitan": "bf16"}  # its default, which it does not print

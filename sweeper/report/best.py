@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.common.metrics import first_known
 from sweeper.ui.format import format_number
 
 # The part of a work's identity that has columns of its own in tables.
@@ -118,7 +119,7 @@ class BestResult:
 
     def get_first_metric(self, names: Sequence[str]) -> float:
         """Return the first of these metrics that the best trial has, else NaN."""
-        return next((value for name in names if not math.isnan(value := self.get_metric(name))), math.nan)
+        return first_known(map(self.get_metric, names))
 
 
 def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report.best import (
     SPEED_UNITS,
     BestResult,
@@ -22,7 +23,6 @@ from sweeper.report.best import (
 from sweeper.report.panels import NOTE, Panel, build_error_bars, build_panels, list_colours, list_names
 from sweeper.report.scaling import build_scaling_figure, group_by_scaling
 from sweeper.report.store import Stored
-from sweeper.report.summary import MEMORY_METRICS
 from sweeper.ui.charts import (
     MAX_LINES,
     bar_chart_height_px,

@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from sweeper.common.errors import UserInputError
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report.best import MAIN_WORK_NAMES, BestResult
 from sweeper.report.store import Stored
-from sweeper.report.summary import BEST_RESULTS, MEMORY_METRICS, Table
+from sweeper.report.summary import BEST_RESULTS, Table
 
 RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from sweeper.ui.format import format_number
+from sweeper.common.metrics import MEMORY_METRICS, first_known
+from sweeper.ui.format import format_number, format_percent
 
 HEADING = ["result", "model", "sequence length", "global batch", "type", "device", "devices", "tokens/s"]
 HEADING += ["tokens/s per device", "claimed per device", "ms a step", "steps", "MFU %", "stated MFU %"]
@@ -23,7 +24,6 @@ NOTE = (
 )
 CONTRADICTIONS_HEADING = ["result", "device", "tokens/s per device", "claimed per device", "contradiction"]
 CONTRADICTIONS_NOTE = "Every contradiction in an imported file. These results are not ranked and not drawn."
-MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
 IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  # parameters with a column of their own
 
 
@@ -126,7 +126,7 @@ def list_rows(runs: pd.DataFrame) -> list[list[str]]:
 
 def _format_result(result: Imported) -> list[str]:
     model, length, batch, dtype, device, devices = result.work
-    memory = next((gib for name in MEMORY_METRICS if not math.isnan(gib := result.get_metric(name))), math.nan)
+    memory = first_known(map(result.get_metric, MEMORY_METRICS))
     claimed_tflops = result.get_claim_per_device("tflops")
     params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
     executed = [f"{name}={value}" for name, value in params.items() if isinstance(value, str)]
@@ -137,8 +137,8 @@ def _format_result(result: Imported) -> list[str]:
         format_number(result.claimed_per_device),
         format_number(result.get_metric("step_time_ms")),
         format_number(result.get_metric("steps")),
-        _format_percent(result.get_metric("mfu")),
-        _format_percent(result.get_metric("claimed_mfu")),
+        format_percent(result.get_metric("mfu")),
+        format_percent(result.get_metric("claimed_mfu")),
         format_number(claimed_tflops),
         result.get_text("tag.claims_flops"),
         format_number(memory),
@@ -154,7 +154,3 @@ def list_contradictions(runs: pd.DataFrame) -> Iterator[list[str]]:
         rates = [format_number(result.rate_per_device), format_number(result.claimed_per_device)]
         for contradiction in result.contradictions:
             yield [result.name, result.get_text("tag.device"), *rates, contradiction]
-
-
-def _format_percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{100 * share:.1f}"

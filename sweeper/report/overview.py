@@ -8,13 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.common.clock import SECONDS_PER_HOUR
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report.best import SPEED_UNITS, BestResult, MeasuredValue, list_varying_parameters, read_value
 from sweeper.report.store import Stored
-from sweeper.report.summary import MEMORY_METRICS
-from sweeper.ui.format import count, format_number, format_point
-
-TIE = "a tie"  # how a sweep's tag `winner` begins if the finals could not tell the first two apart
-SECONDS_PER_HOUR = 3600
+from sweeper.ui.format import TIE, count, format_number, format_point
 
 
 def describe(stored: Stored) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 
-from sweeper.ui.format import format_number
+from sweeper.ui.format import format_number, format_percent
 
 PUBLISHED_RESULTS = Path(__file__).with_name("published.csv")
 HEADING = ["model", "sequence length", "type", "device", "devices", "claimed tokens/s per device", "stated MFU %"]
@@ -26,10 +26,6 @@ def list_published(models: Collection[str]) -> list[list[str]]:
 
 def _format_published(row: dict[str, str]) -> list[str]:
     claimed = format_number(float(row["tokens_per_s_per_gpu"]))
-    mfu = _format_percent(float(row["stated_mfu"] or math.nan))
+    mfu = format_percent(float(row["stated_mfu"] or math.nan))
     work = [row["model"], row["sequence_length"], row["type"], row["gpu"], row["gpus"]]
     return [*work, claimed, mfu, row["flops_convention"], row["source"], row["layout"]]
-
-
-def _format_percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{100 * share:.1f}"

@@ -9,7 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from sweeper.common.intervals import missing_reason
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report import imported, published
 from sweeper.report.best import (
     MAIN_WORK_NAMES,
@@ -20,7 +22,7 @@ from sweeper.report.best import (
     list_varying_parameters,
 )
 from sweeper.report.store import Stored
-from sweeper.ui.format import format_number, format_point
+from sweeper.ui.format import format_interval, format_number, format_percent, format_point
 from sweeper.ui.tables import markdown_of
 
 SWEEPS = "Sweeps"
@@ -31,10 +33,7 @@ WITHOUT_RESULT = ("failed", "lost", "timed_out", "infeasible")
 PUBLISHED = "Published results"
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
-MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
-SECONDS_PER_DAY = 86400
-SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,10 @@ def _format_result(
         format_point(distinct) if distinct else "",
         result.platform,
         f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
-        _format_interval(result),
+        _describe_interval(result),
         format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
         format_number(result.get_metric("tflops")) if result.speed_metric != "tflops" else "",  # not the speed again
-        *(_format_percent(result.get_metric(name)) for name in SHARES),
+        *(format_percent(result.get_metric(name)) for name in SHARES),
         format_number(result.get_first_metric(MEMORY_METRICS)),
         f"{result.rounds} rounds" if result.rounds else format_number(result.get_metric("steps")),
         str(len(result.trials)),
@@ -197,16 +196,12 @@ def build_parameters_table(results: Sequence[BestResult]) -> Table:
     return Table(PARAMETERS, ["work", "device", "parameters"], rows)
 
 
-def _format_interval(result: BestResult) -> str:
+def _describe_interval(result: BestResult) -> str:
     """Return the bounds of the speed's 95% interval, or why it has none."""
     if result.speed.has_interval:
-        return f"{format_number(result.speed.low)} to {format_number(result.speed.high)}"
+        return format_interval(result.speed.low, result.speed.high)
     reason = missing_reason(result.metrics, result.speed_metric)
     return f"— ({reason})" if reason else ""
-
-
-def _format_percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def _drop_empty_columns(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

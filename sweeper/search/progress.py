@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
 from sweeper.config.schema import Budget
 from sweeper.search.failures import RepeatedFailures
 
-LIMITS = (
-    "trials",
-    "time_s",
-    "patience",
-    "gpu_hours",
-    "cost",
-)  # of the budget; the first that is reached ends the search
+# The limits of the budget. The first that is reached ends the search.
+LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
 EARLY_TRIALS = 5  # a failure that so many trials share at first is not a coincidence
 
 
@@ -157,7 +153,7 @@ class SweepProgress:
 
     def _used(self, running_s: float) -> dict[str, int | float]:
         """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
-        gpu_hours = (self._trial_s + running_s) * self._use.gpus / 3600
+        gpu_hours = (self._trial_s + running_s) * self._use.gpus / SECONDS_PER_HOUR
         return {
             "trials": self.finished_trials,
             "time_s": self.elapsed_s,

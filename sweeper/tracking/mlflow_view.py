@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.tracking import mlflow_store
 
 TAG_PREFIX = "mlflow.sharedViewState."
@@ -42,7 +43,6 @@ SECTION = "Sweep"  # of charts
 OTHER_SECTION = "Model metrics"  # where MLflow puts a chart of every other metric
 CHART_COLUMNS = 2
 MAX_LINES = 100  # runs in a chart; MLflow loads as many at first
-MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")
 
 
 @dataclass(frozen=True)

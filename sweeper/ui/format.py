@@ -8,6 +8,8 @@ from typing import Any
 
 from sweeper.common.trials import short_value
 
+TIE = "a tie"  # how the verdict begins if the finals cannot tell the first two apart
+
 
 def format_number(value: float) -> str:
     """Return a measured number with thousands separators and no decimals from 1000 on, else with four digits.
@@ -17,6 +19,16 @@ def format_number(value: float) -> str:
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """Return the bounds of an interval: `1.5 to 2.5`; empty if either is not known."""
+    return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"
+
+
+def format_percent(share: float) -> str:
+    """Return a share of 1 in percent, without the sign; NaN is empty."""
+    return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def format_point(params: Mapping[str, Any]) -> str:

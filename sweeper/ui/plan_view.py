@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from sweeper.common.metrics import LINEAR_BANDS
 from sweeper.common.trials import TrialStatus
 from sweeper.config.schema import Config
@@ -158,9 +159,9 @@ def draw_projection(projection: Projection, config: Config, width: int) -> list[
         linear = base / fewest * devices
         row = [str(devices // fewest), str(devices), format_number(value), format_number(value / devices)]
         row += [f"{share:.1%}", *(format_number(linear * band) for band in LINEAR_BANDS)]
-        row.append(format_number(value * 86400 / 1e9))
+        row.append(format_number(value * SECONDS_PER_DAY / 1e9))
         if price:
-            row.append(format_number(devices * price / value / 3600 * 1e6))
+            row.append(format_number(devices * price / value / SECONDS_PER_HOUR * 1e6))
         rows.append(row)
     heading = ["nodes", "devices", config.workload.objective, "per device", "of linear"]
     heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), "10^9 a day"]

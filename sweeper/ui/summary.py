@@ -15,7 +15,7 @@ from rich.console import Console
 from sweeper.common import metrics
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.ui import per_gpu, tables
-from sweeper.ui.format import count, format_number, format_point
+from sweeper.ui.format import TIE, count, format_number, format_point
 from sweeper.ui.results import Results
 from workloads.api.secrets import mask
 
@@ -100,7 +100,7 @@ class Summary:
         if not tied:
             return f"trial {leader.trial.number} wins: {value} ({interval}; {method})"
         numbers = ", ".join(map(str, [leader.trial.number, *tied]))
-        return f"a tie: trials {numbers} cannot be told apart; {value} ({interval}; {method})"
+        return f"{TIE}: trials {numbers} cannot be told apart; {value} ({interval}; {method})"
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
         """Print to standard output.
