@@ -1,38 +1,25 @@
 """Record a GPU's clock, power, temperature and the reasons for a lower clock during a measurement.
 
-NVIDIA GPUs are read through NVML, whose power is an average over about the last second and whose clock is momentary.
-AMD GPUs are read through AMD SMI by `torch.cuda`, which does not report the reasons for a lower clock. Without either
-(a CPU, ROCm without amdsmi) there are no readings.
+A GPU that no driver reads (on a CPU, ROCm without amdsmi) has no readings.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import statistics
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cache
 
-import pynvml as nvml
 import torch
 
 from workloads.api.contract import Scalar
+from workloads.api.gpus import amd, open_gpus
+from workloads.api.gpus.interface import TAINTING_SLOWDOWNS, Gpu, GpuReading
 
-INTERVAL_S = 0.02
-
-# NVML's reasons for a lower clock, by their names here. The tainting ones are faults of the machine (cooling, power
-# supply): a measurement under them does not describe the GPU. Every GPU runs at its power cap under full load.
-REASONS = {
-    "software_power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
-    "software_thermal": nvml.nvmlClocksEventReasonSwThermalSlowdown,
-    "hardware_slowdown": nvml.nvmlClocksEventReasonHwSlowdown,
-    "hardware_thermal": nvml.nvmlClocksEventReasonHwThermalSlowdown,
-    "power_brake": nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
-}
-TAINTING = {"software_thermal", "hardware_slowdown", "hardware_thermal", "power_brake"}
+_OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 
 
 @dataclass
@@ -40,7 +27,7 @@ class GpuReadings:
     """The readings taken during one measurement.
 
     Attributes:
-        reasons: the keys of `REASONS` seen in any reading.
+        reasons: the reasons for a lower clock that were in force, by the names of `workloads.api.gpus`.
         reasons_known: the GPU reports the reasons for a lower clock.
     """
 
@@ -53,7 +40,19 @@ class GpuReadings:
     @property
     def tainted(self) -> bool:
         """Return whether the machine slowed the GPU down."""
-        return bool(self.reasons & TAINTING)
+        return bool(self.reasons & TAINTING_SLOWDOWNS)
+
+    def add(self, reading: GpuReading, before: Mapping[str, int]) -> None:
+        """Add a reading. `before` has the counters of slowdowns from before the measurement."""
+        if reading.clock_mhz:
+            self.clocks_mhz.append(reading.clock_mhz)
+        if reading.power_w:
+            self.powers_w.append(reading.power_w)
+        if reading.temperature_c:
+            self.temperatures_c.append(reading.temperature_c)
+        if reading.slowdowns is not None:
+            self.reasons_known = True
+            self.reasons |= {name for name, count in reading.slowdowns.items() if count > before.get(name, count)}
 
     def metrics(self) -> dict[str, float]:
         """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read."""
@@ -75,79 +74,49 @@ class GpuReadings:
 
 @contextmanager
 def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
-    """Read the GPU's state every 20 ms, at least once, until the block ends."""
+    """Read the GPU's state at its interval, at least once, until the block ends."""
     readings = GpuReadings()
-    read = _reader(device)
-    if read is None:
+    gpu = find_gpu(device)
+    if gpu is None:
         yield readings
         return
+    before = gpu.read().slowdowns or {}
     done = threading.Event()
 
     def read_until_done() -> None:
-        while not done.wait(INTERVAL_S):
-            read(readings)
+        while not done.wait(gpu.interval_s):
+            readings.add(gpu.read(), before)
 
     thread = threading.Thread(target=read_until_done, daemon=True)
     thread.start()
     try:
         yield readings
-        read(readings)
     finally:
         done.set()
         thread.join()
+    readings.add(gpu.read(), before)
 
 
-def _reader(device: torch.device) -> Callable[[GpuReadings], None] | None:
-    """Return a function that takes one reading of the device; None if the device cannot be read."""
+@cache
+def find_gpu(device: torch.device) -> Gpu | None:
+    """Return the driver's GPU that torch calls `device`; None for a CPU, or if no driver reads it."""
     if device.type != "cuda":
         return None
+    gpus = _OPEN_DRIVERS.enter_context(open_gpus())
     if torch.version.hip:
-        return partial(_read_amdsmi, device) if importlib.util.find_spec("amdsmi") else None
-    try:
-        return partial(_read_nvml, _handle(device))
-    except nvml.NVMLError:
-        return None
+        return _find_amd_gpu(gpus, device.index or 0)
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"  # torch's numbers count the visible GPUs only
+    return next((gpu for gpu in gpus if gpu.identity.uuid == uuid), None)
 
 
-def _handle(device: torch.device) -> Any:
-    """Return NVML's handle. It is found by UUID: torch's indices count the visible devices only, NVML's all of them."""
-    nvml.nvmlInit()
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+def _find_amd_gpu(gpus: Sequence[Gpu], index: int) -> Gpu | None:
+    """Return the `index`-th visible GPU. HIP's UUID is not what AMD SMI reports, and partitions share a PCI address."""
+    numbers = amd.visible_numbers(os.environ)
+    number = index if numbers is None else numbers[index] if index < len(numbers) else None
+    return next((gpu for gpu in gpus if gpu.identity.vendor == "amd" and gpu.identity.number == number), None)
 
 
 def power_limit_w(device: torch.device) -> float | None:
-    """Return the power limit in W that is enforced on an NVIDIA GPU now; None if it is not known."""
-    if device.type != "cuda" or torch.version.hip:
-        return None
-    try:
-        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(_handle(device)) / 1e3)
-    except nvml.NVMLError:
-        return None
-
-
-def _read_nvml(handle: Any, readings: GpuReadings) -> None:
-    try:
-        readings.clocks_mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        readings.powers_w.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
-        readings.temperatures_c.append(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-        readings.reasons |= {name for name, bit in REASONS.items() if bits & bit}
-        readings.reasons_known = True
-    except nvml.NVMLError:
-        pass  # a value that this GPU does not report is missing, and so is its metric
-
-
-def _read_amdsmi(device: torch.device, readings: GpuReadings) -> None:
-    # torch returns W here, although its documentation says mW, and zero for a value that the GPU does not report.
-    sensors = (
-        (readings.clocks_mhz, torch.cuda.clock_rate),
-        (readings.powers_w, torch.cuda.power_draw),
-        (readings.temperatures_c, torch.cuda.temperature),
-    )
-    for values, read in sensors:
-        try:
-            value = float(read(device))
-        except Exception:  # amdsmi's own errors, whose classes cannot be imported where it is not installed
-            continue
-        if value:
-            values.append(value)
+    """Return the power limit in W that is enforced on a GPU now; None if it is not known."""
+    gpu = find_gpu(device)
+    return gpu.limits().power_limit_w if gpu else None

@@ -14,6 +14,7 @@ from sweeper.common.errors import UserInputError
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Hardware
 from sweeper.config.validation import build
+from workloads.api.gpus.interface import GpuIdentity
 
 ASSUMED_GPUS_PER_NODE = 8  # of nodes that a plan assumes
 FOREIGN_USE_GIB = 1.0  # below it is a display, or a process that only has the GPU open
@@ -26,7 +27,7 @@ class Node:
 
     Attributes:
         accelerator: Ray's label for its GPUs.
-        gpu_names: the driver's names of its GPUs.
+        gpu_identities: what the driver reports of each GPU.
         gpus_used_gib: GiB that other processes use, by the driver's GPU number; known of this machine only, before a
             sweep starts.
         id: Ray's id of a node of a running cluster.
@@ -38,7 +39,7 @@ class Node:
     cpu_name: str
     gpus: int = 0
     accelerator: str | None = None
-    gpu_names: tuple[str, ...] = ()
+    gpu_identities: tuple[GpuIdentity, ...] = ()
     gpus_used_gib: tuple[tuple[int, float], ...] = ()
     id: str | None = None
     cpu_architecture: str = "cpu"
@@ -53,7 +54,7 @@ class Node:
     @property
     def model(self) -> str | None:
         """The name of its GPUs: the driver's if known, else Ray's label."""
-        return self.gpu_names[0] if self.gpu_names else self.accelerator
+        return self.gpu_identities[0].name if self.gpu_identities else self.accelerator
 
     @property
     def cpu_model(self) -> str:
@@ -178,8 +179,8 @@ def has_hardware(node: Node, hardware: Hardware) -> bool:
     """Return whether the node's GPUs are of this kind: by the driver's names if known, else by Ray's label."""
     if not node.gpus:
         return False
-    if node.gpu_names:
-        return all(any(re.search(p, name) for p in hardware.device_names) for name in node.gpu_names)
+    if node.gpu_identities:
+        return all(any(re.search(p, gpu.name) for p in hardware.device_names) for gpu in node.gpu_identities)
     return node.accelerator in hardware.accelerators
 
 

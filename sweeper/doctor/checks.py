@@ -46,7 +46,7 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         versions = {str(state["node"]): state["versions"].get(package, "") for state in node_states}
         yield from _check_equal(package, versions)
     first_gpus = {str(state["node"]): state["gpus"][0] for state in node_states if state["gpus"]}
-    yield from _check_equal("the driver", {node: gpu["driver"] for node, gpu in first_gpus.items()})
+    yield from _check_equal("the driver", {node: gpu.get("driver", "") for node, gpu in first_gpus.items()})
     counts = {str(state["node"]): len(state["gpus"]) for state in node_states}
     models = {node: f"{counts[node]} x {gpu['name']}" for node, gpu in first_gpus.items()}
     yield from _check_equal("the GPU inventory", models, affects_results=False)
@@ -73,7 +73,7 @@ def _check_node(state: Mapping[str, Any]) -> Iterator[Finding]:
 
 def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that a GPU responds, is unused, runs at its default power limit and clock, and has no memory errors."""
-    if not gpu["answers"]:
+    if not gpu["responds"]:
         remedy = "look for its Xid error in dmesg; reset the GPU or restart the node"
         yield Finding(location, "does not respond to the driver", remedy)
         return

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
@@ -23,6 +23,7 @@ from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
 from sweeper.execution.local_ray import without_unused_processes
 from workloads.api import host
+from workloads.api.gpus.interface import GpuIdentity
 
 NODE_REPLY_TIMEOUT_S = 60.0
 HEAD_PROBE_INTERVAL_S = 5.0
@@ -135,10 +136,10 @@ def _describe_local_node() -> Node:
     visible = manager.get_current_process_visible_accelerator_ids()
     detected = manager.get_current_node_num_accelerators()
     gpus = min(detected, len(visible)) if visible is not None else detected
-    names = host.gpu_names()
+    identities = host.gpu_identities()
     used_gib = tuple(enumerate(host.gpus_used_gib()))
-    if visible is not None and all(gpu.isdigit() and int(gpu) < len(names) for gpu in visible):
-        names = tuple(names[int(gpu)] for gpu in visible)
+    if visible is not None and all(gpu.isdigit() and int(gpu) < len(identities) for gpu in visible):
+        identities = tuple(identities[int(gpu)] for gpu in visible)
         used_gib = tuple(used_gib[int(gpu)] for gpu in visible)
     elif visible is not None:
         used_gib = ()  # UUIDs: the mapping to the driver's numbers is unknown here
@@ -148,7 +149,7 @@ def _describe_local_node() -> Node:
         cpu_name=host.cpu_name(),
         gpus=gpus,
         accelerator=manager.get_current_node_accelerator_type() if gpus else None,
-        gpu_names=tuple(filter(None, names)) if gpus else (),
+        gpu_identities=_responding(identities) if gpus else (),
         gpus_used_gib=used_gib if gpus else (),
         cpu_architecture=host.cpu_architecture(),
     )
@@ -160,14 +161,18 @@ def _request_description(entry: dict[str, Any]) -> Any:
     return ray.remote(_describe_hardware).options(num_cpus=0, scheduling_strategy=on_node).remote()
 
 
-def _describe_hardware() -> tuple[str, str, tuple[str, ...]]:
-    """Return the CPU's name, the CPU's architecture and the GPUs' names of the node that runs this."""
-    return host.cpu_name(), host.cpu_architecture(), host.gpu_names()
+def _describe_hardware() -> tuple[str, str, tuple[GpuIdentity, ...]]:
+    """Return the CPU's name, the CPU's architecture and the GPUs of the node that runs this."""
+    return host.cpu_name(), host.cpu_architecture(), host.gpu_identities()
 
 
-def _build_node(entry: dict[str, Any], description: tuple[str, str, tuple[str, ...]]) -> Node:
+def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
+    return tuple(identity for identity in identities if identity.responds)
+
+
+def _build_node(entry: dict[str, Any], description: tuple[str, str, tuple[GpuIdentity, ...]]) -> Node:
     """Build a node from its entry in `ray.nodes()` and the result of `_describe_hardware`."""
-    cpu_name, cpu_architecture, gpu_names = description
+    cpu_name, cpu_architecture, identities = description
     resources = entry["Resources"]
     gpus = int(resources.get("GPU", 0))
     return Node(
@@ -176,7 +181,7 @@ def _build_node(entry: dict[str, Any], description: tuple[str, str, tuple[str, .
         cpu_name=cpu_name,
         gpus=gpus,
         accelerator=next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None),
-        gpu_names=tuple(filter(None, gpu_names)) if gpus else (),
+        gpu_identities=_responding(identities) if gpus else (),
         id=entry["NodeID"],
         cpu_architecture=cpu_architecture,
         memory_gib=resources.get("memory", 0.0) / 2**30,

@@ -14,6 +14,9 @@ from typing import Any
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from workloads.api import host
+from workloads.api.gpus import open_gpus
+from workloads.api.gpus.interface import Gpu
+from workloads.api.node_state import describe_gpu
 from workloads.api.secrets import masked_arguments
 
 PACKAGES = ("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
@@ -34,7 +37,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
             "system": platform.platform(),
             "cpu_cores": os.cpu_count(),
             "model": target.model,
-            "nodes": [vars(node) for node in target.nodes],
+            "nodes": [asdict(node) for node in target.nodes],
         },
         "gpus": gpu_states(),
         "hardware": vars(target.hardware),
@@ -94,32 +97,21 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def gpu_states() -> list[dict[str, Any]]:
-    """Return the name, driver, power limit, clocks and temperature of each NVIDIA GPU of this machine.
+    """Return what the driver reports of each GPU of this machine and its present clocks and temperature.
 
-    A reading that the driver does not provide is omitted.
+    A value that the driver does not report is omitted.
     """
-    with host.nvidia_gpus() as gpus:
-        return [_gpu_state(gpu) for gpu in gpus]
+    with open_gpus() as gpus:
+        return [describe_gpu(gpu) | _sensors(gpu) for gpu in gpus]
 
 
-def _gpu_state(gpu: Any) -> dict[str, Any]:
-    import pynvml as nvml
-
-    readings = {
-        "name": lambda: nvml.nvmlDeviceGetName(gpu),
-        "uuid": lambda: nvml.nvmlDeviceGetUUID(gpu),
-        "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
-        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-        "sm_clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-        "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
+def _sensors(gpu: Gpu) -> dict[str, float]:
+    if not gpu.identity.responds:
+        return {}
+    reading = gpu.read()
+    values = {
+        "sm_clock_mhz": reading.clock_mhz,
+        "memory_clock_mhz": reading.memory_clock_mhz,
+        "temperature_c": reading.temperature_c,
     }
-    state = {}
-    for name, read in readings.items():
-        try:
-            state[name] = read()
-        except nvml.NVMLError:
-            continue  # a virtual or a consumer GPU does not provide all of them
-    return state
+    return {name: value for name, value in values.items() if value is not None}

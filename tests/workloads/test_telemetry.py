@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workloads import telemetry
 from workloads.api.contract import Rank
 from workloads.matmul import MatmulParameters, gemm
 from workloads.telemetry import GpuReadings, monitor_gpu
@@ -41,23 +40,9 @@ def test_a_tainted_measurement_is_repeated_after_a_pause(monkeypatch: pytest.Mon
     monkeypatch.setattr(gemm.time, "sleep", pauses_s.append)
     parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", statistic="median_warm", repeats=3)
     measurement = gemm.measure(parameters, Rank())
-    assert len(measurements) == 3 and pauses_s == list(gemm.PAUSES_S)
+    # On a busy host the measurement also waits for hundredths of a second.
+    assert len(measurements) == 3 and [pause_s for pause_s in pauses_s if pause_s >= 1] == list(gemm.PAUSES_S)
     assert measurement.machine_info["tainted"] is False and len(measurement.step_times_s) == 3
-
-
-def test_an_amd_gpu_has_the_readings_that_it_reports_and_no_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch reads AMD SMI: power in W, zero for an unknown value, an error for an unsupported one."""
-
-    def unsupported(device: torch.device) -> int:
-        raise RuntimeError("AMDSMI_STATUS_NOT_SUPPORTED")
-
-    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 2100)
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "temperature", unsupported)
-    readings = GpuReadings()
-    telemetry._read_amdsmi(torch.device("cuda", 0), readings)
-    assert readings.metrics() == {"sm_clock_mhz": 2100.0}
-    assert readings.machine_info() == {}  # the reasons are unknown, which is not the same as none
 
 
 @pytest.mark.gpu

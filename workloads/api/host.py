@@ -1,16 +1,16 @@
-"""Read this machine's package versions, processor, memory and NVIDIA GPUs without torch."""
+"""Read this machine's package versions, processor, memory and GPUs without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from workloads.api.contract import Scalar
+from workloads.api.gpus import open_gpus
+from workloads.api.gpus.interface import GpuIdentity
 
 # The kernel's names (x86 and ARM) of the matrix and vector instructions that multiply each number format.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
@@ -71,64 +71,23 @@ def available_memory_bytes() -> int:
     return min(available)
 
 
-@contextlib.contextmanager
-def nvidia_gpus() -> Iterator[list[Any]]:
-    """Open NVML and yield the handle of each NVIDIA GPU in the driver's order; an empty list without a driver.
-
-    The handle is None for a GPU that no longer responds, such as one that has fallen off the bus.
-    """
-    import pynvml
-
-    def responding_handle(index: int) -> Any:
-        with contextlib.suppress(pynvml.NVMLError):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            pynvml.nvmlDeviceGetName(handle)
-            return handle
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield []
-        return
-    try:
-        yield [responding_handle(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def node_activity() -> dict[str, Scalar]:
     """Return this machine's load average over the last minute, and the number of other processes on its GPUs."""
     activity: dict[str, Scalar] = {"node_load": round(os.getloadavg()[0], 1)}
-    import pynvml
-
-    with nvidia_gpus() as gpus, contextlib.suppress(pynvml.NVMLError):
-        responding = [gpu for gpu in gpus if gpu]
-        pids = {process.pid for gpu in responding for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
-        if responding:
-            activity["other_gpu_processes"] = len(pids - {os.getpid()})
+    with open_gpus() as gpus:
+        processes = [ids for gpu in gpus if (ids := gpu.process_ids()) is not None]
+    if processes:
+        activity["other_gpu_processes"] = len(set[int]().union(*processes) - {os.getpid()})
     return activity
 
 
-def used_gib(gpu: Any) -> float:
-    """Return the GiB that processes use of an NVIDIA GPU, given by its NVML handle; 0 if NVML does not report it."""
-    import pynvml
-
-    with contextlib.suppress(pynvml.NVMLError):
-        # Version 2 of the structure does not count the driver's own memory as used.
-        used_bytes: int = pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used
-        return used_bytes / 2**30
-    return 0.0
+def gpu_identities() -> tuple[GpuIdentity, ...]:
+    """Return what each GPU of this machine is, in the order of CUDA's or HIP's numbers."""
+    with open_gpus() as gpus:
+        return tuple(gpu.identity for gpu in gpus)
 
 
 def gpus_used_gib() -> tuple[float, ...]:
-    """Return the GiB in use of each NVIDIA GPU in the driver's order; 0 for one that does not respond."""
-    with nvidia_gpus() as gpus:
-        return tuple(used_gib(gpu) if gpu else 0.0 for gpu in gpus)
-
-
-def gpu_names() -> tuple[str, ...]:
-    """Return the NVIDIA driver's name of each GPU in its order; empty for one that does not respond."""
-    import pynvml
-
-    with nvidia_gpus() as gpus:
-        return tuple(pynvml.nvmlDeviceGetName(gpu) if gpu else "" for gpu in gpus)
+    """Return the GiB in use of each GPU, in the order of CUDA's or HIP's numbers; 0 where it is not reported."""
+    with open_gpus() as gpus:
+        return tuple(gpu.used_gib() or 0.0 for gpu in gpus)

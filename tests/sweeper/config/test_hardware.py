@@ -14,13 +14,15 @@ from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib
 from tests.conftest import REPOSITORY, Workspace
+from workloads.api.gpus.interface import GpuIdentity
 
 AUTO = Hardware(name="auto")
 CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")
 
 
 def gpu_node(name: str, label: str, gpus: int = 8) -> Node:
-    return Node("b", cpus=64, cpu_name="Xeon", gpus=gpus, accelerator=label, gpu_names=(name,) * gpus if name else ())
+    identities = tuple(GpuIdentity(number, "nvidia", name) for number in range(gpus)) if name else ()
+    return Node("b", cpus=64, cpu_name="Xeon", gpus=gpus, accelerator=label, gpu_identities=identities)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.node_state import read_node_state
 from workloads.api.trial import run_trial
 
-GPU = {"number": 0, "answers": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5, "power_limit_w": 700.0}
+GPU = {"number": 0, "responds": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5, "power_limit_w": 700.0}
 GPU |= {"power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980, "uncorrected_errors": 0}
 
 
@@ -114,7 +114,7 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
     def not_supported(*_: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    for name in ("DeviceGetMemoryInfo", "DeviceGetPowerManagementLimit", "DeviceGetApplicationsClock"):
+    for name in ("DeviceGetMemoryInfo", "DeviceGetEnforcedPowerLimit", "DeviceGetApplicationsClock"):
         monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
     for name in ("DeviceGetTotalEccErrors", "SystemGetDriverVersion", "DeviceGetComputeRunningProcesses"):
         monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
@@ -123,7 +123,7 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", get_handle)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
-    assert host.gpu_names() == ("NVIDIA H200", "", "NVIDIA H200")
+    assert [gpu.name for gpu in host.gpu_identities()] == ["NVIDIA H200", "", "NVIDIA H200"]
     assert host.node_activity().keys() == {"node_load"}
     findings = list(check_nodes([read_node_state(".")]))
     (lost,) = [finding for finding in findings if "GPU 1" in finding.location]

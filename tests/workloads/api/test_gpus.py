@@ -1,0 +1,146 @@
+"""GPUs as their drivers report them. AMD SMI is a stand-in: what its documentation says is all there is to test."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from tests.support.amd import FOLDER
+from workloads import telemetry
+from workloads.api.gpus import amd, open_gpus
+from workloads.api.host import gpu_identities, gpus_used_gib, node_activity
+from workloads.api.node_state import describe_gpu
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that makes `import amdsmi` the stand-in in a scenario."""
+    monkeypatch.syspath_prepend(FOLDER)
+
+    def load_scenario(scenario: str) -> None:
+        monkeypatch.setenv("AMDSMI_STAND_IN", scenario)
+        sys.modules.pop("amdsmi", None)
+        importlib.invalidate_caches()
+
+    yield load_scenario
+    sys.modules.pop("amdsmi", None)
+
+
+def test_an_mi300x_is_described_in_our_units(load: Callable[[str], None]) -> None:
+    load("mi300x")
+    identities = gpu_identities()
+    assert [gpu.number for gpu in identities] == list(range(8))
+    first = identities[0]
+    assert (first.vendor, first.name, first.device_id) == ("amd", "AMD Instinct MI300X", "0x74a1")
+    assert first.memory_gib == pytest.approx(191.98, abs=0.01)
+    assert (first.architecture, first.compute_units) == ("gfx942", 304)
+    assert (first.compute_partition, first.memory_partition) == ("SPX", "NPS1")
+    assert [gpu.numa_node for gpu in identities] == [0] * 4 + [1] * 4
+    with open_gpus() as gpus:
+        limits, reading = gpus[0].limits(), gpus[0].read()
+    assert (limits.power_limit_w, limits.power_default_w) == (750, 750)
+    assert (reading.power_w, reading.temperature_c) == (748, 61)
+    assert reading.clock_mhz == pytest.approx(1300)  # the mean of eight dies
+
+
+def test_gpus_are_numbered_as_hip_numbers_them(load: Callable[[str], None]) -> None:
+    load("reordered")
+    identities = gpu_identities()
+    assert [gpu.number for gpu in identities] == list(range(8))
+    assert [gpu.uuid for gpu in identities[:2]] == ["0x000000000000A004", "0x000000000000A005"]
+
+
+def test_a_virtual_function_lacks_what_a_guest_may_not_read(load: Callable[[str], None]) -> None:
+    load("mi300x_virtual")
+    with open_gpus() as gpus:
+        described = describe_gpu(gpus[0])
+    assert described["device_id"] == "0x74b5" and described["responds"] and described["driver"] == "6.12.12"
+    assert not {"power_limit_w", "compute_partition", "memory_partition", "retired_pages"} & described.keys()
+
+
+def test_partitions_are_gpus_of_their_own(load: Callable[[str], None]) -> None:
+    load("mi300x_cpx_nps4")
+    identities = gpu_identities()
+    assert len(identities) == 64 and {gpu.compute_units for gpu in identities} == {38}
+    assert {(gpu.compute_partition, gpu.memory_partition) for gpu in identities} == {("CPX", "NPS4")}
+    assert identities[0].memory_gib == pytest.approx(191.98 / 4, abs=0.01)
+
+
+@pytest.mark.parametrize(("scenario", "name"), [("not_available", "AMD GPU"), ("raising", "")])
+def test_a_gpu_that_reports_nothing_is_still_counted(load: Callable[[str], None], scenario: str, name: str) -> None:
+    """One whose calls return N/A responds; one whose calls raise does not."""
+    load(scenario)
+    identities = gpu_identities()
+    assert [(gpu.number, gpu.name) for gpu in identities] == [(number, name) for number in range(8)]
+    assert gpus_used_gib() == (0.0,) * 8
+    with open_gpus() as gpus:
+        assert gpus[0].read().slowdowns is None and gpus[0].limits().power_limit_w is None
+
+
+@pytest.mark.parametrize("scenario", ["no_gpus", "no_driver", "no_library"])
+def test_without_gpus_a_driver_or_its_library_there_are_none(load: Callable[[str], None], scenario: str) -> None:
+    load(scenario)
+    assert [gpu for gpu in gpu_identities() if gpu.vendor == "amd"] == []
+
+
+def test_another_users_process_and_its_memory_are_reported(load: Callable[[str], None]) -> None:
+    load("in_use")
+    assert node_activity()["other_gpu_processes"] == 1
+    assert gpus_used_gib()[3] == 20 and max(gpus_used_gib()[:3]) < 1
+
+
+def test_ray_shutting_amd_smi_down_does_not_stop_readings(load: Callable[[str], None]) -> None:
+    load("mi300x")
+    gpu_identities()
+    importlib.import_module("amdsmi").amdsmi_shut_down()
+    assert gpu_identities()[0].name == "AMD Instinct MI300X"
+
+
+@pytest.mark.parametrize(("scenario", "slowed_by"), [("mi300x", "power_cap"), ("hot", "power_cap socket_thermal")])
+def test_slowdowns_are_those_of_the_measurement(
+    load: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, scenario: str, slowed_by: str
+) -> None:
+    """Counters that were above zero before and do not rise are no slowdown. Only heat taints."""
+    load(scenario)
+    monkeypatch.setattr(telemetry, "find_gpu", lambda device: amd.open_gpus()[0])
+    with telemetry.monitor_gpu(torch.device("cuda", 0)) as readings:
+        pass
+    assert readings.machine_info() == {"slowed_by": slowed_by, "tainted": scenario == "hot"}
+    assert readings.metrics() == {"sm_clock_mhz": 1300, "power_w": 748, "temperature_c": 61}
+
+
+@pytest.mark.parametrize(
+    ("environment", "serial"),
+    [
+        ({}, 0xA000),
+        ({"HIP_VISIBLE_DEVICES": "5"}, 0xA005),
+        ({"CUDA_VISIBLE_DEVICES": "6,1"}, 0xA006),
+        ({"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, 0xA005),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "2"}, 0xA006),
+    ],
+)
+def test_the_first_visible_gpu_is_read(
+    load: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], serial: int
+) -> None:
+    load("mi300x")
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    gpu = telemetry._find_amd_gpu(amd.open_gpus(), 0)
+    assert gpu is not None and gpu.identity.uuid == f"0x{serial:016X}"
+
+
+def test_a_power_cap_in_watts_or_microwatts_is_the_same(
+    load: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("mi300x")
+    gpu = amd.open_gpus()[0]
+    assert gpu.limits().power_limit_w == 750
+    watts = {"power_cap": 750, "default_power_cap": 750}
+    monkeypatch.setattr("amdsmi.amdsmi_get_power_cap_info", lambda handle: watts)
+    assert gpu.limits().power_limit_w == 750

@@ -1,0 +1,185 @@
+"""AMD GPUs through AMD SMI, the Python package `amdsmi` that comes with ROCm.
+
+Fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Every function may raise, and every value
+may be "N/A", above all on virtual functions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+from workloads.api.gpus.interface import GpuErrors, GpuIdentity, GpuLimits, GpuReading
+
+# How long the GPU has been slowed down for each reason, by their names here. `throttle_status` is N/A on an MI300X.
+SLOWDOWNS = {
+    "power_cap": "ppt_residency_acc",
+    "processor_hot": "prochot_residency_acc",
+    "socket_thermal": "socket_thm_residency_acc",
+    "regulator_thermal": "vr_thm_residency_acc",
+    "memory_thermal": "hbm_thm_residency_acc",
+}
+MIB_PER_GIB = 1024
+MIN_MICROWATTS = 1e5  # power caps are in microwatts, in some releases in watts; no GPU draws 100 kW
+
+
+def open_gpus() -> list[AmdGpu]:
+    """Return the GPUs in HIP's order; an empty list without AMD SMI or a driver.
+
+    AMD SMI stays open: it does not count how often it was opened, and torch and Ray use it in the same process.
+    """
+    module = load_amdsmi()
+    if module is None:
+        return []
+    try:
+        module.amdsmi_init()
+        handles = module.amdsmi_get_processor_handles()
+    except module.AmdSmiException:
+        return []
+    gpus = [AmdGpu(module, index, handle) for index, handle in enumerate(handles)]
+    return sorted(gpus, key=lambda gpu: gpu.identity.number)
+
+
+def load_amdsmi() -> ModuleType | None:
+    """Return the package `amdsmi`; None if it is absent or does not load.
+
+    Without ROCm's library it raises other exceptions than ImportError: the package on the index a KeyError.
+    """
+    try:
+        import amdsmi
+    except Exception:
+        return None
+    return amdsmi
+
+
+class AmdGpu:
+    """A GPU that AMD SMI reads (`workloads.api.gpus.interface.Gpu`)."""
+
+    interval_s = 0.1  # one call reads a table of several hundred values through the kernel
+
+    def __init__(self, module: ModuleType, index: int, handle: Any) -> None:
+        """Wrap a processor handle, the `index`-th that AMD SMI lists."""
+        self._module, self._index, self._handle = module, index, handle
+
+    @cached_property
+    def identity(self) -> GpuIdentity:
+        asic = self._fields("amdsmi_get_gpu_asic_info")
+        number = _number(self._fields("amdsmi_get_gpu_enumeration_info").get("hip_id"))
+        memory_mib = _number(self._fields("amdsmi_get_gpu_vram_usage").get("vram_total"))
+        units = _number(asic.get("num_compute_units"))
+        numa_node = _number(self._call("amdsmi_topo_get_numa_node_number"))
+        return GpuIdentity(
+            # AMD SMI lists GPUs by PCI address, HIP by a number of its own; releases before ROCm 6.4 do not report it.
+            number=self._index if number is None else int(number),
+            vendor="amd",
+            name=(_text(asic.get("market_name")) or "AMD GPU") if asic else "",
+            device_id=_text(asic.get("device_id")),
+            architecture=_text(asic.get("target_graphics_version")),
+            uuid=_text(asic.get("asic_serial")),
+            pci_address=_text(self._call("amdsmi_get_gpu_device_bdf")),
+            memory_gib=memory_mib / MIB_PER_GIB if memory_mib else None,
+            compute_units=int(units) if units else None,
+            compute_partition=_text(self._call("amdsmi_get_gpu_compute_partition")),
+            memory_partition=_text(self._call("amdsmi_get_gpu_memory_partition")),
+            numa_node=int(numa_node) if numa_node is not None and numa_node < 2**16 else None,  # -1 is unsigned here
+            driver=_text(self._fields("amdsmi_get_gpu_driver_info").get("driver_version")),
+        )
+
+    def used_gib(self) -> float | None:
+        used_mib = _number(self._fields("amdsmi_get_gpu_vram_usage").get("vram_used"))
+        return None if used_mib is None else used_mib / MIB_PER_GIB
+
+    def process_ids(self) -> set[int] | None:
+        processes = self._call("amdsmi_get_gpu_process_list")
+        if not isinstance(processes, list):
+            return None
+        return {int(pid) for process in processes if (pid := _number(process.get("pid"))) is not None}
+
+    def limits(self) -> GpuLimits:
+        power = self._fields("amdsmi_get_power_cap_info")
+        clock_type = getattr(self._module, "AmdSmiClkType", None)
+        clock = self._fields("amdsmi_get_clock_info", clock_type.GFX) if clock_type else {}
+        return GpuLimits(
+            power_limit_w=_watts(power.get("power_cap")),
+            power_default_w=_watts(power.get("default_power_cap")),
+            clock_max_mhz=_number(clock.get("max_clk")),
+        )
+
+    def errors(self) -> GpuErrors:
+        counts = self._fields("amdsmi_get_gpu_total_ecc_count")
+        uncorrected = _number(counts.get("uncorrectable_count"))
+        pages = self._call("amdsmi_get_gpu_bad_page_info")
+        return GpuErrors(
+            ecc=True if counts else None,  # the call is not supported without error correction
+            uncorrected_errors=None if uncorrected is None else int(uncorrected),
+            retired_pages=len(pages) if isinstance(pages, list) else None,
+        )
+
+    def read(self) -> GpuReading:
+        values = self._fields("amdsmi_get_gpu_metrics_info")
+        clocks_mhz = _numbers(values.get("current_gfxclks")) or _numbers([values.get("current_gfxclk")])
+        powers_w = _numbers([values.get("current_socket_power"), values.get("average_socket_power")])
+        counters = {name: _number(values.get(key)) for name, key in SLOWDOWNS.items()}
+        slowdowns = {name: int(count) for name, count in counters.items() if count is not None}
+        return GpuReading(
+            clock_mhz=statistics.mean(clocks_mhz) if clocks_mhz else None,
+            power_w=powers_w[0] if powers_w else None,
+            temperature_c=_number(values.get("temperature_hotspot")),
+            memory_clock_mhz=_number(values.get("current_uclk")),
+            slowdowns=slowdowns or None,
+        )
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        """Return what a function of AMD SMI returns of this GPU; None if it raises or the release lacks it."""
+        try:
+            return getattr(self._module, function)(self._handle, *arguments)
+        except Exception:  # its own, or ctypes' where the library is older than the package
+            return None
+
+    def _fields(self, function: str, *arguments: Any) -> Mapping[str, Any]:
+        value = self._call(function, *arguments)
+        return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    """Return a text that AMD SMI reports; None for N/A."""
+    return value if isinstance(value, str) and value not in ("", "N/A") else None
+
+
+def _number(value: Any) -> float | None:
+    """Return a number that AMD SMI reports; None for N/A."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _numbers(values: Any) -> list[float]:
+    """Return the numbers above zero of a list; a unit that is absent or asleep reports N/A or zero."""
+    listed: Iterable[Any] = values if isinstance(values, list) else []
+    return [number for value in listed if (number := _number(value))]
+
+
+def _watts(power: Any) -> float | None:
+    number = _number(power)
+    if not number:
+        return None
+    return number / 1e6 if number >= MIN_MICROWATTS else number
+
+
+def visible_numbers(environment: Mapping[str, str]) -> list[int] | None:
+    """Return HIP's numbers of the GPUs that a process with this environment sees; None if it sees all, or by UUID.
+
+    ROCR_VISIBLE_DEVICES acts first, and HIP_VISIBLE_DEVICES counts within what it leaves. CUDA_VISIBLE_DEVICES acts
+    where neither HIP's variable is set (HIP's documentation, "GPU isolation techniques").
+    """
+    hidden = [environment.get("ROCR_VISIBLE_DEVICES")]
+    hidden += [environment.get("HIP_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES")]
+    numbers: list[int] | None = None
+    for value in filter(None, hidden):
+        words = value.split(",")
+        if not all(word.strip().isdigit() for word in words):
+            return None
+        listed = [int(word) for word in words]
+        numbers = listed if numbers is None else [numbers[index] for index in listed if index < len(numbers)]
+    return numbers
