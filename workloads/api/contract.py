@@ -126,6 +126,8 @@ class Machine:
         matrix_tflops: TFLOP/s of one device by data type: measured where a search has run, else a share of the
             vendor's dense peak.
         link_gb_s, network_gb_s: bandwidth of one device in each direction, within a node and between nodes.
+        link_peers: to how many devices of its node it has a link of its own, with an equal part of `link_gb_s`; None
+            for a switch, which gives any two devices all of it.
         memory_gb_s: bandwidth of one device's memory.
     """
 
@@ -138,6 +140,17 @@ class Machine:
     link_gb_s: float = 25.0
     network_gb_s: float = 25.0
     memory_gb_s: float | None = None
+    link_peers: int | None = None
+
+    def group_link_gb_s(self, ranks: int) -> float:
+        """Return the bandwidth of one device to a group of so many devices of its node, itself included.
+
+        Without a switch a group uses the links among its own devices alone: of the seven links of an MI300X to the
+        others of its node a group of two has one, a group of eight all.
+        """
+        if self.link_peers is None:
+            return self.link_gb_s
+        return self.link_gb_s * min(max(ranks - 1, 1) / self.link_peers, 1.0)
 
 
 @dataclass(frozen=True)

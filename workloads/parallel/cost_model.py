@@ -174,7 +174,7 @@ def _microbatch_s(layout: Layout, setting: Setting, element_bytes: int, machine:
     # Four collectives of the residual stream in a layer's forward pass, and as many in its backward pass.
     residual_bytes = tokens * shape.hidden_size * element_bytes
     tp_collectives = layers * (11 if layout.checkpointing == "full" else 8)
-    tp_s = tp_collectives * _collective_s(residual_bytes, layout.tp, _bandwidth_gb_s(layout.tp, machine))
+    tp_s = tp_collectives * _collective_s(residual_bytes, layout.tp, _bandwidth_gb_s(layout.tp, layout.tp, machine))
     kv_bytes = tokens * 2 * shape.kv_heads * shape.head_size * element_bytes * layout.cp / layout.tp
     cp_s = layers * 2 * _collective_s(kv_bytes, layout.cp, _fsdp_gb_s(layout, machine))
     weight_bytes = layers * shape.layer_parameters / layout.tp * element_bytes
@@ -213,7 +213,8 @@ def _once_per_step_s(layout: Layout, setting: Setting, element_bytes: int, machi
     if not layout.reshard_after_forward:
         gathering_s = 2 * _collective_s(weight_bytes, shard_ranks, _fsdp_gb_s(layout, machine))
         gathering_s += FSDP_COPY_PASSES * _memory_pass_s(weight_bytes, machine)
-    replicate_gb_s = _bandwidth_gb_s(layout.tp * shard_ranks * layout.dp_replicate, machine)
+    span = layout.tp * shard_ranks * layout.dp_replicate
+    replicate_gb_s = _bandwidth_gb_s(layout.dp_replicate, span, machine)
     return gathering_s + 2 * _collective_s(weight_bytes / shard_ranks, layout.dp_replicate, replicate_gb_s)
 
 
@@ -228,9 +229,12 @@ def _collective_s(total_bytes: float, ranks: int, gb_s: float) -> float:
 
 
 def _fsdp_gb_s(layout: Layout, machine: Machine) -> float:
-    return _bandwidth_gb_s(layout.tp * layout.cp * layout.dp_shard, machine)
+    ranks = layout.cp * layout.dp_shard
+    return _bandwidth_gb_s(ranks, layout.tp * ranks, machine)
 
 
-def _bandwidth_gb_s(ranks: int, machine: Machine) -> float:
-    """Return the bandwidth between so many consecutive ranks, which share a node as long as they fit."""
-    return LINK_EFFICIENCY * machine.link_gb_s if ranks <= machine.ranks_per_node else machine.network_gb_s
+def _bandwidth_gb_s(ranks: int, span: int, machine: Machine) -> float:
+    """Return the bandwidth of one rank in a group of `ranks` among `span` consecutive ranks, which may share a node."""
+    if span > machine.ranks_per_node:
+        return machine.network_gb_s
+    return LINK_EFFICIENCY * machine.group_link_gb_s(ranks)

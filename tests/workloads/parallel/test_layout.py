@@ -167,6 +167,14 @@ def test_a_machine_has_the_memory_bandwidth_of_its_hardware() -> None:
     assert build_machine(unknown, 2, 25.0, {}).memory_gb_s is None
 
 
+@given(st.integers(1, 16), st.integers(1, 16), st.floats(1, 1000))
+def test_a_group_without_a_switch_has_the_links_among_its_own_devices(ranks: int, peers: int, gb_s: float) -> None:
+    pairs = replace(H200, link_gb_s=gb_s, link_peers=peers)
+    expected_links = min(max(ranks - 1, 1), peers)
+    assert pairs.group_link_gb_s(ranks) == pytest.approx(gb_s / peers * expected_links)
+    assert replace(pairs, link_peers=None).group_link_gb_s(ranks) == gb_s
+
+
 def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
 
