@@ -19,6 +19,10 @@ RENAMED_KEYS = {
     "cluster.workers": "cluster.max_concurrent_trials",
     "cluster.set_aside_below": "cluster.drain_below",
 }
+# Keys whose value changes too.
+REPLACED_KEYS = {
+    "hardware.memory_gb": "hardware.memory_gib, which is in GiB and what the driver reports (torch.cuda.mem_get_info)",
+}
 # Parameters of the space, where the workload has the new one and not the old one.
 RENAMED_PARAMETERS = {
     "route": "backend",
@@ -59,6 +63,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 def check_key(key: str, value: Any) -> None:
     """Check one key of a configuration. Raises UserInputError if 0.2 spells it differently."""
+    if key in REPLACED_KEYS and value not in (None, "null"):
+        raise UserInputError(f"{key}={value}: replaced in 0.2; use {REPLACED_KEYS[key]}")
     new = RENAMED_KEYS.get(key)
     section, dot, name = key.rpartition(".")
     if section == "command.layout" and name in RENAMED_PARAMETERS:

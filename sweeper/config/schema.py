@@ -32,12 +32,16 @@ class Hardware:
         kind: whether the device is a CPU or a GPU.
         architecture: the instruction set, such as sm90 or gfx942; decides which number formats are supported.
         accelerators: Ray's labels for the device.
+        device_ids: PCI device ids in hex, such as 74a1; a virtual function has its own.
         device_names: regular expressions for the driver's names of the device.
         clock_headroom: by which factor the clock may exceed the one of the peaks. An MFU above it is impossible.
         dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
-        memory_gb: memory of one device.
+        achieved_share: the share of these peaks that products achieve, where none was measured here. By default what
+            an H200 holds at its power limit: its products sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.
+        memory_gib: memory of one device as its driver reports it, less than the vendor's figure.
         bandwidth_tb_s: bandwidth of its memory.
         link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
+        link_peers: to how many devices it has a link of its own, with an equal part of link_gb_s; null for a switch.
         power_w: the most power that one device draws.
         source: where the figures are from.
     """
@@ -46,12 +50,15 @@ class Hardware:
     kind: Literal["cpu", "gpu"] = "gpu"
     architecture: str | None = None
     accelerators: list[str] = field(default_factory=list)
+    device_ids: list[str] = field(default_factory=list)
     device_names: list[str] = field(default_factory=list)
     dense_peak_tflops: dict[str, float] = field(default_factory=dict)
     clock_headroom: float = 1.0
-    memory_gb: float | None = None
+    achieved_share: float = field(default=0.7, metadata={"min": 0.01, "max": 1.0})
+    memory_gib: float | None = None
     bandwidth_tb_s: float | None = None
     link_gb_s: float | None = None
+    link_peers: int | None = field(default=None, metadata={"min": 1})
     power_w: float | None = None
     source: str | None = None
 

@@ -16,8 +16,7 @@ from workloads.api import host
 from workloads.api.contract import Estimate, Machine
 
 MAX_POINTS = 300_000
-ASSUMED_SHARE_OF_PEAK = 0.7  # of the vendor's dense peak, where no product was measured
-USABLE_MEMORY = 0.97  # of a device's memory, by one process
+USABLE_MEMORY = 0.97  # of what a device's driver reports, by one process
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,10 @@ def _explain_none_valid(estimates: Sequence[Estimate]) -> str:
 def build_machine(target: Target, world_size: int, network_gb_s: float, achieved_tflops: dict[str, float]) -> Machine:
     """Return what is known about the devices of a trial of `world_size` ranks."""
     hardware = target.hardware
-    peaks = {dtype: ASSUMED_SHARE_OF_PEAK * peak for dtype, peak in hardware.dense_peak_tflops.items()}
+    assumed_tflops = {dtype: hardware.achieved_share * peak for dtype, peak in hardware.dense_peak_tflops.items()}
     ranks_per_node = min(world_size, max(node.gpus if target.is_gpu else node.cpus for node in target.nodes))
     if target.is_gpu:
-        memory_gib = USABLE_MEMORY * hardware.memory_gb * 1e9 / 2**30 if hardware.memory_gb else None
+        memory_gib = USABLE_MEMORY * hardware.memory_gib if hardware.memory_gib else None
     else:  # ranks on one processor share its memory
         memory_gib = USABLE_MEMORY * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
     link = {"link_gb_s": hardware.link_gb_s} if hardware.link_gb_s else {}
@@ -115,9 +114,10 @@ def build_machine(target: Target, world_size: int, network_gb_s: float, achieved
         world_size=world_size,
         ranks_per_node=ranks_per_node,
         memory_gib=memory_gib,
-        matrix_tflops=peaks | achieved_tflops,
+        matrix_tflops=assumed_tflops | achieved_tflops,
         network_gb_s=network_gb_s,
         memory_gb_s=1e3 * hardware.bandwidth_tb_s if hardware.bandwidth_tb_s else None,
+        link_peers=hardware.link_peers,
         **link,
     )
 
@@ -158,7 +158,13 @@ def project(
     unit = "each device" if machine.world_size == 1 else f"every {machine.world_size} devices"
     assumptions = (
         f"{description} on {unit}; replicas average gradients over {machine.network_gb_s:g} GB/s a device, "
-        f"{machine.link_gb_s:g} GB/s within a node; the batch grows with the replicas; no failures, no stragglers, "
+        f"{_describe_links(machine)} within a node; the batch grows with the replicas; no failures, no stragglers, "
         "no other traffic on the network"
     )
     return Projection(by_devices, assumptions)
+
+
+def _describe_links(machine: Machine) -> str:
+    if machine.link_peers is None:
+        return f"{machine.link_gb_s:g} GB/s"
+    return f"{machine.link_gb_s / machine.link_peers:g} GB/s to each of {machine.link_peers} other devices"

@@ -57,7 +57,7 @@ def test_a_flag_with_a_wrong_value_is_one_line(word: str, capsys: pytest.Capture
         ("~budget.time_s", "++budget.time_s=null"),  # Hydra takes a key that is null for a missing one
         ("~cluster.drain_below", "~cluster.drain_below"),
         ("~space.seed", "~space.seed"),
-        ("hardware.memory_gb=80", "++hardware.memory_gb=80"),
+        ("hardware.memory_gib=80", "++hardware.memory_gib=80"),
         ("seed=1", "seed=1"),
     ],
 )

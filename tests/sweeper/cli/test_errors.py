@@ -91,6 +91,7 @@ WRONG = {
     "workload=parallel space.replicate=1": ["space.replicate", "space.dp_replicate"],
     "workload=command ++command.layout.tensor=2": ["command.layout.tensor=2", "command.layout.tp=2"],
     "workload=command command.run=[echo,'{tensor}'] +space.tp=2": ["{tensor}", "renamed in 0.2", "use {tp}"],
+    "hardware.memory_gb=80": ["hardware.memory_gb=80", "hardware.memory_gib", "driver"],
     "workload=matmul_layers space.layer=head": ["space.layer=head", "space.layer=lm_head"],
 }
 # These take the same ways through the program as others above.

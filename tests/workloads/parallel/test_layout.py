@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.config.hardware import Node, Target, catalogue
-from sweeper.planning.cost_model import ASSUMED_SHARE_OF_PEAK, build_machine
+from sweeper.config.hardware import Node, Target, catalogue, planned_target
+from sweeper.planning.cost_model import build_machine
 from tests.conftest import REPOSITORY, CommandResult
 from workloads.api.contract import Machine
 from workloads.llama.shapes import MODELS
@@ -131,7 +131,8 @@ def estimated_tokens_per_s(row: dict[str, Any]) -> float:
     """One GPU, on a machine without a measured matmul rate."""
     layout, setting = measured_layout(row)
     ranks = layout.world_size
-    machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": ASSUMED_SHARE_OF_PEAK * 989})
+    tflops = catalogue()["h200"].achieved_share * 989
+    machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": tflops})
     return layout.global_batch * 8192 / estimate_step_s(layout, setting, 2, machine) / ranks
 
 
@@ -167,12 +168,44 @@ def test_a_machine_has_the_memory_bandwidth_of_its_hardware() -> None:
     assert build_machine(unknown, 2, 25.0, {}).memory_gb_s is None
 
 
+def planned_machine(name: str) -> Machine:
+    """Eight devices of one node, of which nothing was measured."""
+    return build_machine(planned_target(catalogue()[name], 8), 8, 25.0, {})
+
+
 @given(st.integers(1, 16), st.integers(1, 16), st.floats(1, 1000))
 def test_a_group_without_a_switch_has_the_links_among_its_own_devices(ranks: int, peers: int, gb_s: float) -> None:
     pairs = replace(H200, link_gb_s=gb_s, link_peers=peers)
     expected_links = min(max(ranks - 1, 1), peers)
     assert pairs.group_link_gb_s(ranks) == pytest.approx(gb_s / peers * expected_links)
     assert replace(pairs, link_peers=None).group_link_gb_s(ranks) == gb_s
+
+
+def test_a_layout_of_small_groups_is_estimated_slower_where_gpus_have_links_in_pairs() -> None:
+    """Eight MI300X have seven links each: a pair uses one of them, a group of eight all."""
+    setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
+
+    def step_s(machine: Machine, **degrees: int) -> float:
+        return estimate_step_s(Layout(global_batch=16, **degrees), setting, 2, machine)
+
+    mi300x = planned_machine("mi300x")
+    assert (mi300x.group_link_gb_s(2), mi300x.group_link_gb_s(8)) == (64.0, 448.0)
+    switched = replace(mi300x, link_peers=None)
+    for degrees in ({"dp_shard": 8}, {"tp": 8}):
+        assert step_s(mi300x, **degrees) == step_s(switched, **degrees)
+    for degrees in ({"tp": 2, "dp_replicate": 4}, {"tp": 2, "dp_shard": 4}, {"tp": 4, "dp_shard": 2}):
+        assert step_s(mi300x, **degrees) > step_s(switched, **degrees)
+        assert step_s(mi300x, **degrees) > step_s(mi300x, dp_shard=8)
+    assert planned_machine("h200").link_peers is None
+
+
+def test_a_layout_fits_that_needs_less_than_what_the_driver_reports() -> None:
+    """By the vendor's 141 GB, taken as 141e9 bytes, 127.4 GiB fit on an H200; its driver reports 139.7 GiB."""
+    layout = {"tp": 4, "pp": 2, "stages_per_rank": 1, "micro_batch": 1, "global_batch": 32}
+    parameters = ParallelParameters(model="llama3_70b", sequence_length=8192, dtype="bf16", **layout)  # type: ignore[arg-type]
+    estimate = Parallel().estimate(parameters, planned_machine("h200"))
+    assert 127.4 < estimate.metrics["memory_gib"] < 135.5 and not estimate.unsupported_reason
+    assert Parallel().estimate(parameters, planned_machine("h100")).rule == "the layout fits into memory"
 
 
 def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
