@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.hardware import find_hardware
+from sweeper.config.hardware import catalogue, find_hardware
+from sweeper.config.schema import Hardware
 from sweeper.planning.ceilings import MatmulCeiling
 from sweeper.ui.format import format_number
 
@@ -34,14 +35,13 @@ def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
 
 def _format_measured(rate: MatmulCeiling) -> list[str]:
     hardware = find_hardware(rate.device)
-    peak_tflops = hardware.dense_peak_tflops.get(rate.matrix_dtype) if hardware else None
     bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
     return [
         rate.device,
         rate.dtype,
         format_number(rate.tflops),
         *map(format_number, bounds),
-        f"{100 * rate.tflops / peak_tflops:.1f}" if peak_tflops else "",
+        _format_share(rate.tflops, rate.matrix_dtype, hardware),
         format_number(rate.tflops_sustained or math.nan),
         rate.shape,
         f"{rate.statistic.replace('_', ', ')} cache; {rate.method}",
@@ -50,8 +50,16 @@ def _format_measured(rate: MatmulCeiling) -> list[str]:
 
 
 def _format_published(row: dict[str, str]) -> list[str]:
-    rate, share = format_number(float(row["tflops"])), f"{100 * float(row['share_of_peak']):.1f}"
+    tflops = float(row["tflops"])
+    share = _format_share(tflops, row["dtype"], catalogue()[row["hardware"]])
+    rate = format_number(tflops)
     return [row["gpu"], row["dtype"], rate, "", "", share, "", row["shape"], row["statistic"], row["source"]]
+
+
+def _format_share(tflops: float, dtype: str, hardware: Hardware | None) -> str:
+    """Return the percentage of the device's dense peak in the catalogue, the same for measured and published rates."""
+    peak_tflops = hardware.dense_peak_tflops.get(dtype) if hardware else None
+    return f"{100 * tflops / peak_tflops:.1f}" if peak_tflops else ""
 
 
 def build_payload(rates: Sequence[MatmulCeiling]) -> str:

@@ -13,6 +13,7 @@ from sweeper.config.hardware import Node, catalogue, hardware_of, select_target
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib
+from sweeper.report.leaderboard import PUBLISHED_RATES
 from tests.conftest import REPOSITORY, Workspace
 from workloads.api.gpus.interface import GpuIdentity
 
@@ -146,6 +147,16 @@ def test_an_entry_of_the_catalogue_is_consistent(name: str) -> None:
     assert bool(hardware.device_ids) == (hardware.architecture or "").startswith("gfx")
     assert bool(hardware.source) == bool(hardware.dense_peak_tflops)  # a peak without a source stays blank
     assert hardware.link_peers is None or hardware.link_gb_s
+
+
+def test_no_device_is_assumed_to_exceed_the_fastest_published_product() -> None:
+    with PUBLISHED_RATES.open() as file:
+        rates = [(row["hardware"], float(row["tflops"])) for row in csv.DictReader(file) if row["dtype"] == "bf16"]
+    assert len(rates) == 20
+    for name in {name for name, _ in rates}:
+        hardware = catalogue()[name]
+        fastest = max(tflops for rated, tflops in rates if rated == name)
+        assert hardware.achieved_share * hardware.dense_peak_tflops["bf16"] <= fastest, name
 
 
 def test_with_whole_nodes_there_are_as_many_gangs_as_nodes_hold() -> None:

@@ -13,6 +13,7 @@ import pytest
 from sweeper.common.metrics import derive
 from sweeper.planning import ceilings
 from sweeper.planning.ceilings import MatmulCeiling
+from sweeper.report.leaderboard import PUBLISHED_RATES, build_rows
 from sweeper.ui import per_gpu
 from sweeper.ui.results import Results
 from tests.conftest import Workspace
@@ -83,6 +84,15 @@ def test_published_rates_name_their_statistic_and_are_marked_as_published(tmp_pa
     table = report(tmp_path, "leaderboard")
     assert table.returncode == 0 and "fastest of 100 warm-cache" in table.stdout and "mean of 100" in table.stdout
     assert "there is no measured rate" in table.stdout
+
+
+def test_a_rates_share_is_of_its_own_devices_peak() -> None:
+    """Not of the peak that the source divides by: 2,300 TFLOP/s of an MI355X, 1,300 of an MI325X."""
+    shares = {(row[0], row[1], row[8]): float(row[5]) for row in build_rows([replace(H200, tflops=494.5)]) if row[5]}
+    assert shares["NVIDIA H200", "bf16", "median, cold cache; mean of 5 rounds"] == 50.0
+    assert shares["MI355X", "bf16", "mean of 100 cold-cache"] == 62.6
+    assert shares["RTX4090", "bf16", "fastest of 100 warm-cache"] == 108.2
+    assert len(shares) == len(PUBLISHED_RATES.read_text().splitlines())  # all have a peak
 
 
 @pytest.mark.parametrize("arguments", [["leader"], ["leaderboard", "--type", "fp9"], ["leaderboard", "--json"]])
