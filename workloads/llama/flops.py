@@ -32,7 +32,7 @@ def model_flops_per_token(
 
 
 def hardware_flops_per_token(
-    shape: LlamaShape, sequence_length: int, recompute: Mapping[RecomputedLayer, int]
+    shape: LlamaShape, sequence_length: int, recompute: Mapping[RecomputedLayer, float]
 ) -> float:
     """Return the FLOPs per token that the device executes, recomputation included.
 

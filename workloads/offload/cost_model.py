@@ -8,12 +8,15 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workloads.llama.shapes import LlamaShape
 from workloads.offload.plan import (
+    CHUNKS_IN_FLIGHT,
     GIB,
     GRADIENT_SLOTS,
     LOGIT_TOKENS,
-    PREFETCHED_CHUNKS,
     WEIGHT_SLOTS,
     Location,
     SavedActivations,
@@ -93,7 +96,7 @@ class ModelSizes:
 class Placement:
     """The division of a step and the state that stays on the device, before the saved activations are chosen.
 
-    The first five fields are as in `workloads.offload.plan.Plan`.
+    The first five fields and the last one are as in `workloads.offload.plan.Plan`.
 
     Attributes:
         resident_layers: number of layers whose weights and gradients stay on the device.
@@ -109,6 +112,7 @@ class Placement:
     resident_layers: int
     resident_state_layers: int
     embedding_and_head_states: Location
+    keys_values_on: Location = "device"
 
     @property
     def chunk_tokens(self) -> int:
@@ -147,7 +151,7 @@ def compute_activation_memory(
     device = count_fixed_device_bytes(placement, model, rates)
     host = count_fixed_host_bytes(placement, model)
     memory = ActivationMemory(budget.device_gib * GIB / ALLOCATOR_SLACK - device, budget.host_gib * GIB - host)
-    fewest = model.shape.layers * count_layer_saved_bytes(placement, model, "input")
+    fewest = model.shape.layers * placement.chunks_per_round * count_chunk_saved_bytes(placement, model, "input")
     on_device = max(0.0, memory.device_bytes)
     missing = (
         max(0.0, -memory.device_bytes)
@@ -160,31 +164,31 @@ def compute_activation_memory(
     return Shortfall(missing / GIB, needs)
 
 
-def count_layer_saved_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
-    """Return the bytes of the activations that a layer saves in a round."""
+def count_chunk_saved_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
+    """Return the bytes of the activations that a layer saves of a chunk."""
     segments = placement.segments_per_sequence
-    kv_of_sequences = count_kv_bytes_per_token(model.shape, model.element_bytes) if segments > 1 else 0
-    of_chunks = count_saved_bytes_per_token(model.shape, saved_activations, model.element_bytes, segments)
-    return placement.round_tokens * (of_chunks + kv_of_sequences)
+    return placement.chunk_tokens * count_saved_bytes_per_token(
+        model.shape, saved_activations, model.element_bytes, segments
+    )
 
 
 def count_transfer_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
-    """Return the device memory for activations that are saved on the host.
-
-    It holds the chunks that are being copied back, and the one that is in use or being copied to the host.
-    """
-    segments = placement.segments_per_sequence
-    per_token = count_saved_bytes_per_token(model.shape, saved_activations, model.element_bytes, segments)
-    chunks = (PREFETCHED_CHUNKS + 1) * placement.chunk_tokens * per_token
-    return chunks + 2 * _count_segmented_kv_bytes(placement, model)
+    """Return the device memory for chunks that are saved on the host: those in flight, and the one in use."""
+    return (CHUNKS_IN_FLIGHT + 1) * count_chunk_saved_bytes(placement, model, saved_activations)
 
 
-def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes) -> int:
-    """Return the bytes of a layer's keys and values of whole sequences that are in several segments; 0 if none are."""
+def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes, tokens: int) -> int:
+    """Return the bytes of a layer's keys and values of so many tokens if sequences are in several segments, or 0."""
     if placement.segments_per_sequence == 1:
         return 0
-    per_token = count_kv_bytes_per_token(model.shape, model.element_bytes)
-    return per_token * placement.sequences_per_chunk * placement.sequence_length
+    return tokens * count_kv_bytes_per_token(model.shape, model.element_bytes)
+
+
+def _count_host_kv_bytes(placement: Placement, model: ModelSizes) -> int:
+    """Return the bytes of a layer's keys and values that a round saves on the host for whole sequences."""
+    if placement.keys_values_on == "device":
+        return 0
+    return _count_segmented_kv_bytes(placement, model, placement.round_tokens)
 
 
 def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: DeviceRates) -> float:
@@ -204,7 +208,13 @@ def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: Dev
     total += shape.layer_parameters * model.cast_bytes_per_parameter
     # Hidden states between two blocks, and what the embedding and the LM head compute with.
     total += (placement.round_tokens + 4 * placement.chunk_tokens) * shape.hidden_size * element_bytes
-    total += _count_segmented_kv_bytes(placement, model) * (1 + 4 / element_bytes)  # and their gradients in fp32
+    # Keys and values of the sequences that are computed, with their gradients in fp32, and those that are saved.
+    group_tokens = placement.sequences_per_chunk * placement.sequence_length
+    total += _count_segmented_kv_bytes(placement, model, group_tokens) * (1 + 4 / element_bytes)
+    if placement.keys_values_on == "device":
+        total += shape.layers * _count_segmented_kv_bytes(placement, model, placement.round_tokens)
+    else:
+        total += CHUNKS_IN_FLIGHT * _count_segmented_kv_bytes(placement, model, group_tokens)
     loss = 3 * min(LOGIT_TOKENS, placement.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
     return total + max(loss, placement.chunk_tokens * rates.workspace_bytes_per_token)
 
@@ -219,6 +229,7 @@ def count_fixed_host_bytes(placement: Placement, model: ModelSizes) -> float:
     states = float(model.embedding_and_head_parameters * model.state_bytes_per_parameter)
     total = states if placement.embedding_and_head_states == "host" else 0.0
     total += model.layer_state_bytes * streamed_state_layers
+    total += model.shape.layers * _count_host_kv_bytes(placement, model)
     return total + streamed_layers * model.layer_weight_bytes * (2 if placement.accumulation_rounds > 1 else 1)
 
 
@@ -273,43 +284,58 @@ def _list_passes(rounds: int) -> list[_Pass]:
     return [forward, last_backward, first_backward, middle_backward]
 
 
-def predict_layer_times(
-    placement: Placement, saved_activations: SavedActivations, saved_on: Location, model: ModelSizes, rates: DeviceRates
-) -> StepTimes:
-    """Predict one layer's part of a step, as the mean over streamed and resident layers.
+class BlockTimes(NamedTuple):
+    """The predicted parts of all blocks in a step, for several choices of saved activations; as in `StepTimes`."""
 
-    Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since little is copied
-    further ahead than one layer.
+    step_s: NDArray[np.float64]
+    copy_wait_s: NDArray[np.float64]
+    copied_bytes: NDArray[np.float64]
+
+
+def predict_block_times(
+    placement: Placement,
+    recompute_s_per_token: NDArray[np.float64],
+    host_bytes: NDArray[np.float64],
+    model: ModelSizes,
+    rates: DeviceRates,
+) -> BlockTimes:
+    """Predict the part of a step in the blocks.
+
+    Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since weights are
+    copied no further ahead than one layer. Chunks that are saved alike are spread evenly over all layers, so that
+    every layer copies as many activations.
+
+    Args:
+        recompute_s_per_token: the time in which the backward pass recomputes activations; mean over layers and chunks.
+        host_bytes: the saved activations of a round that are copied to the host, of all layers.
     """
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
     # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.
     resident, resident_states = placement.resident_layers / layers, placement.resident_state_layers / layers
     vectors = ((weight_bytes, 1 - resident), (0, resident))
     optimizer_states = ((model.layer_state_bytes, 1 - resident_states), (0, resident_states))
-    activations = count_layer_saved_bytes(placement, model, saved_activations) if saved_on == "host" else 0
-    recompute_s = rates.recompute_s_per_token[saved_activations]
-    forward_s = placement.round_tokens * rates.forward_s_per_token
-    backward_s = placement.round_tokens * (rates.backward_s_per_token + recompute_s)
-    backward_s += placement.chunks_per_round * rates.gradient_sum_s
-    step_s = copy_wait_s = copied_bytes = 0.0
+    activations = host_bytes / layers + _count_host_kv_bytes(placement, model)
+    forward_s = np.full_like(activations, placement.round_tokens * rates.forward_s_per_token)
+    backward_s = placement.round_tokens * (rates.backward_s_per_token + recompute_s_per_token)
+    backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
+    times = BlockTimes(*(np.zeros_like(activations) for _ in range(3)))
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(
         _list_passes(placement.accumulation_rounds), vectors, optimizer_states
     ):
-        count = layer_pass.count * share * state_share
+        count = layers * layer_pass.count * share * state_share
+        if count == 0:
+            continue
         state_copy_bytes = state_bytes if layer_pass.updates else 0
-        h2d_bytes = layer_pass.h2d_vectors * vector_bytes + state_copy_bytes
-        d2h_bytes = layer_pass.d2h_vectors * vector_bytes + state_copy_bytes
-        if layer_pass.backward:
-            h2d_bytes += activations
-        else:
-            d2h_bytes += activations
+        h2d_bytes = layer_pass.h2d_vectors * vector_bytes + state_copy_bytes + layer_pass.backward * activations
+        d2h_bytes = layer_pass.d2h_vectors * vector_bytes + state_copy_bytes + (not layer_pass.backward) * activations
         update_s = weight_bytes * rates.optimizer_s_per_byte if layer_pass.updates else 0.0
         compute_s = (backward_s if layer_pass.backward else forward_s) + rates.weight_cast_s + update_s
-        pass_s = max(compute_s, h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
-        step_s += count * pass_s
-        copy_wait_s += count * (pass_s - compute_s)
-        copied_bytes += count * (h2d_bytes + d2h_bytes)
-    return StepTimes(step_s, copy_wait_s, copied_bytes)
+        copy_s = np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
+        pass_s = np.maximum(compute_s, copy_s)
+        times.step_s[:] += count * pass_s
+        times.copy_wait_s[:] += count * (pass_s - compute_s)
+        times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
+    return times
 
 
 def predict_embedding_and_head_times(placement: Placement, model: ModelSizes, rates: DeviceRates) -> StepTimes:

@@ -160,7 +160,7 @@ class Engine:
         x = [self._embedding_and_head.embed(chunk) for chunk in inputs]
         for n in range(len(self.plan.layers)):
             self._forward_layer(n, x)
-        self._saved.prefetch()
+        self._saved.start_backward()
         loss = torch.zeros((), device=self.device)
         share = 1.0 / (len(x) * self.plan.accumulation_rounds)
         with trace.annotate("head and loss"):
@@ -169,7 +169,6 @@ class Engine:
                 loss += chunk_loss
         for n in reversed(range(len(self.plan.layers))):
             self._backward_layer(n, x, is_first=is_first, is_last=is_last)
-        self._saved.free_sent(0)
         for chunk, d_chunk in zip(inputs, x, strict=True):
             self._embedding_and_head.embed_backward(chunk, d_chunk)
         return loss
@@ -194,13 +193,13 @@ class Engine:
             size = (plan.sequences_per_chunk, plan.sequence_length, 2 * self.shape.kv_heads, self.shape.head_size)
             self._keys_values = torch.empty(size, dtype=self.precision.dtype, device=self.device)
         out, activations = self._math.forward(weights, x, rope, self._keys_values[:, :start] if segment else None)
-        names = list_saved_tensors(plan.layers[n].saved_activations, plan.segments_per_sequence)
-        saved = {name: activations[name] for name in names}
+        choice, location = plan.layers[n].activations_of(c)
+        names = list_saved_tensors(choice, plan.segments_per_sequence)
+        self._saved.push({name: activations[name] for name in names}, location)
         if plan.segments_per_sequence > 1:
             self._keys_values[:, start:end] = activations["kv"]
             if segment == plan.segments_per_sequence - 1:
-                saved["keys_values"] = self._keys_values
-        self._saved.push(saved, plan.layers[n].saved_on)
+                self._saved.push({"keys_values": self._keys_values}, plan.keys_values_on)
         return out
 
     def _slice_rope(self, c: int) -> Tensor:
@@ -226,7 +225,7 @@ class Engine:
         if is_first:
             gradients.buffer.tensor.zero_()
         with trace.annotate(f"layer {n} backward"):
-            recomputes = self.plan.layers[n].saved_activations != "full"
+            recomputes = any(choice != "full" for choice, _ in self.plan.layers[n].activations)
             operands = self._math.cast_weights(weights.tensors, forward=recomputes)
             for c in reversed(range(len(d))):
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
@@ -239,12 +238,12 @@ class Engine:
     def _backward_chunk(self, weights: NamedTensors, gradients: NamedTensors, c: int, d_out: Tensor) -> Tensor:
         """Run backward through a block for chunk c, whose activations were saved last."""
         plan, segment = self.plan, c % self.plan.segments_per_sequence
-        activations = self._saved.pop()
         if plan.segments_per_sequence == 1:
-            return self._math.backward(weights, gradients, activations, self._slice_rope(c), d_out)
+            return self._math.backward(weights, gradients, self._saved.pop(), self._slice_rope(c), d_out)
         if segment == plan.segments_per_sequence - 1:
-            self._keys_values = activations.pop("keys_values")
+            self._keys_values = self._saved.pop()["keys_values"]
             self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
+        activations = self._saved.pop()
         start, end = segment * plan.chunk_length, (segment + 1) * plan.chunk_length
         earlier = self._keys_values[:, :start] if segment else None
         activations["kv"] = self._keys_values[:, start:end]

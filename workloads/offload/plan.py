@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workloads.llama.flops import RecomputedLayer
 from workloads.llama.shapes import LlamaShape
@@ -17,7 +17,9 @@ SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 GIB = 2**30
 WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the layer that computes, one for the next copy
 GRADIENT_SLOTS = 3  # the same, and one for the copy back to the host
-PREFETCHED_CHUNKS = 2  # chunks whose activations are copied back before the backward pass needs them
+# Chunks whose activations are being copied at once. Two, because the copy of a chunk may take longer than its
+# computation where the chunks beside it stay on the device. The backward pass copies as many back before it needs them.
+CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
 # The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
@@ -42,22 +44,34 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 }
 
 
+class ActivationPlan(NamedTuple):
+    """What a block saves of one chunk for the backward pass.
+
+    Attributes:
+        saved: every activation (full), all but one of the MLP's two wide ones (gate), all but both (projections), the
+            block's input and the output of attention (attention), or the block's input alone (input).
+        location: where they are stored.
+    """
+
+    saved: SavedActivations = "full"
+    location: Location = "device"
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """The locations of one block's tensors. Those on the host are copied to the device for each use.
 
     Attributes:
-        saved_activations: what the forward pass saves for the backward pass: every activation (full), all but one of
-            the MLP's two wide ones (gate), all but both (projections), the block's input and the output of attention
-            (attention), or the block's input alone (input).
-        saved_on: where the saved activations are stored.
+        activations: of the chunks of a round, which take them in turns; so one entry holds for all chunks.
     """
 
     weights: Location = "device"
     gradients: Location = "device"
     optimizer_states: Location = "device"
-    saved_activations: SavedActivations = "full"
-    saved_on: Location = "device"
+    activations: tuple[ActivationPlan, ...] = (ActivationPlan(),)
+
+    def activations_of(self, chunk: int) -> ActivationPlan:
+        return self.activations[chunk % len(self.activations)]
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,7 @@ class Plan:
         layers: the blocks, in order.
         embedding_and_head_states: where the optimizer's states of the embedding, last norm and LM head are stored;
             their weights and gradients stay on the device.
+        keys_values_on: where the keys and values of sequences in several segments are saved.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -82,6 +97,7 @@ class Plan:
     chunks_per_round: int
     accumulation_rounds: int
     segments_per_sequence: int = 1
+    keys_values_on: Location = "device"
 
     @property
     def groups_per_round(self) -> int:
@@ -100,6 +116,10 @@ class Plan:
     @property
     def tokens_per_step(self) -> int:
         return self.chunk_tokens * self.chunks_per_round * self.accumulation_rounds
+
+    def list_activations(self) -> list[ActivationPlan]:
+        """Return what is saved of each chunk of each layer in a round."""
+        return [layer.activations_of(chunk) for layer in self.layers for chunk in range(self.chunks_per_round)]
 
 
 def count_training_state_bytes(shape: LlamaShape, element_bytes: int) -> int:

@@ -25,7 +25,7 @@ from workloads.offload import OffloadParameters
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.engine import Engine
-from workloads.offload.memory import Arena
+from workloads.offload.memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
 from workloads.offload.planner import Prediction, find_fastest_plan
@@ -113,8 +113,13 @@ def _require_cpu_memory(shape: LlamaShape, dtype: torch.dtype) -> None:
 
 
 def _count_arena_bytes(prediction: Prediction) -> int:
-    """Return the plan's host memory, and 4096 bytes for each layer and 8 more for the alignment of allocations."""
-    return math.ceil(prediction.host_bytes) + (len(prediction.plan.layers) + 8) * 4096
+    """Return the plan's host memory, and 512 bytes of alignment for each allocation.
+
+    A chunk has at most eight tensors, and a layer a dozen vectors.
+    """
+    plan = prediction.plan
+    chunks_on_host = sum(location == "host" for _, location in plan.list_activations())
+    return math.ceil(prediction.host_bytes) + (8 * chunks_on_host + 16 * (len(plan.layers) + 1)) * ALIGNMENT_BYTES
 
 
 def _train(
@@ -252,8 +257,11 @@ def _compute_metrics(run: _TrainingRun, prediction: Prediction) -> dict[str, flo
 
 def _count_hardware_flops(shape: LlamaShape, plan: Plan) -> float:
     """Return the floating-point operations of a step, recomputation included."""
-    layer_counts = Counter(layer.saved_activations for layer in plan.layers)
-    recompute = {op: sum(layer_counts[saved] for saved in choices) for op, choices in RECOMPUTED_UNDER.items()}
+    chunk_counts = Counter(plan.list_activations())
+    recompute = {
+        op: sum(count for (saved, _), count in chunk_counts.items() if saved in choices) / plan.chunks_per_round
+        for op, choices in RECOMPUTED_UNDER.items()
+    }
     return hardware_flops_per_token(shape, plan.sequence_length, recompute) * plan.tokens_per_step
 
 
@@ -261,15 +269,20 @@ def describe_plan(prediction: Prediction) -> list[str]:
     """Return the plan and its prediction as a few lines of text."""
     plan = prediction.plan
     layer_counts = Counter(
-        f"{layer.weights} weights, {layer.optimizer_states} optimizer states, "
-        f"{SAVED_ACTIVATIONS_TEXT[layer.saved_activations]} saved on the {layer.saved_on}"
-        for layer in plan.layers
+        f"{layer.weights} weights, {layer.optimizer_states} optimizer states" for layer in plan.layers
     )
-    segments = f" in {plan.segments_per_sequence} segments each" if plan.segments_per_sequence > 1 else ""
+    chunk_counts = Counter(
+        f"{SAVED_ACTIVATIONS_TEXT[saved]} saved on the {location}" for saved, location in plan.list_activations()
+    )
+    chunks = len(plan.layers) * plan.chunks_per_round
+    segments = ""
+    if plan.segments_per_sequence > 1:
+        segments = f" in {plan.segments_per_sequence} segments each, keys and values on the {plan.keys_values_on}"
     return [
         f"{plan.accumulation_rounds} rounds of {plan.groups_per_round} x {plan.sequences_per_chunk} sequences of "
         f"{plan.sequence_length} tokens{segments}",
         *(f"{count} layers: {description}" for description, count in layer_counts.items()),
+        *(f"{count / chunks:.3g} of chunks: {description}" for description, count in chunk_counts.items()),
         f"embedding and LM head: optimizer states on the {plan.embedding_and_head_states}",
         f"device {prediction.device_bytes / GIB:.2f} GiB, host {prediction.host_bytes / GIB:.2f} GiB",
         f"{prediction.times.step_s:.3g} s per step, {prediction.times.copy_wait_s:.3g} s of it waiting for copies",

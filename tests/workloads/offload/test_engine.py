@@ -29,6 +29,7 @@ from workloads.offload.plan import (
     RECOMPUTED_UNDER,
     SAVED_ACTIVATIONS,
     SAVED_TENSORS,
+    ActivationPlan,
     LayerPlan,
     Location,
     Plan,
@@ -54,7 +55,24 @@ def draw_tokens(rounds: int) -> list[torch.Tensor]:
     return [torch.randint(0, SHAPE.vocabulary, size, generator=generator) for _ in range(STEPS)]
 
 
-def build_plan(layers: Sequence[LayerPlan], states: Location, rounds: int, segments: int = 1) -> Plan:
+def place(
+    weights: Location = "device",
+    gradients: Location = "device",
+    optimizer_states: Location = "device",
+    saved: SavedActivations = "full",
+    saved_on: Location = "device",
+) -> LayerPlan:
+    """Return the plan of a layer that saves every chunk alike."""
+    return LayerPlan(weights, gradients, optimizer_states, (ActivationPlan(saved, saved_on),))
+
+
+def build_plan(
+    layers: Sequence[LayerPlan],
+    states: Location,
+    rounds: int,
+    segments: int = 1,
+    keys_values_on: Location = "device",
+) -> Plan:
     return Plan(
         tuple(layers),
         embedding_and_head_states=states,
@@ -63,6 +81,7 @@ def build_plan(layers: Sequence[LayerPlan], states: Location, rounds: int, segme
         chunks_per_round=CHUNKS * segments,
         accumulation_rounds=rounds,
         segments_per_sequence=segments,
+        keys_values_on=keys_values_on,
     )
 
 
@@ -112,23 +131,25 @@ def check_training(plan: Plan, device_type: str = "cpu", shape: LlamaShape = SHA
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "layer", covering(LOCATIONS, LOCATIONS, LOCATIONS, SAVED_ACTIVATIONS, LOCATIONS, strength=3, build=LayerPlan)
+    "layer", covering(LOCATIONS, LOCATIONS, LOCATIONS, SAVED_ACTIVATIONS, LOCATIONS, strength=3, build=place)
 )
 def test_every_placement_trains_like_plain_pytorch(layer: LayerPlan, device: str) -> None:
     engine = check_training(build_plan([layer] * SHAPE.layers, layer.optimizer_states, ROUNDS), device)
-    all_on_device = "host" not in (layer.weights, layer.gradients, layer.optimizer_states, layer.saved_on)
+    locations = (layer.weights, layer.gradients, layer.optimizer_states, layer.activations[0].location)
+    all_on_device = "host" not in locations
     assert (engine.copy_streams.copied_bytes == 0) == all_on_device
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("segments", "saved_activations", "saved_on"), covering([2, 4], SAVED_ACTIVATIONS, LOCATIONS, strength=2)
+    ("segments", "saved", "saved_on", "keys_values_on"),
+    covering([2, 4], SAVED_ACTIVATIONS, LOCATIONS, LOCATIONS, strength=2),
 )
 def test_sequences_in_segments_train_like_whole_ones(
-    segments: int, saved_activations: SavedActivations, saved_on: Location, device: str
+    segments: int, saved: SavedActivations, saved_on: Location, keys_values_on: Location, device: str
 ) -> None:
-    layer = LayerPlan("host", "host", "device", saved_activations, saved_on)
-    check_training(build_plan([layer] * SHAPE.layers, "device", 2, segments), device)
+    layer = place("host", "host", "device", saved, saved_on)
+    check_training(build_plan([layer] * SHAPE.layers, "device", 2, segments, keys_values_on), device)
 
 
 @settings(max_examples=6, deadline=None)
@@ -139,9 +160,12 @@ def test_any_mixture_of_placements_trains_like_plain_pytorch(
     draw = random.Random(seed)
     layers = []
     for _ in range(SHAPE.layers):
-        weights, gradients, optimizer_states, saved_on = (draw.choice(LOCATIONS) for _ in range(4))
-        layers.append(LayerPlan(weights, gradients, optimizer_states, draw.choice(SAVED_ACTIVATIONS), saved_on))
-    check_training(build_plan(layers, states, rounds, segments))
+        weights, gradients, optimizer_states = (draw.choice(LOCATIONS) for _ in range(3))
+        activations = tuple(
+            ActivationPlan(draw.choice(SAVED_ACTIVATIONS), draw.choice(LOCATIONS)) for _ in range(CHUNKS * segments)
+        )
+        layers.append(LayerPlan(weights, gradients, optimizer_states, activations))
+    check_training(build_plan(layers, states, rounds, segments, draw.choice(LOCATIONS)))
 
 
 def train_in_fp8(
@@ -161,20 +185,20 @@ def train_in_fp8(
 
 @cache
 def train_in_fp8_in_memory(device: torch.device) -> tuple[list[float], dict[str, torch.Tensor]]:
-    return train_in_fp8(LayerPlan(), device)
+    return train_in_fp8(place(), device)
 
 
 FP8_PLACEMENTS = [
-    LayerPlan("host", "host", "host", "full", "host"),
-    LayerPlan("host", "device", "host", "projections", "device"),
-    LayerPlan("device", "host", "device", "attention", "host"),
-    LayerPlan("host", "host", "device", "input", "host"),
-    LayerPlan("device", "device", "host", "gate", "host"),
+    place("host", "host", "host", "full", "host"),
+    place("host", "device", "host", "projections", "device"),
+    place("device", "host", "device", "attention", "host"),
+    place("host", "host", "device", "input", "host"),
+    place("device", "device", "host", "gate", "host"),
 ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("layer", FP8_PLACEMENTS, ids=lambda layer: layer.saved_activations)
+@pytest.mark.parametrize("layer", FP8_PLACEMENTS, ids=lambda layer: layer.activations[0].saved)
 def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan, device: str) -> None:
     """Recomputed and moved activations have the same scales, so that losses and weights are the same to the last bit.
     On a GPU, whose attention adds up gradients in any order, weights differ by a few updates of single numbers."""
@@ -192,7 +216,7 @@ def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan,
 def test_segments_in_fp8_train_nearly_like_whole_sequences() -> None:
     """Each segment has its own scales, so that single numbers round differently."""
     expected_losses, expected_weights = train_in_fp8_in_memory(CPU)
-    losses, weights = train_in_fp8(LayerPlan("host", "host", "device", "attention", "host"), CPU, segments=2)
+    losses, weights = train_in_fp8(place("host", "host", "device", "attention", "host"), CPU, segments=2)
     assert losses == pytest.approx(expected_losses, rel=2e-3)
     before = initial_weights(Precision(torch.bfloat16))
     for name, weight in expected_weights.items():
@@ -203,7 +227,7 @@ def test_segments_in_fp8_train_nearly_like_whole_sequences() -> None:
 
 def initial_weights(precision: Precision) -> dict[str, torch.Tensor]:
     with Arena(64 * 2**20, CPU) as arena:
-        plan = build_plan([LayerPlan()] * SHAPE.layers, "device", 1)
+        plan = build_plan([place()] * SHAPE.layers, "device", 1)
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=precision)
         engine.initialize(0)
         return engine.copy_weights()
@@ -212,7 +236,7 @@ def initial_weights(precision: Precision) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_drawn_master_weights_are_those_that_the_first_gradients_belong_to(location: Location) -> None:
     with Arena(64 * 2**20, CPU) as arena:
-        plan = build_plan([LayerPlan(location, location, location)] * SHAPE.layers, location, 1)
+        plan = build_plan([place(location, location, location)] * SHAPE.layers, location, 1)
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=Precision(torch.bfloat16, True))
         engine.initialize(0)
         for layer in engine._layers:
@@ -314,7 +338,7 @@ def test_activations_that_are_not_saved_are_counted_as_recomputed() -> None:
 
 def test_a_tied_lm_head_and_biased_queries_train_like_plain_pytorch() -> None:
     shape = replace(SHAPE, tied=True, qkv_bias=True, layers=2)
-    check_training(build_plan([LayerPlan("host", "host", "host", "input", "host")] * 2, "host", 2), shape=shape)
+    check_training(build_plan([place("host", "host", "host", "input", "host")] * 2, "host", 2), shape=shape)
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
@@ -325,7 +349,7 @@ def test_master_weights_keep_updates_that_bf16_rounds_away(location: Location) -
     """
     shape = replace(SHAPE, layers=2)
     before = train_with_pytorch(shape, 1)[0]
-    plan = build_plan([LayerPlan(location, location, location)] * shape.layers, location, 1)
+    plan = build_plan([place(location, location, location)] * shape.layers, location, 1)
 
     def train(precision: Precision) -> torch.Tensor:
         with Arena(64 * 2**20, CPU) as arena:
@@ -347,7 +371,7 @@ def test_master_weights_keep_updates_that_bf16_rounds_away(location: Location) -
 
 def test_with_one_round_gradients_take_no_host_memory() -> None:
     """With one round in a step the gradients never leave the device."""
-    layers = [LayerPlan("host", "host", "host", "input")] * SHAPE.layers
+    layers = [place("host", "host", "host", "input")] * SHAPE.layers
     one, two = (check_training(build_plan(layers, "device", rounds)) for rounds in (1, 2))
     weights = train_with_pytorch(SHAPE, 1)[0]
     layer_bytes = 4 * sum(weight.numel() for name, weight in weights.items() if name.startswith("blocks.0."))
@@ -356,7 +380,7 @@ def test_with_one_round_gradients_take_no_host_memory() -> None:
 
 
 def test_host_memory_past_the_budget_is_out_of_memory() -> None:
-    plan = build_plan([LayerPlan("host", "host", "host", "input")] * SHAPE.layers, "host", ROUNDS)
+    plan = build_plan([place("host", "host", "host", "input")] * SHAPE.layers, "host", ROUNDS)
     with pytest.raises(OutOfMemory, match=r"the host arena of 0.00 GiB is [0-9]+ bytes too small"):
         Engine(SHAPE, plan, Arena(2**20, CPU), CPU, KERNELS["cpu"], precision=FP32)
 
@@ -374,6 +398,6 @@ def test_a_model_larger_than_a_cpus_memory_is_infeasible_at_once(monkeypatch: py
 
 
 def test_tokens_of_another_shape_than_the_plans_are_refused() -> None:
-    engine = check_training(build_plan([LayerPlan()] * SHAPE.layers, "device", 1))
+    engine = check_training(build_plan([place()] * SHAPE.layers, "device", 1))
     with pytest.raises(ValueError, match=r"tokens have shape \(1, 1, 1, 5\), the plan needs \(1, 3, 2, 17\)"):
         engine.step(torch.zeros(1, 1, 1, 5, dtype=torch.long))

@@ -32,7 +32,7 @@ from workloads.offload.cost_model import (
 )
 from workloads.offload.device_rates import measure_device_rates
 from workloads.offload.optimizer import Precision
-from workloads.offload.plan import GIB, LayerPlan
+from workloads.offload.plan import GIB, ActivationPlan, LayerPlan
 from workloads.offload.planner import Prediction, find_fastest_plan
 
 CPU = torch.device("cpu")
@@ -137,7 +137,8 @@ def test_the_casts_of_a_recipe_are_measured(precision: Precision, costs: bool) -
 def test_with_memory_for_everything_nothing_is_copied() -> None:
     prediction = find_plan(200, 0)
     assert prediction.times.copied_bytes == 0 and prediction.times.copy_wait_s == 0 and prediction.host_bytes == 0
-    assert set(prediction.plan.layers) == {LayerPlan()}
+    assert {replace(layer, activations=()) for layer in prediction.plan.layers} == {LayerPlan(activations=())}
+    assert set(prediction.plan.list_activations()) == {ActivationPlan("full", "device")}
 
 
 def test_with_little_device_memory_optimizer_states_are_on_the_host() -> None:
