@@ -176,12 +176,30 @@ def catalogue() -> dict[str, Hardware]:
 
 
 def has_hardware(node: Node, hardware: Hardware) -> bool:
-    """Return whether the node's GPUs are of this kind: by the driver's names if known, else by Ray's label."""
+    """Return whether the node's GPUs are of this kind: by PCI id, else by the driver's name, else by Ray's label."""
     if not node.gpus:
         return False
     if node.gpu_identities:
-        return all(any(re.search(p, gpu.name) for p in hardware.device_names) for gpu in node.gpu_identities)
+        return all(_is_kind(gpu, node.accelerator, hardware) for gpu in node.gpu_identities)
     return node.accelerator in hardware.accelerators
+
+
+def _is_kind(gpu: GpuIdentity, label: str | None, hardware: Hardware) -> bool:
+    """Return whether a GPU is of this kind.
+
+    Virtual functions have names and ids of their own. Ray reads its label of an AMD GPU from the id, which AMD SMI may
+    report where it reports no name; its labels of NVIDIA's GPUs leave out the form, on which the peaks depend.
+    """
+    device_id = (gpu.device_id or "").lower().removeprefix("0x")
+    if any(device_id in entry.device_ids for entry in (hardware, *catalogue().values())):
+        return device_id in hardware.device_ids
+    if find_hardware(gpu.name) or _has_name(hardware, gpu.name):
+        return _has_name(hardware, gpu.name)
+    return gpu.vendor == "amd" and label in hardware.accelerators
+
+
+def _has_name(hardware: Hardware, device_name: str) -> bool:
+    return any(re.search(pattern, device_name) for pattern in hardware.device_names)
 
 
 def hardware_of(node: Node) -> Hardware:
@@ -196,7 +214,7 @@ def hardware_of(node: Node) -> Hardware:
 def find_hardware(device_name: str) -> Hardware | None:
     """Return the catalogue's entry for a driver's or Ray's name of a GPU; None if it has none."""
     for entry in catalogue().values():
-        if device_name in entry.accelerators or any(re.search(p, device_name) for p in entry.device_names):
+        if device_name in entry.accelerators or _has_name(entry, device_name):
             return entry
     return None
 

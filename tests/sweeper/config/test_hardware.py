@@ -4,6 +4,7 @@ import csv
 import os
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -56,6 +57,35 @@ def gpu_node(name: str, label: str, gpus: int = 8) -> Node:
 )
 def test_a_gpu_is_recognized_by_the_names_of_its_driver_and_of_ray(name: str, label: str, entry: str) -> None:
     assert hardware_of(gpu_node(name, label)).name == entry
+
+
+def instinct_node(device_id: str, name: str = "", **reported: Any) -> Node:
+    """Eight GPUs as AMD SMI reports them."""
+    gpus = tuple(GpuIdentity(n, "amd", name or "AMD GPU", device_id=device_id, **reported) for n in range(8))
+    return Node("c", cpus=96, cpu_name="EPYC", gpus=8, gpu_identities=gpus)
+
+
+# Device ids of ROCm/gpu-operator's gpu-nfd-default-rule.yaml and of vLLM's platforms/rocm.py.
+@pytest.mark.parametrize(
+    ("device_id", "entry"),
+    [
+        *(("0x7408", "mi250x"), ("0x740c", "mi250x"), ("0x74a0", "mi300a"), ("0x74a1", "mi300x"), ("0x74b5", "mi300x")),
+        *(("0x74a9", "mi300x_hf"), ("0x74bd", "mi300x_hf"), ("0x74a2", "mi308x"), ("0x74a5", "mi325x")),
+        *(("0x74b9", "mi325x"), ("0x75a0", "mi350x"), ("0x75b0", "mi350x"), ("0x75a3", "mi355x"), ("0x75B3", "mi355x")),
+    ],
+)
+def test_an_instinct_is_recognized_by_its_device_id_whatever_its_name(device_id: str, entry: str) -> None:
+    for name in ("", "AMD Instinct MI300X", "AMD Radeon Graphics"):
+        assert hardware_of(instinct_node(device_id, name)).name == entry
+
+
+def test_an_amd_gpu_without_a_known_id_is_recognized_by_its_name_and_then_by_rays_label() -> None:
+    virtual = instinct_node("0x7fff", "AMD Instinct MI325X VF")
+    assert hardware_of(virtual).name == "mi325x"
+    assert hardware_of(replace(virtual, accelerator="AMD-Instinct-MI300X-OAM")).name == "mi325x"
+    nameless = replace(instinct_node(""), accelerator="AMD-Instinct-MI300X-OAM")
+    assert hardware_of(nameless).name == "mi300x" and select_target(AUTO, [nameless], 8).hardware.name == "mi300x"
+    assert hardware_of(instinct_node("0x7fff", "AMD Instinct MI999X")).dense_peak_tflops == {}
 
 
 def test_forms_of_one_gpu_are_not_confused() -> None:
