@@ -20,7 +20,8 @@ from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
 from sweeper.config.schema import Hardware
 from sweeper.doctor import exercise
-from sweeper.doctor.checks import Finding, check_nodes, check_relative_rates, check_store, check_trial
+from sweeper.doctor.checks import check_nodes, check_relative_rates, check_store, check_trial
+from sweeper.doctor.findings import Finding
 from sweeper.doctor.inventory import read_node_state
 from sweeper.execution import cluster
 from sweeper.ui.format import format_number
@@ -58,6 +59,11 @@ def _list_hardware(nodes: Iterable[Node]) -> Sequence[Hardware]:
     return list(kinds.values()) or [Hardware(name="cpu", kind="cpu")]
 
 
+def _vendor_of(target: Target) -> str:
+    """Return the vendor of the target's GPUs; empty for a CPU."""
+    return next((gpu.vendor for node in target.nodes for gpu in node.gpu_identities), "")
+
+
 def _exercise(target: Target, console: Console) -> Iterator[Finding]:
     """Run the matrix product and, with several ranks, the all-reduce; print their rates and yield the findings."""
     exercise.start_cluster(target)
@@ -67,7 +73,7 @@ def _exercise(target: Target, console: Console) -> Iterator[Finding]:
         rates = exercise.compute_tflops(matmul)
         mean, slowest = format_number(statistics.mean(rates)), format_number(min(rates))
         console.print(f"matmul     {len(rates)} at once: mean {mean} TFLOP/s, slowest {slowest} TFLOP/s")
-        yield from check_relative_rates(matmul)
+        yield from check_relative_rates(matmul, _vendor_of(target))
     ranks = exercise.count_ranks(target)
     if ranks < 2:
         return

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sweeper.common.errors import UserInputError
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.hardware import FOREIGN_USE_GIB
+from sweeper.doctor.amd import check_amd_node
+from sweeper.doctor.findings import Finding
+from sweeper.doctor.remedies import remedies_of
 from sweeper.tracking.mlflow_store import check_uri
 from sweeper.ui import per_gpu
 
@@ -17,21 +20,6 @@ MIN_SHARED_MEMORY_GIB = 2.0
 MIN_FREE_MEMORY_GIB = 8.0
 MIN_FREE_DISK_GIB = 5.0
 MIN_RELATIVE_RATE = 0.95  # of the median GPU's rate
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem and its remedy.
-
-    Attributes:
-        location: the node, GPU or store that has the problem.
-        affects_results: measurements are wrong or slow because of it.
-    """
-
-    location: str
-    problem: str
-    remedy: str
-    affects_results: bool = True
 
 
 def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -69,31 +57,30 @@ def _check_node(state: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(node, problem, "free some space, or set another --dir", affects_results=False)
     for gpu in state["gpus"]:
         yield from check_gpu(f"{node} GPU {gpu['number']}", gpu)
+    yield from check_amd_node(state)
 
 
 def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that a GPU responds, is unused, runs at its default power limit and clock, and has no memory errors."""
+    remedies, number = remedies_of(gpu["vendor"]), gpu["number"]
     if not gpu["responds"]:
-        remedy = "look for its Xid error in dmesg; reset the GPU or restart the node"
-        yield Finding(location, "does not respond to the driver", remedy)
+        yield Finding(location, "does not respond to the driver", remedies.no_response.format(number=number))
         return
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
         problem = f"{gpu['used_gib']:.1f} GiB of its memory are in use"
-        yield Finding(location, problem, "run nvidia-smi to see which processes use it")
-    if gpu.get("power_limit_w", 0) < gpu.get("power_default_w", 0):
-        yield Finding(
-            location,
-            f"its power is limited to {gpu['power_limit_w']:.0f} W of {gpu['power_default_w']:.0f} W",
-            f"nvidia-smi -i {gpu['number']} -pl {gpu['power_default_w']:.0f}, unless the limit is intended",
-        )
+        yield Finding(location, problem, remedies.foreign_use.format(number=number))
+    limit_w, default_w = gpu.get("power_limit_w", 0), gpu.get("power_default_w", 0)
+    if limit_w < default_w:
+        problem = f"its power is limited to {limit_w:.0f} W of {default_w:.0f} W"
+        yield Finding(location, problem, remedies.power_limit.format(number=number, watts=default_w))
     if gpu.get("clock_limit_mhz", 0) < gpu.get("clock_default_mhz", 0):
-        yield Finding(
-            location,
-            f"its clock is limited to {gpu['clock_limit_mhz']} MHz of {gpu['clock_default_mhz']} MHz",
-            f"nvidia-smi -i {gpu['number']} -rac, unless the limit is intended",
-        )
+        problem = f"its clock is limited to {gpu['clock_limit_mhz']} MHz of {gpu['clock_default_mhz']} MHz"
+        yield Finding(location, problem, remedies.clock_limit.format(number=number))
     if errors := gpu.get("uncorrected_errors", 0):
         yield Finding(location, f"has {errors} uncorrected memory errors", "take it out of service")
+    if pages := gpu.get("retired_pages", 0):
+        problem = f"{pages} pages of its memory are retired because of errors"
+        yield Finding(location, problem, remedies.retired_pages.format(number=number), affects_results=False)
 
 
 def _check_equal(name: str, value_by_node: Mapping[str, str], *, affects_results: bool = True) -> Iterator[Finding]:
@@ -124,7 +111,7 @@ def check_trial(name: str, result: TrialResult) -> Iterator[Finding]:
         yield Finding("cluster", f"{name} {result.status.value}: {result.reason}", remedy)
 
 
-def check_relative_rates(result: TrialResult) -> Iterator[Finding]:
+def check_relative_rates(result: TrialResult, vendor: str) -> Iterator[Finding]:
     """Check that no GPU of a complete matmul trial is slower than `MIN_RELATIVE_RATE` of the median GPU."""
     record = TrialRecord(
         number=0,
@@ -144,5 +131,5 @@ def check_relative_rates(result: TrialResult) -> Iterator[Finding]:
             yield Finding(
                 f"{member.host} {member.gpu}",
                 f"its matrix products run at {member.relative:.2f} of the median GPU's rate",
-                "compare its clock, power and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE)",
+                remedies_of(vendor).slow,
             )

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workloads.api import host
+from workloads.api import host, kernel
 from workloads.api.gpus import open_gpus
 from workloads.api.gpus.interface import Gpu
 
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "f
 
 
 def read_node_state(folder: str) -> dict[str, Any]:
-    """Return this node's versions, memory and disk space, and the clocks, power limit and errors of each GPU.
+    """Return this node's versions, kernel settings, memory, disk space, and each GPU's clocks, power limit and errors.
 
     All values are plain. `folder` is the results directory, whose disk's free space is reported.
     """
@@ -28,6 +28,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
     return {
         "node": socket.gethostname(),
         "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
+        "kernel": kernel.read_kernel(),
         "cpus": len(os.sched_getaffinity(0)),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": host.available_memory_bytes() / 2**30,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = str(Path(__file__).parent)
 
@@ -13,3 +17,12 @@ def stand_in_environment(scenario: str = "mi300x") -> dict[str, str]:
     It must be first on the path of every process that Ray starts, and no variable may hide its GPUs.
     """
     return {"PYTHONPATH": FOLDER, "AMDSMI_STAND_IN": scenario}
+
+
+def use_stand_in(monkeypatch: pytest.MonkeyPatch, scenario: str = "mi300x") -> None:
+    """Make `import amdsmi` the stand-in in this scenario, in this process and until the test ends."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setenv("AMDSMI_STAND_IN", scenario)
+    monkeypatch.setitem(sys.modules, "amdsmi", None)  # restored when the test ends, whatever is imported meanwhile
+    del sys.modules["amdsmi"]
+    importlib.invalidate_caches()

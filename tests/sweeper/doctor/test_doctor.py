@@ -15,7 +15,15 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.node_state import read_node_state
 from workloads.api.trial import run_trial
 
-GPU = {"number": 0, "responds": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5, "power_limit_w": 700.0}
+GPU = {
+    "number": 0,
+    "vendor": "nvidia",
+    "responds": True,
+    "name": "NVIDIA H200",
+    "driver": "580.1",
+    "used_gib": 0.5,
+    "power_limit_w": 700.0,
+}
 GPU |= {"power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980, "uncorrected_errors": 0}
 
 
@@ -24,6 +32,7 @@ def node_state(node: str = "n0", **changes: Any) -> dict[str, Any]:
     healthy = {
         "node": node,
         "versions": {"torch": "2.13", "ray": "2.60"},
+        "kernel": {"release": "6.8", "numa_balancing": "1", "command_line": [], "is_guest": False},
         "cpus": 8,
         "shared_gib": 16.0,
         "free_gib": 64.0,
