@@ -1,6 +1,8 @@
-"""The names that trainers print, and this project's names for them."""
+"""The names that trainers print, this project's names for them, and the colours around them."""
 
 from __future__ import annotations
+
+import re
 
 GIB = 2**30
 
@@ -70,4 +72,24 @@ CONFIG = {
     "activation_checkpoint.mode": "checkpointing",
     "compile.enable": "compile",
 }
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "16-mixed": "fp16",
+    "16bit": "fp16",
+    "float32": "fp32",
+    "fp32": "fp32",
+    "float": "fp32",
+    "32-true": "fp32",
+}
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def strip_colours(line: str) -> str:
+    """Return a line without the escape sequences by which a terminal changes colours."""
+    return _COLOUR.sub("", line)

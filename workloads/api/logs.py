@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from workloads.api.contract import Scalar
-from workloads.api.log_names import CONFIG, DTYPES, MEMORY, METRICS
+from workloads.api.log_names import CONFIG, DTYPES, MEMORY, METRICS, strip_colours
 
 LONGEST_LINE = 65536  # characters; no step's line is longer, and only the beginning of a longer line is parsed
 LONGEST_ENTRY = 1024  # characters of a line with an entry of the configuration
 
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _VALUE = rf"(?:{_NUMBER}|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?")
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\s*\|")
 _EPOCH = re.compile(r"\bTraining epoch (\d+),")
@@ -87,7 +86,7 @@ class LogReader:
 
     def feed(self, line: str) -> Step | None:
         """Parse one line and return the step that it reports. A step that several ranks print is returned once."""
-        line = _COLOUR.sub("", line[:LONGEST_LINE]).rstrip()
+        line = strip_colours(line[:LONGEST_LINE]).rstrip()
         if "iteration" in line and (match := _ITERATION.search(line)):
             return self._make_step(_number_of(match, line), self._read_pairs(line), line)
         if "step:" in line and (match := _TITAN_STEP.search(line)):
@@ -235,8 +234,8 @@ def _number_of(match: re.Match[str], line: str) -> int:
 def _split_pairs(line: str) -> dict[str, float]:
     """Return the numbers of a line of `name: value |` pairs."""
     pairs = (part.rpartition(":") for part in line.split("|"))
-    found = ((name.strip(), re.match(rf"\s*({_VALUE})", text)) for name, _, text in pairs)
-    return {name: _parse_number(number[1]) for name, number in found if number}
+    numbers = ((name.strip(), re.match(rf"\s*({_VALUE})", text)) for name, _, text in pairs)
+    return {name: _parse_number(number[1]) for name, number in numbers if number}
 
 
 def _rename_metrics(printed: Mapping[str, float]) -> dict[str, float]:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from workloads.api.log_names import DTYPES, strip_colours
+
 Printed = int | str
 
 LONGEST_LINE = 4096  # characters that are read of a line
@@ -61,20 +63,6 @@ NUMBER_LINES = (
 )
 # NeMo 2 prints the ranks of every group: `All tensor model parallel group ranks: [[0, 1], [2, 3]]`.
 GROUP_RANKS = {"tensor model": "tp", "pipeline model": "pp", "context": "cp"}
-DTYPES = {
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "bf16-mixed": "bf16",
-    "float16": "fp16",
-    "fp16": "fp16",
-    "half": "fp16",
-    "16-mixed": "fp16",
-    "16bit": "fp16",
-    "float32": "fp32",
-    "fp32": "fp32",
-    "float": "fp32",
-    "32-true": "fp32",
-}
 _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
 # Lines that name a data type or the model: a text that they contain, their pattern, the name, and the value if it is
 # not the group. `fp8` is the format of the matrix products beside the type of the other operations; "none" if the
@@ -108,7 +96,6 @@ TEXT_LINES = (
     ("model", r"^(?:\S.*[,|;(:] ?)?model(?:_name)?\s*[:=]\s*['\"]?([\w.-]+)", "model", ""),
 )
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # What launchers and loggers write before a line: `[rank0]:`, `0: `, `[titan] 2025-12-17 01:18:19,000 - root - INFO - `.
 _PREFIX = re.compile(
     r"^(?:\s*(?:\[(?![^\]]*(?:\.py:|rank-))[^\]]{0,80}\]:?|\d+:|[\d-]{10}[ T][\d:,.]+|-|:|root\b|INFO\b|DEBUG\b))*\s?"
@@ -134,7 +121,7 @@ def read_printed(line: str) -> dict[str, Printed]:
     """Return what one line prints of the configuration, by this project's names."""
     if not _HINT.search(line):
         return {}
-    line = _COLOUR.sub("", line[:LONGEST_LINE]).rstrip()
+    line = strip_colours(line[:LONGEST_LINE]).rstrip()
     line = _PREFIX.sub("", line)
     return {name: value for read in _READERS for name, value in read(line)}
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from workloads.api.contract import Infeasible, Scalar
 from workloads.api.derived import find_source
+from workloads.api.log_names import DTYPES
 from workloads.api.logs import Step
-from workloads.api.printed import DTYPES, Printed
+from workloads.api.printed import Printed
 from workloads.command import CommandSettings
 from workloads.command.template import fill, fill_all
 from workloads.llama.shapes import MODELS
