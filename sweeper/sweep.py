@@ -171,7 +171,7 @@ class Sweep:
         return time.monotonic() + grace_s
 
     def _has_trials(self) -> bool:
-        """Return whether another trial starts: trials that were asked for run again whatever the budget."""
+        """Return whether another trial starts. Unfinished trials and retries run whatever the budget."""
         if self._stop.requested or self._progress.stop_reason:
             return False
         return bool(self._study.unfinished) or self._study.has_retries or self._has_budget()

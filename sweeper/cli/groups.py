@@ -37,8 +37,8 @@ def loaded_files(arguments: Arguments) -> list[ConfigFile]:
     """Return the files that the configuration is composed from; a later one overrides an earlier one."""
     with _config_loader() as loader:
         defaults = loader.compute_defaults_list("config", _group_overrides(arguments), RunMode.RUN).defaults
-    found = [(find_file(arguments, default.config_path or ""), default.package or "") for default in defaults]
-    return [ConfigFile(path, package) for path, package in found if path is not None]
+    files = [(find_file(arguments, default.config_path or ""), default.package or "") for default in defaults]
+    return [ConfigFile(path, package) for path, package in files if path is not None]
 
 
 def find_file(arguments: Arguments, name: str) -> Path | None:

@@ -35,9 +35,9 @@ SYNONYMS = {
 
 
 def suggest_choice(group: str, choice: str, allowed: Iterable[str]) -> str:
-    """Return the sentences that follow an unknown choice: the available ones, and the one that is meant."""
+    """Return the sentences that follow an unknown choice: the available ones, and the one that it stands for."""
     names = list(allowed)
-    meant = [name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others.split()]
-    if not meant or meant[0] not in names:
+    targets = [name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others.split()]
+    if not targets or targets[0] not in names:
         return suggest(choice, names)
-    return f"Available: {', '.join(sorted(names))}. Did you mean {meant[0]}?"
+    return f"Available: {', '.join(sorted(names))}. Did you mean {targets[0]}?"

@@ -71,8 +71,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
             raise UserInputError(f"{key}={value}: renamed in 0.2; use {key}={new}")
         names = [option for option in get_args(annotation) if isinstance(option, str)]
         if close := TORCH_NAMES.get(str(value)) or nearest(str(value), names):
-            meant = f". Did you mean {close}?" if close in names else ""
-            raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{meant}")
+            suggestion = f". Did you mean {close}?" if close in names else ""
+            raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{suggestion}")
     elif get_origin(annotation) in (list, dict):
         if isinstance(value, get_origin(annotation)):
             return value

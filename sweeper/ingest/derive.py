@@ -62,12 +62,12 @@ def _flops_per_step(result: ImportedResult) -> float:
 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
     """Return a message for everything about a result that cannot be true together."""
-    found = [*result.contradictions, *find_disagreements(result)]
+    contradictions = [*result.contradictions, *find_disagreements(result)]
     if result.feasible and not derived:
-        found.append(f"a step takes {min(result.step_times_s, default=0):g} s: no step does")
+        contradictions.append(f"a step takes {min(result.step_times_s, default=0):g} s: no step does")
     if impossible := metrics.describe_impossible(derived):
-        found.append(impossible.partition(".")[0])
-    return found
+        contradictions.append(impossible.partition(".")[0])
+    return contradictions
 
 
 def find_disagreements(result: ImportedResult) -> list[str]:

@@ -47,7 +47,7 @@ class RunStates:
 
         Args:
             study: the study on disk.
-            first_trial: the number of the first trial that this run may ask for.
+            first_trial: the number of the first trial that this run may create.
             state: plain values by name.
         """
         self._state = dict(state)
@@ -56,7 +56,7 @@ class RunStates:
             study.set_user_attr(RUNS, [*self._earlier, {"first_trial": first_trial, "state": self._state}])
 
     def changes_since(self, trial: int) -> tuple[str, ...]:
-        """Return a phrase for each value that differs from the run that asked for this trial."""
+        """Return a phrase for each value that differs from the run that created this trial."""
         states = [run["state"] for run in self._earlier if run["first_trial"] <= trial]
         return tuple(describe_differences(states[-1], self._state)) if states else ()
 
@@ -66,7 +66,7 @@ class RetryQueue:
 
     Attributes:
         numbers: the numbers of these trials.
-        points: those of their points that were not asked for yet.
+        points: those of their points that have no new trial yet.
     """
 
     def __init__(self, statuses: Collection[TrialStatus]) -> None:
@@ -88,12 +88,12 @@ class RetryQueue:
     def fill(
         self, records: Iterable[TrialRecord], changes_since: Callable[[int], tuple[str, ...]], allowed: set[str] | None
     ) -> None:
-        """Queue the selected trials, unless their retry was asked for by an earlier run that did not finish it.
+        """Queue the selected trials, unless an earlier run created their retry and did not finish it.
 
         Args:
             records: of the trials that no retry has replaced.
             changes_since: returns what has changed since a trial ran.
-            allowed: keys of the points that may be asked for; None: all.
+            allowed: keys of the points that may be tried; None: all.
         """
         for record in records:
             key = record.remeasurement or point_key(record.params)

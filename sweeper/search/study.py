@@ -1,9 +1,9 @@
 """The search: which parameters to try next, with Optuna, and which were tried.
 
 A sweep has two Optuna studies. The journal on disk is the source of truth: one driver writes it, with the parameters of
-every trial from the moment it is asked for and its whole record when it ends. The sampling study in memory is what the
+every trial from its creation on and its whole record when it ends. The sampling study in memory is what the
 sampler and the pruner see. Because the sampler works on a copy, a proposal that was tried before can be dropped without
-a trace, and asking for a trial costs one line on disk instead of one per parameter.
+a trace, and a new trial costs one line on disk instead of one per parameter.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class SearchSettings:
 class Study:
     """The search of one sweep: `ask` returns trials, `tell` stores their records, in any order.
 
-    Opening the study of a driver that was killed repairs it: trials that it had asked for and not told are asked for
-    again, under their own numbers and before new ones.
+    Opening the study of a driver that was killed repairs it: `ask` returns its trials that have not ended again,
+    under their own numbers and before new ones.
 
     Attributes:
         id: identifies the study. Names of sweeps are not unique.
         distributions: Optuna's distribution of each parameter that varies.
         records: the records of all trials that have ended, by number.
-        unfinished: trials of the search that a killed driver asked for. `ask` returns them first.
-        abandoned: numbers of remeasurements that such a driver asked for. They are not asked for again.
+        unfinished: trials of the search that a killed driver created. `ask` returns them first.
+        abandoned: numbers of remeasurements that such a driver created. They are not run again.
         replaced: numbers of trials that a retry has replaced.
     """
 
@@ -133,7 +133,7 @@ class Study:
 
     @property
     def retries(self) -> list[Retry]:
-        """The trials that this run was asked to try again."""
+        """The trials that this run tries again on request."""
         return self._retries.marks
 
     @property
@@ -147,7 +147,7 @@ class Study:
         return [record for record in self.records.values() if record.number not in self.replaced]
 
     def ask(self) -> Trial | None:
-        """Return the next trial, or None when every point was asked for."""
+        """Return the next trial, or None when every point has a trial."""
         if self.unfinished:
             return self.unfinished.pop(0)
         number = self._trial_count

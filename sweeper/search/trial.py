@@ -1,4 +1,4 @@
-"""A trial as the search asks for it."""
+"""A trial as the search creates it."""
 
 from __future__ import annotations
 

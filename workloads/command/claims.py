@@ -79,17 +79,18 @@ def _describe_contradiction(
 ) -> str:
     """Return how a claim differs from the steps by the convention that it is nearest to; empty if it does not."""
     claimed = statistics.median(claim for claim, _ in pairs)
-    own = {convention: statistics.median(share / time_s for _, time_s in pairs) for convention, share in shares.items()}
-    convention = min(own, key=lambda name: abs(claimed / own[name] - 1))
+    derived = {
+        convention: statistics.median(share / time_s for _, time_s in pairs) for convention, share in shares.items()
+    }
+    convention = min(derived, key=lambda name: abs(claimed / derived[name] - 1))
     low, high = _tenth_and_ninetieth([shares[convention] / time_s for _, time_s in pairs])
-    error = claimed / own[convention] - 1
+    error = claimed / derived[convention] - 1
     if abs(error) <= CLAIM_TOLERANCE or low - rounding <= claimed <= high + rounding:
         return ""
     counted = f", counting {convention}" if convention else ""
     steps = f"{len(pairs)} measured steps give" if len(pairs) > 1 else "1 measured step gives"
-    return (
-        f"the program claims {_format(claimed)} {unit}, its {steps} {_format(own[convention])}{counted} ({error:+.0%})"
-    )
+    rate = _format(derived[convention])
+    return f"the program claims {_format(claimed)} {unit}, its {steps} {rate}{counted} ({error:+.0%})"
 
 
 def _tenth_and_ninetieth(values: Sequence[float]) -> tuple[float, float]:
