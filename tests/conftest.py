@@ -94,6 +94,10 @@ class Workspace:
     def states(self) -> Counter[str]:
         return Counter(trial.state.name for trial in self.trials())
 
+    def outcomes(self) -> Counter[str]:
+        """Return how many trials ended with each outcome, as MLflow says."""
+        return Counter(run.data.tags["outcome"] for run in self.runs("trial"))
+
     def runs(self, kind: str, uri: str | None = None) -> list[Any]:
         """Return the runs of a kind ("sweep" or "trial"), as MLflow reads them."""
         from mlflow import MlflowClient

@@ -1,41 +1,29 @@
-"""Tests of the report on a real MLflow store: its tables, comparisons, charts and refusals."""
+"""Tests of the report on a real MLflow store: its tables, comparisons and refusals."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import math
 import re
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from sweeper.common.trials import TrialStatus
 from sweeper.ingest.__main__ import import_file
-from sweeper.report import charts, compare, export, page, panels, store, summary
+from sweeper.report import charts, compare, export, page, store, summary
 from sweeper.report.__main__ import main
-from sweeper.report.best import (
-    MeasuredValue,
-    describe_differences,
-    find_best_results,
-    group_by_work,
-    split_by_work,
-)
-from sweeper.report.scaling import group_by_scaling
+from sweeper.report.best import MeasuredValue, find_best_results
 from sweeper.report.verdict import Gate, Verdict
 from sweeper.tracking.process import Store
-from sweeper.ui.importance import compute_importances
 from tests.conftest import CommandResult
-from tests.support.factories import complete_trials, trial_record
+from tests.support.factories import trial_record
 
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
 
@@ -108,20 +96,6 @@ def read_store(folder: Path) -> store.Stored:
     return store.read(f"sqlite:///{folder}/mlflow.db")
 
 
-def build_charts(trials: pd.DataFrame, **sweep: list[str]) -> list[charts.Chart]:
-    """Build the charts of the trials of one sweep."""
-    columns = {
-        "tag.sweep": "s",
-        "tag.sweeper.study": "s",
-        "end": pd.NaT,
-        "run": "r",
-        "start": 0,
-        "tag.sweeper.trial": "0",
-    }
-    sweeps = pd.DataFrame({"tag.sweeper.study": ["s"], **sweep})
-    return list(charts.build_charts(store.Stored(sweeps, trials.assign(**columns))))
-
-
 def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path) -> None:
     results = find_best_results(read_store(folder).trials)
     assert {(r.work["model"], r.device): (r.speed.value, len(r.trials)) for r in results} == {
@@ -154,41 +128,6 @@ def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Pat
     assert "no comparable result (model llama3_8b against llama3_1b)" in line and verdict is None
 
 
-def test_trials_of_different_work_are_not_ranked_together() -> None:
-    trials = complete_trials({"H200": [10.0, 20.0, 30.0, 40.0]})
-    base = {"workload": "parallel", "model": "llama3_8b", "tp": "searched", "type": "bf16"}
-    batches = ("8", "8", "16", "16")
-    trials["tag.work"] = [json.dumps({**base, "global_batch": batch}) for batch in batches]
-    results = find_best_results(trials)
-    assert {(result.work["global_batch"], result.speed.value) for result in results} == {("8", 20), ("16", 40)}
-    assert set(group_by_work(results)) == {
-        "parallel llama3_8b bf16 global_batch=8",
-        "parallel llama3_8b bf16 global_batch=16",
-    }
-    assert describe_differences(results[0].work, results[1].work) == ["global_batch 16 against 8"]
-
-
-def test_scaling_with_the_batch_is_drawn_for_equal_batches_per_device() -> None:
-    frames = []
-    for devices in (1, 2, 4):
-        work = {"workload": "parallel", "model": "llama3_8b", "global_batch": str(8 * devices)}
-        frames.append(
-            complete_trials({"H200": [100.0 * devices]}, devices=devices).assign(**{"tag.work": json.dumps(work)})
-        )
-    titles = [title for title, group in group_by_scaling(find_best_results(pd.concat(frames))) if len(group) > 1]
-    assert titles == ["Scaling of parallel llama3_8b with a batch of 8 per device"]
-
-
-def test_the_differences_between_two_kinds_of_work_are_named() -> None:
-    work = {"workload": "offload", "model": "llama3_8b", "sequence length": "8192"}
-    assert describe_differences(work, {**work, "sequence length": "2048"}) == ["sequence length 8192 against 2048"]
-    assert describe_differences(work, {"workload": "offload"}) == [
-        "model llama3_8b against unknown",
-        "sequence length 8192 against unknown",
-    ]
-    assert not describe_differences(work, dict(work))
-
-
 def test_the_page_is_one_file_without_external_resources_and_escapes_every_value(folder: Path) -> None:
     assert run_report(folder).out == "report.html\n"
     text = (folder / "report.html").read_text()
@@ -205,151 +144,10 @@ def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> No
     assert titles[-1] == "Timeline of the devices" and "plotly.js" not in page.build_page("t", [], [])
 
 
-def test_nine_panels_show_each_platform_by_the_same_metrics() -> None:
-    trials = pd.concat([complete_trials({"H200": [8000.0, 10000.0]}), complete_trials({"H200": [19000.0]}, devices=2)])
-    results = sorted(find_best_results(trials), key=lambda result: result.devices)
-    by_title = {panel.title: panel for panel in panels.build_panels(results)}
-    assert len(by_title) == 9 and len({panel.unit for panel in by_title.values()}) > 5
-    assert [measured.value for measured in by_title["Tokens"].series[""]] == [10000, 19000]
-    assert [str(measured) for measured in by_title["Tokens per GPU"].series[""]] == [
-        "10,000 (9,000 to 11,000)",
-        "9,500 (8,550 to 10,450)",
-    ]
-    peaks = by_title["Achieved rate and ceilings"].series["peak"]
-    assert [measured.value for measured in peaks] == pytest.approx([1000, 1000])
-    assert by_title["All configurations"].spread == [[8000, 10000], [9500]]
-    gains = [measured.value for measured in by_title["Best over median configuration"].series[""]]
-    assert gains[0] == pytest.approx(10 / 9) and math.isnan(gains[1])  # a single configuration has no median to beat
-    assert panels.Panel("HFU", "%", {"": [panels.UNKNOWN]}).is_empty and not by_title["Tokens"].is_empty
-
-
-def test_the_charts_of_a_sweep_never_mix_two_kinds_of_work() -> None:
-    speeds = {"H200": [float(n) for n in range(1, 13)]}
-    trials = complete_trials(speeds, host=[1, 1, 2, 2, 1, 2] * 2, device=[1, 2, 1, 2, 2, 1] * 2)
-    trials["tag.dtype"] = ["bf16"] * 6 + ["fp8"] * 6
-    infeasible = trials.head(1).assign(**{"tag.outcome": "infeasible", "tag.dtype": None, "param.device": "3"})
-    trials = pd.concat([trials, infeasible], ignore_index=True)
-    trials.loc[trials["tag.outcome"] == "infeasible", "metric.tokens_per_s"] = math.nan
-    # The infeasible trial, whose type is unknown, is part of both.
-    assert {work: len(group) for work, group in split_by_work(trials)} == {"bf16": 7, "fp8": 7}
-    figures = {re.sub("/s, .* over", "/s over", chart.title): chart.figures[0] for chart in build_charts(trials)}
-    cells = figures["s, bf16: best tokens/s over host and device"].data[0]
-    assert np.nanmax(cells.z) == 6 and "s, fp8: best tokens/s over host and device" in figures
-    assert list(figures["s, fp8: trials"].data[0].y) == [7, 8, 9, 10, 11, 12]
-
-
-def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cells() -> None:
-    budgets = [(host, device) for host in (40, 80) for device in (24, 48, 72)]
-    rows = [
-        {"tag.outcome": "complete", "param.host_gib": str(host), "param.device_gib": str(device)}
-        | {"metric.tokens_per_s": 100.0 * host + device, "metric.mfu": 0.5, "metric.hfu": 0.6, "metric.tflops": 400.0}
-        for host, device in budgets
-    ]
-    rows[0] = {
-        **rows[0],
-        "tag.outcome": "infeasible",
-        "metric.tokens_per_s": math.nan,
-        "tag.reason": "3 GiB too little",
-    }
-    (chart,) = charts.build_heatmaps("sweep", pd.DataFrame(rows))
-    assert chart.title == "sweep: best tokens/s, TFLOP/s, MFU %, HFU % over host_gib and device_gib"
-    labels = [figure.data[0].colorbar.title.text for figure in chart.figures]
-    assert labels == ["tokens/s", "TFLOP/s", "MFU %", "HFU %"]
-    assert np.nanmax(chart.figures[2].data[0].z) == 50
-    assert list(chart.figures[0].data[1].text) == ["3 GiB too little"]
-    # A complete trial in the same cell replaces the mark; a metric that is unknown everywhere has no heatmap.
-    rows.append({**rows[1], "param.host_gib": "40", "param.device_gib": "24"})
-    without_utilisation = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
-    (chart,) = charts.build_heatmaps("sweep", without_utilisation)
-    assert len(chart.figures) == 2 and not chart.figures[0].data[1].x
-
-
-def test_a_mostly_empty_grid_is_drawn_as_points_with_the_fastest_on_top() -> None:
-    random = np.random.default_rng(0)
-    speeds = {"H200": list(range(1, 41))}
-    trials = complete_trials(speeds, m=random.integers(1, 9999, 40), n=random.integers(1, 9999, 40))
-    all_charts = build_charts(trials.drop(columns="metric.tokens_per_s"))
-    chart = next(chart for chart in all_charts if "over m and n" in chart.title)
-    assert chart.title == "s: TFLOP/s over m and n"
-    (points,) = chart.figures[0].data
-    fastest = trials.iloc[-1]
-    assert len(points.x) == 40 and max(points.marker.color) == points.marker.color[-1] == 2
-    assert (points.x[-1], points.y[-1]) == (float(fastest["param.m"]), float(fastest["param.n"]))
-
-
 def test_each_kind_of_work_has_an_image(folder: Path) -> None:
     names = run_report(folder, "--format", "png").out.splitlines()
     assert names == ["report_offload_llama3_1b_8192_bf16.png", "report_offload_llama3_8b_8192_bf16.png"]
     assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in names)
-
-
-def rank_importances(trials: pd.DataFrame) -> dict[str, float]:
-    """Return the importances of all parameters as the report computes them."""
-    ranked = charts.rank_trials(find_best_results(trials))
-    return compute_importances(ranked["rank"], charts.select_varying_parameters(ranked))
-
-
-def find_scaling(all_charts: list[charts.Chart]) -> list[charts.Chart]:
-    return [chart for chart in all_charts if chart.title.startswith("Scaling")]
-
-
-def test_scaling_is_relative_to_the_smallest_number_of_the_same_device() -> None:
-    trials = [
-        complete_trials({"H200": [1000.0 * n * 0.9 ** (n > 1)], "MI300X": [900.0 * n]}, devices=n) for n in (1, 4)
-    ]
-    (chart,) = find_scaling(build_charts(pd.concat(trials)))
-    lines = {line.name: line for line in chart.figures[0].data[:4]}
-    assert list(lines["H200"].x) == list(lines["ideal"].x) == [1, 4] and list(lines["H200"].text) == ["", "90%"]
-    assert list(lines["H200"].y) == [1000, 3600] and list(lines["ideal"].y) == [1000, 4000]
-    assert (list(lines["85%"].y), list(lines["95%"].y)) == ([850, 3400], [950, 3800])
-    assert lines["H200"].error_y.array[1] == pytest.approx(360)
-    assert not find_scaling(build_charts(trials[0]))
-
-
-def test_the_projection_is_drawn_next_to_the_measured_points() -> None:
-    projection = {
-        "tag.projected_tokens_per_s": ['{"1": 1100.0, "2": 2150.0, "8": 8000.0}'],
-        "tag.projection_assumes": ["so"],
-    }
-    (chart,) = find_scaling(build_charts(complete_trials({"H200": [1000.0]}), **projection))
-    lines = {line.name: line for line in chart.figures[0].data}
-    assert (list(lines["H200"].y), list(lines["H200, projected"].y)) == ([1000], [1100, 2150, 8000])
-    assert list(lines["ideal"].y) == [1000, 2000, 8000] and chart.note.endswith("Assumed: H200: so")
-    trials = pd.concat([complete_trials({"H200": [1000.0]}), complete_trials({"H200": [1900.0]}, devices=2)])
-    (chart,) = find_scaling(build_charts(trials, **projection))
-    lines = {line.name: line for line in chart.figures[0].data}
-    assert list(lines["H200"].text) == ["", "95%"] and list(lines["ideal"].x) == [1, 2, 8]
-
-
-def test_a_parameters_importance_is_its_share_of_the_variance_of_ranks() -> None:
-    random = np.random.default_rng(0)
-    layout, noise = random.choice(["a", "b", "c"], 200), random.normal(size=200)
-    speeds = 1000 + 100 * (layout == "b") + 200 * (layout == "c") + noise
-    trials = complete_trials(
-        {"H200": list(speeds)},
-        layout=layout,
-        batch=random.integers(1, 500, 200),
-        name=[f"n{n}" for n in range(200)],
-    )
-    # A platform that is ten times as fast, on which the same parameter matters: each platform has its own ranks.
-    faster = trials.assign(**{"tag.device": "B200", "metric.tokens_per_s": 10 * speeds})
-    both = pd.concat([trials, faster], ignore_index=True)
-    importances = rank_importances(both)
-    assert list(importances) == ["layout", "batch"]
-    assert importances["layout"] > 0.8 and importances["batch"] < 0.1
-    titles = {chart.title for chart in build_charts(both)}
-    assert {"Parallel coordinates: parallel bf16", "Parameter importances: parallel bf16"} <= titles
-    assert not rank_importances(both.head(10))
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), min_size=20, max_size=40))
-def test_an_importance_is_between_zero_and_one(points: list[tuple[str, int]]) -> None:
-    letters, speeds = zip(*points, strict=True)
-    trials = complete_trials({"H200": [1.0 + speed for speed in speeds]}, letter=letters, digit=speeds)
-    importances = rank_importances(trials)
-    assert all(0 <= share <= 1 for share in importances.values())
-    if len(set(speeds)) > 1:
-        assert importances["digit"] == pytest.approx(1)
 
 
 def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ranked(

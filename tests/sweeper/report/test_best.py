@@ -1,0 +1,46 @@
+"""The best results of stored trials: which of them are of the same work."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+
+from sweeper.report.best import describe_differences, find_best_results, group_by_work
+from sweeper.report.scaling import group_by_scaling
+from tests.support.factories import complete_trials
+
+
+def test_trials_of_different_work_are_not_ranked_together() -> None:
+    trials = complete_trials({"H200": [10.0, 20.0, 30.0, 40.0]})
+    base = {"workload": "parallel", "model": "llama3_8b", "tp": "searched", "type": "bf16"}
+    batches = ("8", "8", "16", "16")
+    trials["tag.work"] = [json.dumps({**base, "global_batch": batch}) for batch in batches]
+    results = find_best_results(trials)
+    assert {(result.work["global_batch"], result.speed.value) for result in results} == {("8", 20), ("16", 40)}
+    assert set(group_by_work(results)) == {
+        "parallel llama3_8b bf16 global_batch=8",
+        "parallel llama3_8b bf16 global_batch=16",
+    }
+    assert describe_differences(results[0].work, results[1].work) == ["global_batch 16 against 8"]
+
+
+def test_scaling_with_the_batch_is_drawn_for_equal_batches_per_device() -> None:
+    frames = []
+    for devices in (1, 2, 4):
+        work = {"workload": "parallel", "model": "llama3_8b", "global_batch": str(8 * devices)}
+        frames.append(
+            complete_trials({"H200": [100.0 * devices]}, devices=devices).assign(**{"tag.work": json.dumps(work)})
+        )
+    titles = [title for title, group in group_by_scaling(find_best_results(pd.concat(frames))) if len(group) > 1]
+    assert titles == ["Scaling of parallel llama3_8b with a batch of 8 per device"]
+
+
+def test_the_differences_between_two_kinds_of_work_are_named() -> None:
+    work = {"workload": "offload", "model": "llama3_8b", "sequence length": "8192"}
+    assert describe_differences(work, {**work, "sequence length": "2048"}) == ["sequence length 8192 against 2048"]
+    assert describe_differences(work, {"workload": "offload"}) == [
+        "model llama3_8b against unknown",
+        "sequence length 8192 against unknown",
+    ]
+    assert not describe_differences(work, dict(work))

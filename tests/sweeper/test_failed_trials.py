@@ -1,0 +1,103 @@
+"""Sweeps whose trials fail: each kind of failure, retries, and what stops a sweep."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+
+import pytest
+
+from tests.conftest import PROBE, Workspace
+
+ALL_BEHAVIOURS = "space.behaviour=ok,raise,hang,out_of_memory,killed,lie"
+
+
+@pytest.mark.long(29)
+def test_each_kind_of_failure_has_an_outcome_and_the_sweep_continues(workspace: Workspace) -> None:
+    overrides = [
+        *PROBE,
+        ALL_BEHAVIOURS,
+        "search=grid",
+        "space.x=0",
+        "space.y=0",
+        "trial.timeout_s=8",
+        "trial.retries=1",
+    ]
+    result = workspace.run(*overrides, "budget.trials=6")
+    assert result.code == 1, result.err
+    expected = Counter({"complete": 1, "failed": 2, "timed_out": 1, "infeasible": 1, "lost": 1})
+    assert workspace.states() == Counter({"COMPLETE": 1, "PRUNED": 1, "FAIL": 4}), result.err
+    runs = workspace.runs("trial")
+    assert workspace.outcomes() == expected
+    by_behaviour = {run.data.params["behaviour"]: run for run in runs}
+    assert by_behaviour["lie"].data.tags["reason"] == "ParameterMismatch: rank 0 executed x=1.0, requested 0.0"
+    assert "told to raise" in by_behaviour["raise"].data.tags["reason"]
+    assert "can't allocate memory" in by_behaviour["out_of_memory"].data.tags["reason"]
+    assert by_behaviour["killed"].data.tags["attempts"] == "2"
+    assert by_behaviour["ok"].info.status == "FINISHED" and by_behaviour["hang"].info.status == "KILLED"
+    assert all("score" not in run.data.metrics for run in runs if run.data.tags["outcome"] != "complete")
+    # A worker that failed is not used again.
+    pids = [run.data.tags["pid"] for run in runs]
+    assert len(set(pids)) >= 5
+    assert "1 infeasible: out of memory" in result.out
+    shown = re.findall(r"example: trial \d+: .*\n +its last lines: (\S+)", result.out)
+    assert len(shown) == result.out.count("example: trial") == 4  # raised, wrong parameters, lost, timed out
+    assert "rank 0 executed x=1.0" in "".join((workspace.path / path).read_text() for path in shown)
+
+
+@pytest.mark.long(30)
+def test_a_sweep_that_is_broken_everywhere_stops_and_its_retry_completes(workspace: Workspace) -> None:
+    program = workspace.path / "train.sh"
+    program.write_text("echo config wrong; exit 3\n")
+    arguments = ["workload=command", f"command.run=[sh,{program},'{{x}}']", "command.log={step_time_s: 'step (.*)'}"]
+    arguments += ["command.warmup=0", "command.steps=1", "space.x=range(0,30)", "search=random", "finals.top=0"]
+    arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "budget.trials=4", "progress=json"]
+    arguments.append("budget.same_failures=3")
+    stopped = workspace.run(*arguments)
+    assert stopped.code == 1 and workspace.states() == {"FAIL": 3, "RUNNING": 1}, stopped.err
+    reason = "3 trials failed for the same reason: the program ended with exit code 3: config wrong"
+    assert f"stopped  {reason}\n" in stopped.out
+    retry = next(line for line in stopped.out.splitlines() if line.startswith("retry    "))
+    assert shlex.split(retry)[-1] == "retry=failed"
+
+    program.write_text("echo step 0.1\n")
+    retried = workspace.run(*arguments, "retry=failed")
+    assert retried.code == 0 and "4 complete" in retried.out and "retried  3 trials" in retried.out, retried.err
+    assert workspace.states() == {"FAIL": 3, "COMPLETE": 4}
+    runs = {run.data.tags["sweeper.trial"]: run.data.tags for run in workspace.runs("trial")}
+    attempts = [tags for tags in runs.values() if "retried_as" in tags]
+    assert {tags["outcome"] for tags in attempts} == {"failed"} and len(attempts) == 3
+    for tags in attempts:
+        assert runs[tags["retried_as"]]["retry_of"] == tags["sweeper.trial"]
+        assert f"file {program} was " in runs[tags["retried_as"]]["changed"]
+    end = json.loads(retried.err.splitlines()[-1])
+    assert end["outcomes"] == {"complete": 4} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
+
+
+def test_a_ray_that_does_not_start_gives_one_line(workspace: Workspace) -> None:
+    result = workspace.run("workload=probe", "progress=never", RAY_TMPDIR="/proc")
+    assert result.code == 1 and "stopped  Ray does not start on this machine: " in result.out + result.err
+    assert "Traceback" not in result.out + result.err
+
+
+@pytest.mark.long(20)
+def test_a_gang_runs_a_trial_on_all_its_ranks_and_one_failed_rank_ends_it(workspace: Workspace) -> None:
+    ledger = workspace.path / "ledger"
+    overrides = [*PROBE, "gpus=2", "search=grid", "space.x=1", "space.y=0", f"space.ledger={ledger}"]
+    # The pause: a worker that ends while it sends a reply loses the reply.
+    result = workspace.run(*overrides, "space.behaviour=killed,ok", "trial.retries=0", "space.sleep_s=0.3")
+    assert result.code == 1, result.err
+    assert workspace.outcomes() == {"complete": 1, "lost": 1}
+    assert sorted(ledger.read_text().splitlines()) == ["1.0 0.0 0", "1.0 0.0 1"]
+
+
+@pytest.mark.soak
+def test_a_worker_that_rejected_a_trial_before_running_it_is_used_again(workspace: Workspace) -> None:
+    overrides = ["workload=precision_casts", "space.format=fp8_tensorwise,fp8_rowwise", "space.direction=columns,rows"]
+    result = workspace.run(*overrides, "search=grid", "space.rows=128", "space.columns=128")
+    assert "1 infeasible: fp8_tensorwise has one scale for the whole matrix" in result.out
+    runs = workspace.runs("trial")
+    assert workspace.outcomes() == {"complete": 3, "infeasible": 1}
+    assert len({run.data.tags["pid"] for run in runs}) == 1
