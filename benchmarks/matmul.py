@@ -67,9 +67,9 @@ def compare_with_finders(directory: Path, trials: int) -> None:
     print("\n## Compared with the published finders' methods (TFLOP/s, bf16)\n")
     print("| search | statistic | trials | best | seconds of the process |\n|---|---|---:|---:|---:|")
     cases = [
-        ("gpu_benchmark's method: random", ["search=random", "first=[]", *WARM, *NO_FINALS], trials),
+        ("gpu_benchmark's method: random", ["search=random", "search.initial_points=[]", *WARM, *NO_FINALS], trials),
         ("this search", [*WARM, *NO_FINALS], trials),
-        ("ml-engineering's method: random", ["search=random", "first=[]", *COLD, *NO_FINALS], 39),
+        ("ml-engineering's method: random", ["search=random", "search.initial_points=[]", *COLD, *NO_FINALS], 39),
         ("this search", [*COLD, *NO_FINALS], 39),
     ]
     for number, (method, overrides, budget) in enumerate(cases):
@@ -105,7 +105,7 @@ def compare_samplers(directory: Path, seeds: int, trials: int) -> None:
     for seed in range(1, seeds + 1):
         # In turns, and each first for half of the seeds, so that the GPU's heat affects both alike.
         order = ["tpe", "random"] if seed % 2 else ["random", "tpe"]
-        overrides = [f"seed={seed}", f"budget.trials={trials}", "first=[]", *NO_FINALS]
+        overrides = [f"seed={seed}", f"budget.trials={trials}", "search.initial_points=[]", *NO_FINALS]
         best_tflops = {
             sampler: run_sweep(directory, f"{sampler}{seed}", f"search={sampler}", *overrides).best_tflops
             for sampler in order
@@ -131,7 +131,7 @@ def compare_backends(directory: Path) -> None:
     """Print the rates of all backends over four shapes."""
     print("\n## Backends: does another one beat torch.mm? (bf16)\n\n```")
     shapes = ["space.m=4096,8192", "space.n=8192", "space.k=4096,8192"]
-    backends = "torch,cublas,cublaslt,triton,tinygrad"
+    backends = "torch,cublas,cublaslt,ck,tunable,triton,tinygrad"  # those of another vendor are left out
     overrides = [*shapes, "search=grid", "budget.trials=1000", *NO_FINALS]
     print(run_sweep(directory, "backends", *overrides, f"space.backend={backends}").output.strip(), "\n```", flush=True)
 

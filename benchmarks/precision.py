@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from matmul import sweep  # type: ignore[import-not-found]
+from matmul import run_sweep  # type: ignore[import-not-found]
 
 # The parameters in the rows and in the columns of each table, and the metrics in its cells.
 LAYOUTS = {
@@ -59,7 +59,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"# Precision: {gpu}, torch {torch.__version__}, Python {sys.version.split()[0]}")
     for table in args.tables.split(","):
-        done = sweep(args.into, table, f"workload={table}", *args.overrides)
+        done = run_sweep(args.into, table, f"workload={table}", *args.overrides)
         show(table, done.trials)
         print(f"\n{done.wall_s:.0f} s", flush=True)
 
