@@ -38,10 +38,13 @@ MI250X = StandInProperties(
 
 
 @contextmanager
-def amd_device(properties: StandInProperties = MI300X, *, hip: str = "7.2.26015") -> Iterator[None]:
-    """Let torch report a build for this version of HIP, and this device, until the block ends."""
+def amd_device(
+    properties: StandInProperties = MI300X, *, hip: str = "7.2.26015", rocm: str = "7.2.1"
+) -> Iterator[None]:
+    """Let torch report a build for these versions of HIP and ROCm, and this device, until the block ends."""
     with (
         patch.object(torch.version, "hip", hip),
+        patch.object(torch.version, "rocm", rocm, create=True),
         patch.object(torch.version, "cuda", None),
         patch.object(torch.cuda, "get_device_properties", lambda device=None: properties),
     ):

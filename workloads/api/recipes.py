@@ -71,14 +71,45 @@ MULTIPLES = {
     "mxfp4": (16, 16, 32),
     "nvfp4": (16, 16, 32),
 }
+# gfx950: every dimension of both operands in memory in multiples of 32, where two numbers of 4 bits share a byte along
+# k (ATen's ScaledBlas.cpp, _scaled_mxfp8_mxfp8 and _scaled_mxfp4_mxfp4).
+MULTIPLES_GFX950 = {"mxfp8": (32, 32, 32), "mxfp4": (32, 32, 64)}
+# The output types of formats with scales on ROCm; bf16 if none is requested (ScaledBlas.cpp, the same functions and
+# _scaled_rowwise_rowwise).
+OUTPUTS_ROCM = {"fp8_rowwise": ("bf16",), "mxfp8": ("bf16", "fp16"), "mxfp4": ("bf16", "fp16")}
+# The first ROCm whose hipBLASLt multiplies a format (ScaledBlas.cpp, ROCM_VERSION).
+FIRST_ROCM = {"mxfp8": (7, 0), "mxfp4": (7, 0)}
 
 
-def unsupported_shape_reason(recipe: str, m: int, n: int, k: int) -> str:
+def unsupported_shape_reason(recipe: str, m: int, n: int, k: int, architecture: str) -> str:
     """Return why a recipe of `MULTIPLES` does not support a product of this shape; empty if it does."""
-    for name, size, multiple in zip("mnk", (m, n, k), MULTIPLES[recipe], strict=True):
+    multiples = MULTIPLES | (MULTIPLES_GFX950 if architecture.startswith("gfx950") else {})
+    for name, size, multiple in zip("mnk", (m, n, k), multiples[recipe], strict=True):
         if size % multiple:
             return f"{recipe} needs {name} in multiples of {multiple}, not {size}"
     return ""
+
+
+def unsupported_output_reason(recipe: str, output_dtype: str, architecture: str) -> str:
+    """Return why a device does not support an output type for a recipe; empty if it does. `auto` fits every device."""
+    allowed = OUTPUTS_ROCM.get(recipe, ()) if architecture.startswith("gfx") else ()
+    if not allowed or output_dtype in ("auto", *allowed):
+        return ""
+    return f"output_dtype={output_dtype}: on ROCm {recipe} gives {' or '.join(allowed)} only"
+
+
+def unsupported_rocm_reason(recipe: str, rocm: str) -> str:
+    """Return why a version of ROCm, such as 7.2.1, does not support a recipe; empty if it does, or without ROCm."""
+    first = FIRST_ROCM.get(recipe, (0, 0))
+    if not rocm or rocm_version(rocm) >= first:
+        return ""
+    return f"{recipe} needs ROCm {'.'.join(map(str, first))} or later; this PyTorch was built with {rocm}"
+
+
+def rocm_version(rocm: str) -> tuple[int, int]:
+    """Return major and minor of a version such as 7.2.26015-fc0010cf6a."""
+    major, minor = rocm.split(".")[:2]
+    return int(major), int(minor)
 
 
 def support(recipe: str, architecture: str) -> tuple[Support, str]:

@@ -13,11 +13,7 @@ from typing import Literal
 from workloads.api import recipes
 from workloads.api.contract import Measurement, Rank, Scalar, Workload
 from workloads.llama import shapes
-
-
-def unsupported_backend_reason(backend: str, architecture: str) -> str:
-    """Return why a device does not support a backend; empty if it does."""
-    return "for GPUs only" if architecture.startswith("cpu") and backend != "torch" else ""
+from workloads.matmul import rules
 
 
 @dataclass(frozen=True)
@@ -36,11 +32,13 @@ class MatmulParameters:
         layout: whether A and B are stored as mxk and kxn (n) or transposed (t). `auto` is the layout of training (nt;
             nn and tn for a model's gradients), and nt for formats of 8 bits or fewer, whose units support no other.
         output_dtype: data type of C. `auto` is that of A and B, and bf16 for formats of 8 bits or fewer.
-        accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16; the fast
-            accumulators of fp8). Triton's and tinygrad's kernels never do that.
+        accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16 on NVIDIA GPUs;
+            the fast accumulators of fp8). `auto` is reduced where the device and the backend have it, else fp32.
         backend: `torch` is torch.mm with its default library, `cublas` and `cublaslt` select the vendor's library (on
-            ROCm rocBLAS and hipBLASLt), `triton` is Inductor's kernel tuned for the shape, `tinygrad` is tinygrad's
-            kernel tuned for the shape and timed with its launch.
+            ROCm hipBLAS and hipBLASLt), `ck` is AMD's Composable Kernel, `tunable` is PyTorch's search over the kernels
+            of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape,
+            `tinygrad` is tinygrad's kernel tuned for the shape and timed with its launch. On ROCm, `torch` takes
+            hipBLAS for an fp32 result of 16-bit operands.
         statistic: statistic of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
         warmup_s: seconds of load before a worker's first trial.
@@ -70,9 +68,11 @@ class MatmulParameters:
     ] = field(default="bf16", metadata={"unsupported_reason": recipes.unsupported_rate_reason})
     layout: Literal["auto", "nn", "nt", "tn", "tt"] = "auto"
     output_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    accumulation: Literal["reduced", "fp32"] = "reduced"
-    backend: Literal["torch", "cublas", "cublaslt", "triton", "tinygrad"] = field(
-        default="torch", metadata={"unsupported_reason": unsupported_backend_reason}
+    accumulation: Literal["auto", "reduced", "fp32"] = field(
+        default="auto", metadata={"unsupported_reason": rules.unsupported_accumulation_reason}
+    )
+    backend: Literal["torch", "cublas", "cublaslt", "ck", "tunable", "triton", "tinygrad"] = field(
+        default="torch", metadata={"unsupported_reason": rules.unsupported_backend_reason}
     )
     statistic: Literal["median_cold", "median_warm", "mean_cold", "fastest_warm"] = "median_cold"
     warmup: int = field(default=3, metadata={"min": 0})

@@ -14,19 +14,17 @@ import torch
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.recipes import RECIPES, unsupported_rate_reason
-from workloads.matmul import MatmulParameters, unsupported_backend_reason
-from workloads.matmul.operands import Operands, make_operands, take_rows
+from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
+from workloads.matmul import MatmulParameters, rules, tunable
+from workloads.matmul.accuracy import relative_error, tolerance
+from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
+from workloads.matmul.operands import Operands, make_operands
+from workloads.mx_scales import rocm_of_build
 from workloads.telemetry import GpuReadings, monitor_gpu
 from workloads.timing import FLUSH_BYTES, sustained_times, time_steps
 
 # Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
 PAUSES_S = (5.0, 15.0)
-
-# Largest relative error ‖C - ref‖ / ‖ref‖ of a correct product: the rounding of the result itself (half a unit in the
-# last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each with a margin for a library's
-# order of summation. tf32 rounds its operands to 11 bits. The fast accumulators of fp8 keep 14 bits.
-TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
@@ -35,19 +33,16 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     A product needs 2·m·n·k floating-point operations.
 
     Raises:
-        Infeasible: the device or the backend does not support the format.
+        Infeasible: the device or this build of PyTorch does not support the combination of parameters.
         ArithmeticError: the result is wrong.
     """
     device = devices.device_of(rank)
     architecture = devices.architecture(device)
-    if reason := unsupported_rate_reason(parameters.dtype, architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    if reason := unsupported_backend_reason(parameters.backend, architecture):
-        raise Infeasible(f"backend={parameters.backend} is {reason}")
+    _check_support(parameters, architecture)
     shape = parameters.shape()
-    with _arithmetic(parameters):
+    with arithmetic(parameters, architecture):
         run = _run(parameters, device, architecture)
-    error = _checked_error(parameters, run)
+    error = _checked_error(parameters, run, architecture)
     rows, columns = run.c.shape
     shape_metrics = {"m": float(rows), "n": float(columns), "k": float(shape.k)} if parameters.model else {}
     return Measurement(
@@ -58,15 +53,24 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.dtype].matrix_dtype,
-        metrics={"relative_error": error, **shape_metrics, **run.readings.metrics(), **run.sustained_metrics},
-        machine_info=devices.machine_info(device)
-        | run.readings.machine_info()
-        | {
-            "layout": run.operands.layout,
-            "output_dtype": str(run.c.dtype).removeprefix("torch."),
-            "operands": str(run.operands.a.dtype),
-        },
+        metrics={"relative_error": error, **shape_metrics, **run.metrics},
+        machine_info=devices.machine_info(device) | run.machine_info,
     )
+
+
+def _check_support(parameters: MatmulParameters, architecture: str) -> None:
+    """Check that the device and this build of PyTorch support the parameters. Raises Infeasible if they do not."""
+    if reason := unsupported_rate_reason(parameters.dtype, architecture):
+        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
+    if reason := unsupported_rocm_reason(parameters.dtype, rocm_of_build()):
+        raise Infeasible(reason)
+    if reason := rules.unsupported_reason(parameters, architecture):
+        raise Infeasible(reason)
+    if parameters.backend != "tunable" and tunable.is_forced():
+        raise Infeasible(
+            f"backend={parameters.backend}: PYTORCH_TUNABLEOP_ENABLED routes every product through TunableOp; "
+            "unset it, or set backend=tunable"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,18 @@ class _Run:
     Attributes:
         c: the result C[m, n].
         executed: the parameters as executed.
-        times_s: seconds of each repeat; `readings` are the GPU's meanwhile.
+        times_s: seconds of each repeat.
         sustained_times_s: seconds a product in each window of the back-to-back run.
+        metrics, machine_info: of the measurement, without what follows from the result.
     """
 
     operands: Operands
     c: torch.Tensor
     executed: dict[str, Any]
     times_s: tuple[float, ...]
-    readings: GpuReadings
     sustained_times_s: tuple[float, ...]
-    sustained_metrics: dict[str, float]
+    metrics: dict[str, float]
+    machine_info: dict[str, Any]
 
 
 def _run(parameters: MatmulParameters, device: torch.device, architecture: str) -> _Run:
@@ -94,84 +99,66 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
     _warm_up(device, parameters.warmup_s)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     operands = make_operands(parameters, device, generator, architecture)
-    times_s, readings = _time_untainted(operands.multiply, device, parameters)
-    step_time_s = statistics.median(times_s)
-    sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
-    c = operands.fetch(operands.multiply())
+    with _tuned(parameters, operands) as tuning:
+        times_s, readings = _time_untainted(operands.multiply, device, parameters)
+        step_time_s = statistics.median(times_s)
+        sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
+        c = operands.fetch(operands.multiply())
+    machine_info = readings.machine_info() | {
+        "layout": operands.layout,
+        "output_dtype": str(c.dtype).removeprefix("torch."),
+        "operands": str(operands.a.dtype),
+        "accumulation": executed_accumulation(parameters, architecture),
+        **library(parameters, architecture),
+    }
+    metrics = readings.metrics() | sustained_metrics
+    if tuning is not None:
+        machine_info["tuned_kernel"], metrics["tuning_s"] = tuning.kernel, tuning.seconds
+    executed = _executed(parameters, operands, c, architecture) | {
+        "repeats": len(times_s),
+        "seed": generator.initial_seed(),
+    }
+    return _Run(operands, c, executed, times_s, sustained_s, metrics, machine_info)
+
+
+def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
+    """Return the parameters as executed, read back where that is possible."""
     executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     if parameters.model is None:
         executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * _values_per_element(operands.a)}
-    executed |= {
-        "repeats": len(times_s),
-        "seed": generator.initial_seed(),
-        "accumulation": _executed_accumulation(parameters),
-        "backend": _executed_backend(parameters),
-    }
+    if parameters.accumulation != "auto":
+        executed["accumulation"] = executed_accumulation(parameters, architecture)
     if parameters.layout != "auto":
         executed["layout"] = operands.layout
-    return _Run(operands, c, executed, times_s, readings, sustained_s, sustained_metrics)
+    return executed | {"backend": executed_backend(parameters)}
 
 
-def _checked_error(parameters: MatmulParameters, run: _Run) -> float:
+@contextmanager
+def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable.Tuning | None]:
+    """Let PyTorch run the kernel that TunableOp finds for the product until the block ends, if that is the backend."""
+    if parameters.backend != "tunable":
+        yield None
+        return
+    rotating_mib = FLUSH_BYTES // 2**20 if parameters.statistic.endswith("_cold") else 0
+    product = f"{parameters.dtype} {parameters.shape()}"
+    with tunable.tuned(operands.multiply, product, rotating_mib) as tuning:
+        yield tuning
+
+
+def _checked_error(parameters: MatmulParameters, run: _Run, architecture: str) -> float:
     """Return the relative error of the result. Raises ArithmeticError if it exceeds the format's tolerance."""
     error, shape = relative_error(run.operands.a, run.operands.b, run.c), parameters.shape()
-    tolerance = TOLERANCE[RECIPES[parameters.dtype].matrix_dtype]
-    if not error <= tolerance:
+    limit = tolerance(RECIPES[parameters.dtype].matrix_dtype, architecture)
+    if not error <= limit:
         raise ArithmeticError(
             f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
-            f"more than {tolerance:.0e}"
+            f"more than {limit:.0e}"
         )
     return error
 
 
 def _values_per_element(matrix: torch.Tensor) -> int:
     return 2 if matrix.dtype == torch.float4_e2m1fn_x2 else 1
-
-
-@contextmanager
-def _arithmetic(parameters: MatmulParameters) -> Iterator[None]:
-    """Set PyTorch's arithmetic switches for one trial and restore them: the next trial may need others."""
-    settings = torch.backends.cuda.matmul
-    reduced = parameters.accumulation == "reduced"
-    before = (
-        settings.allow_tf32,
-        settings.allow_bf16_reduced_precision_reduction,
-        settings.allow_fp16_reduced_precision_reduction,
-    )
-    library = torch.backends.cuda.preferred_blas_library()
-    try:
-        # fp32 is never executed as tf32, which is another type with another peak.
-        settings.allow_tf32 = parameters.dtype == "tf32"
-        settings.allow_bf16_reduced_precision_reduction = reduced
-        settings.allow_fp16_reduced_precision_reduction = reduced
-        if parameters.backend in ("cublas", "cublaslt"):
-            torch.backends.cuda.preferred_blas_library(parameters.backend)
-        yield
-    finally:
-        (
-            settings.allow_tf32,
-            settings.allow_bf16_reduced_precision_reduction,
-            settings.allow_fp16_reduced_precision_reduction,
-        ) = before
-        torch.backends.cuda.preferred_blas_library(library)
-
-
-def _executed_accumulation(parameters: MatmulParameters) -> str:
-    """Return PyTorch's setting for the 16-bit types; the other types take it as an argument or always sum in fp32."""
-    settings = torch.backends.cuda.matmul
-    reduced = {
-        "bf16": settings.allow_bf16_reduced_precision_reduction,
-        "fp16": settings.allow_fp16_reduced_precision_reduction,
-    }.get(parameters.dtype)
-    return parameters.accumulation if reduced is None else "reduced" if reduced else "fp32"
-
-
-def _executed_backend(parameters: MatmulParameters) -> str:
-    """Return the library that PyTorch has selected, which may refuse one on some GPUs; else the requested backend."""
-    if parameters.backend not in ("cublas", "cublaslt"):
-        return parameters.backend
-    library = torch.backends.cuda.preferred_blas_library()
-    return {"Cublas": "cublas", "Cublaslt": "cublaslt"}.get(str(library).rpartition(".")[2], str(library))
 
 
 def _time_untainted(
@@ -225,11 +212,3 @@ def _sustain(
             [buffer.multiply for buffer in buffers], device, step_time_s=step_time_s, seconds=parameters.sustained_s
         )
     return times_s, {f"sustained_{name}": value for name, value in readings.metrics().items()}
-
-
-def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:
-    """Return ‖C - A·B‖ / ‖A·B‖ over evenly spaced rows and columns of C, with A·B computed in fp64."""
-    i = torch.linspace(0, c.shape[0] - 1, min(rows, c.shape[0]), device=c.device).long()
-    j = torch.linspace(0, c.shape[1] - 1, min(columns, c.shape[1]), device=c.device).long()
-    reference = take_rows(a, i) @ take_rows(b.t(), j).t()
-    return float((c[i][:, j].double() - reference).norm() / reference.norm())

@@ -13,6 +13,8 @@ from workloads.api.contract import Infeasible
 from workloads.api.recipes import RECIPES, fp8_dtype, unsupported_shape_reason
 from workloads.llama.shapes import GemmShape
 from workloads.matmul import MatmulParameters, tinygrad_backend
+from workloads.matmul.rules import executed_accumulation
+from workloads.mx_scales import ScaleLayout, scale_layout
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -76,13 +78,7 @@ def _make_unscaled(
 
     a = matrix(shape.m, shape.k, shape.layout[0] == "t")
     b = matrix(shape.k, shape.n, shape.layout[1] == "t")
-    if parameters.backend in ("triton", "tinygrad") and out_dtype != dtype:
-        raise Infeasible(
-            f"backend={parameters.backend} computes {parameters.dtype}, not output_dtype={parameters.output_dtype}"
-        )
     if parameters.backend == "tinygrad":
-        if parameters.dtype == "tf32":
-            raise Infeasible("backend=tinygrad does not support dtype=tf32")
         multiply, fetch = tinygrad_backend.build_gemm(a, b, tinygrad_backend.device_name(device))
         return Operands(a, b, multiply, fetch)
     if parameters.backend == "triton":
@@ -134,11 +130,9 @@ def _make_scaled(
     """Create the operands of a format with scales, of 8 or 4 bits."""
     from torch.nn import functional
 
-    if parameters.backend != "torch":
-        raise Infeasible(f"backend={parameters.backend} does not support dtype={parameters.dtype}: set backend=torch")
     if shape.layout != "nt":
         raise Infeasible(f"dtype={parameters.dtype} supports layout=nt only, not layout={shape.layout}")
-    if reason := unsupported_shape_reason(parameters.dtype, shape.m, shape.n, shape.k):
+    if reason := unsupported_shape_reason(parameters.dtype, shape.m, shape.n, shape.k, architecture):
         raise Infeasible(reason)
 
     def matrix(rows: int) -> torch.Tensor:
@@ -151,7 +145,7 @@ def _make_scaled(
     a, b = matrix(shape.m), matrix(shape.n).t()
     scaling = _unit_scales(parameters.dtype, shape, device)
     out_dtype = OUTPUT_DTYPES.get(parameters.output_dtype, torch.bfloat16)
-    fast = parameters.accumulation == "reduced" and parameters.dtype in ("fp8_tensorwise", "fp8_rowwise")
+    fast = executed_accumulation(parameters, architecture) == "reduced"
     return Operands(
         a,
         b,
@@ -161,9 +155,10 @@ def _make_scaled(
 
 def _unit_scales(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]:
     """Return scales of one as the arguments that `torch.nn.functional.scaled_mm` takes for a recipe."""
-    from torch.nn.functional import ScalingType, SwizzleType
+    from torch.nn.functional import ScalingType
 
     m, n, k = shape.m, shape.n, shape.k
+    swizzles: dict[str, Any] = {}
 
     def fp32(*size: int) -> torch.Tensor:
         return torch.ones(size, device=device, dtype=torch.float32)
@@ -176,28 +171,19 @@ def _unit_scales(recipe: str, shape: GemmShape, device: torch.device) -> dict[st
         a, b = fp32(k // 128, m).t(), fp32(n // 128, 4 * math.ceil(k / 512)).t()
         kinds = (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
     else:
-        block, kind = (16, ScalingType.BlockWise1x16) if recipe == "nvfp4" else (32, ScalingType.BlockWise1x32)
-        kinds = (kind, kind)
-        a, b = (_unit_block_scales(rows, k // block, recipe, device) for rows in (m, n))
-    scaling: dict[str, Any] = {
-        "scale_a": a,
-        "scale_b": b,
-        "scale_recipe_a": kinds[0],
-        "scale_recipe_b": kinds[1],
-    }
-    if recipe in ("mxfp8", "mxfp4", "nvfp4"):
-        swizzle = SwizzleType.NO_SWIZZLE if torch.version.hip else SwizzleType.SWIZZLE_32_4_4
-        scaling |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
-    return scaling
+        layout, blocks = scale_layout(recipe), k // (16 if recipe == "nvfp4" else 32)
+        kinds = (layout.scaling_type, layout.scaling_type)
+        a, b = (_unit_block_scales(layout, rows, blocks, recipe, device) for rows in (m, n))
+        swizzles = {"swizzle_a": layout.swizzle, "swizzle_b": layout.swizzle}
+    return {"scale_a": a, "scale_b": b, "scale_recipe_a": kinds[0], "scale_recipe_b": kinds[1], **swizzles}
 
 
-def _unit_block_scales(rows: int, blocks: int, recipe: str, device: torch.device) -> torch.Tensor:
-    """Return a scale of one for each block, padded to the 128x4 tiles that the units load; all equal, in any order."""
-    if torch.version.hip is None:
-        rows, blocks = 128 * math.ceil(rows / 128), 4 * math.ceil(blocks / 4)
+def _unit_block_scales(layout: ScaleLayout, rows: int, blocks: int, recipe: str, device: torch.device) -> torch.Tensor:
+    """Return a scale of one for each block. All are equal, so that their order in a tile does not matter."""
+    numel = layout.numel(rows, blocks)
     if recipe == "nvfp4":
-        return torch.ones(rows * blocks, device=device).to(torch.float8_e4m3fn)
-    return torch.full((rows * blocks,), 127, dtype=torch.uint8, device=device).view(torch.float8_e8m0fnu)
+        return torch.ones(numel, device=device).to(torch.float8_e4m3fn)
+    return torch.full((numel,), 127, dtype=torch.uint8, device=device).view(torch.float8_e8m0fnu)
 
 
 def _decode(rows: torch.Tensor) -> torch.Tensor:

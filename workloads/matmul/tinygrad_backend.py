@@ -25,7 +25,8 @@ def device_name(device: torch.device) -> str:
     """Return tinygrad's name of a GPU.
 
     The generated kernels run on the driver's ordinary interface (CUDA, HIP): tinygrad's own drivers would take the GPU
-    away from PyTorch.
+    away from PyTorch. Its HIP device loads libamdhip64 as PyTorch's build for ROCm does, and both see the GPUs of
+    HIP_VISIBLE_DEVICES, so that index 0 is the worker's GPU (tinygrad 0.14, runtime/ops_hip.py; read, not run).
 
     Raises:
         Infeasible: tinygrad is not installed.

@@ -11,6 +11,7 @@ import torch
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import fp8_dtype
+from workloads.mx_scales import ScaleLayout, rocm_of_build, scale_layout
 
 # torchao warns at import about missing kernels that this device could not run anyway.
 for _logger_name in ("torchao", "torch.utils._pytree"):
@@ -70,10 +71,12 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     Args:
         a: A from `convert`.
         b: B from `convert`.
+
+    Raises:
+        Infeasible: this build of PyTorch takes block scales in an order that torchao does not write.
     """
     from torch.nn import functional
     from torch.nn.functional import ScalingType, SwizzleType
-    from torchao.prototype.mx_formats.utils import to_blocked
 
     options: dict[str, Any] = {"use_fast_accum": recipe in ("fp8_tensorwise", "fp8_rowwise")}
     data = [a.qdata, b.qdata]
@@ -85,9 +88,9 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
         (a_scale, a_type), (b_scale, b_type) = _block_scales(a), _block_scales(b)
         scales, scaling_types = [a_scale, b_scale], [a_type, b_type]
     else:
-        block_type = ScalingType.BlockWise1x16 if recipe == "nvfp4" else ScalingType.BlockWise1x32
-        swizzle = SwizzleType.NO_SWIZZLE if torch.version.hip else SwizzleType.SWIZZLE_32_4_4
-        block_scales = [x.scale if torch.version.hip else to_blocked(x.scale) for x in (a, b)]
+        layout = scale_layout(recipe)
+        block_type, swizzle = layout.scaling_type, layout.swizzle
+        block_scales = [_order_block_scales(x.scale, layout) for x in (a, b)]
         if recipe != "mxfp8":
             data = [x.view(torch.float4_e2m1fn_x2) for x in data]
         if recipe == "nvfp4":  # one scale for each 16 numbers and one for the whole matrix
@@ -100,6 +103,20 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     return lambda: functional.scaled_mm(
         data[0], data[1].t(), scales[0], scaling_types[0], scales[1], scaling_types[1], **options
     )
+
+
+def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
+    """Return the scales [rows, blocks] in the order of the layout."""
+    from torchao.prototype.mx_formats.utils import to_blocked
+
+    if not layout.is_tiled:
+        return scale
+    if rocm_of_build():
+        raise Infeasible(
+            f"PyTorch for ROCm {rocm_of_build()} takes block scales in tiles of 32 x 8, which torchao does not write; "
+            "workload=matmul measures the rate"
+        )
+    return to_blocked(scale)
 
 
 def _block_scales(matrix: Any) -> tuple[torch.Tensor, Any]:

@@ -10,8 +10,9 @@ import torch
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.recipes import RECIPES, Support, support, unsupported_shape_reason
+from workloads.api.recipes import RECIPES, Support, support, unsupported_rocm_reason, unsupported_shape_reason
 from workloads.llama.shapes import gemm_shape
+from workloads.mx_scales import rocm_of_build
 from workloads.precision import GemmParameters, formats
 from workloads.telemetry import monitor_gpu
 from workloads.timing import time_in_turns
@@ -33,6 +34,8 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     device = devices.device_of(rank)
     architecture = devices.architecture(device)
     state, reason = support(parameters.recipe, architecture)
+    if state is Support.NATIVE and (unsupported := unsupported_rocm_reason(parameters.recipe, rocm_of_build())):
+        raise Infeasible(unsupported)
     shape = gemm_shape(parameters.model, parameters.layer, parameters.product, parameters.tokens)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     a, b = (
@@ -111,7 +114,7 @@ def _convert_operands(parameters: GemmParameters, a: torch.Tensor, b: torch.Tens
     Raises:
         Infeasible: the recipe does not support this shape.
     """
-    if unsupported := unsupported_shape_reason(parameters.recipe, len(a), len(b), a.shape[1]):
+    if unsupported := unsupported_shape_reason(parameters.recipe, len(a), len(b), a.shape[1], architecture):
         raise Infeasible(unsupported)
     # A weight gradient sums over tokens, so neither of its operands is a weight.
     b_role = "activation" if parameters.product == "weight_gradient" else "weight"

@@ -120,6 +120,23 @@ def test_a_choice_excludes_values_that_a_device_does_not_support_and_gives_the_r
         assert any("space.dtype=mxfp8 is emulated on this device" in arguments for arguments in excluded)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "backends", "reason"),
+    [
+        ("gfx942:sramecc+:xnack-", {"torch", "ck", "tunable"}, "space.accumulation=reduced is without effect on ROCm"),
+        ("sm90", {"torch"}, "space.backend=tunable is for AMD GPUs only"),
+    ],
+)
+def test_routes_of_one_vendor_are_left_out_on_the_others_gpus(
+    architecture: str, backends: set[str], reason: str
+) -> None:
+    config = composed("space.backend=torch,ck,tunable", "space.accumulation=reduced,fp32", "space.dtype=bf16")
+    space, excluded = read_space(config, "gpu", architecture)
+    choice = space.dimensions.get("backend", Choice(("torch",)))
+    assert isinstance(choice, Choice) and set(choice.values) == backends
+    assert any(reason in line for line in excluded)
+
+
 def test_a_choice_with_one_supported_value_is_not_searched() -> None:
     space, _ = read_space(composed("space.dtype=fp32,fp8_rowwise"), "cpu", "cpu")
     assert space.constants["dtype"] == "fp32" and "dtype" not in space.dimensions

@@ -2,7 +2,16 @@
 
 import pytest
 
-from workloads.api.recipes import RECIPES, Support, fp8_dtype, support, unsupported_rate_reason
+from workloads.api.recipes import (
+    RECIPES,
+    Support,
+    fp8_dtype,
+    support,
+    unsupported_output_reason,
+    unsupported_rate_reason,
+    unsupported_rocm_reason,
+    unsupported_shape_reason,
+)
 
 # The native formats, by hand from the vendors' documentation and PyTorch's kernels; no other may be native.
 NATIVE = {
@@ -44,3 +53,35 @@ def test_the_features_in_an_amd_architecture_are_ignored() -> None:
 def test_an_unknown_architecture_is_an_error() -> None:
     with pytest.raises(ValueError, match="unknown architecture 'H100'"):
         support("bf16", "H100")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "architecture", "reason"),
+    [
+        ("mxfp8", (32, 64, 96), "gfx950:sramecc+:xnack-", ""),
+        ("mxfp8", (16, 64, 96), "gfx950", "mxfp8 needs m in multiples of 32, not 16"),
+        ("mxfp8", (16, 64, 96), "sm100", ""),
+        ("mxfp4", (32, 64, 96), "gfx950", "mxfp4 needs k in multiples of 64, not 96"),
+        ("mxfp4", (32, 48, 128), "gfx950", "mxfp4 needs n in multiples of 32, not 48"),
+        ("fp8_rowwise", (7, 48, 128), "gfx950", ""),
+    ],
+)
+def test_shapes_follow_the_alignment_of_the_architecture(
+    recipe: str, shape: tuple[int, int, int], architecture: str, reason: str
+) -> None:
+    assert unsupported_shape_reason(recipe, *shape, architecture) == reason
+
+
+def test_outputs_that_raise_on_rocm_are_unsupported_there_alone() -> None:
+    for output in ("fp16", "fp32"):
+        assert "fp8_rowwise gives bf16 only" in unsupported_output_reason("fp8_rowwise", output, "gfx942:xnack-")
+    assert "mxfp8 gives bf16 or fp16 only" in unsupported_output_reason("mxfp8", "fp32", "gfx950")
+    supported = [("fp8_rowwise", "auto", "gfx942"), ("mxfp8", "fp16", "gfx950"), ("fp8_tensorwise", "fp32", "gfx942")]
+    assert not any(unsupported_output_reason(*case) for case in [*supported, ("fp8_rowwise", "fp32", "sm90")])
+
+
+def test_mx_formats_need_rocm_7() -> None:
+    reason = "mxfp8 needs ROCm 7.0 or later; this PyTorch was built with 6.4.43482-0f2d60242"
+    assert unsupported_rocm_reason("mxfp8", "6.4.43482-0f2d60242") == reason
+    assert not unsupported_rocm_reason("mxfp8", "10.0.1") and not unsupported_rocm_reason("mxfp8", "")
+    assert not unsupported_rocm_reason("fp8_rowwise", "6.4.43482")

@@ -14,7 +14,7 @@ from workloads.api.recipes import RECIPES, unsupported_rate_reason
 from workloads.api.trial import describe_mismatches, run_trial
 from workloads.llama.shapes import MODELS, GemmShape, gemm_shape
 from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
-from workloads.matmul.gemm import TOLERANCE, relative_error
+from workloads.matmul.accuracy import TOLERANCE, relative_error, tolerance
 from workloads.matmul.operands import E2M1, TORCH_DTYPES, make_operands, take_rows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -174,7 +174,7 @@ def test_every_native_format_gives_a_correct_product(recipe: str) -> None:
             Matmul().run(parameters, Rank(device="cuda"))
         return
     measurement = Matmul().run(parameters, Rank(device="cuda"))
-    assert 0 < measurement.metrics["relative_error"] < TOLERANCE[measurement.matrix_dtype]
+    assert 0 < measurement.metrics["relative_error"] < tolerance(measurement.matrix_dtype, devices.architecture(device))
 
 
 @pytest.mark.gpu

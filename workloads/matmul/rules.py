@@ -1,0 +1,147 @@
+"""What PyTorch refuses or silently ignores of a product's parameters, by device. No torch.
+
+A parameter without effect must not stand as executed, so every such combination is infeasible, with the reason. The
+rules are those of PyTorch 2.11 to 2.13; the files named are in aten/src/ATen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from workloads.api.recipes import RECIPES, unsupported_output_reason
+
+if TYPE_CHECKING:
+    from workloads.matmul import MatmulParameters
+
+# Backends for which torch.mm is called: PyTorch's default library, one that is selected, or a search over two.
+LIBRARY_BACKENDS = ("torch", "cublas", "cublaslt", "ck", "tunable")
+# Context.cpp, Context::ckSupported.
+CK_ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
+# Data types whose partial sums a library may round: PyTorch's switches for 16-bit types, the fast accumulators of fp8.
+REDUCIBLE = ("bf16", "fp16", "fp8_tensorwise", "fp8_rowwise")
+# Formats with scales that TunableOp dispatches (native/cuda/ScaledBlas.cpp, _tunable_scaled_gemm_rocm). It has no
+# branch for 4-bit types, which would run no kernel at all.
+TUNABLE_SCALED = ("fp8_tensorwise", "fp8_rowwise")
+
+
+def unsupported_backend_reason(backend: str, architecture: str) -> str:
+    """Return why a device does not support a backend; empty if it does."""
+    if architecture.startswith("cpu"):
+        return "" if backend == "torch" else "for GPUs only"
+    if backend == "ck" and _base(architecture) not in CK_ARCHITECTURES:
+        return f"for {', '.join(CK_ARCHITECTURES)} only: PyTorch has products by Composable Kernel there"
+    if backend == "tunable" and not _is_rocm(architecture):
+        return "for AMD GPUs only: elsewhere TunableOp knows the default kernel alone (torch.cuda.tunable)"
+    return ""
+
+
+def unsupported_accumulation_reason(accumulation: str, architecture: str) -> str:
+    """Return why a device does not support an accumulation; empty if it does.
+
+    On ROCm cuda/CUDABlas.cpp passes neither the switches of the 16-bit types nor the fast accumulation of fp8 to
+    hipBLAS or hipBLASLt (`#ifndef USE_ROCM`): both sum in fp32.
+    """
+    if accumulation != "reduced" or architecture.startswith("sm"):
+        return ""
+    return "without effect on ROCm, where products sum in fp32" if _is_rocm(architecture) else "for NVIDIA GPUs only"
+
+
+def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
+    """Return what `auto` means on this device, as PyTorch does by default; else the parameter."""
+    if parameters.accumulation != "auto":
+        return parameters.accumulation
+    reason = unsupported_accumulation_reason("reduced", architecture) or _unreducible_reason(parameters)
+    return "fp32" if reason else "reduced"
+
+
+def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
+    """Return the first rule's reason why a device does not support a combination of parameters; empty if it does."""
+    if reason := unsupported_backend_reason(parameters.backend, architecture):
+        return f"backend={parameters.backend} is {reason}"
+    if reason := unsupported_accumulation_reason(parameters.accumulation, architecture):
+        return f"accumulation={parameters.accumulation} is {reason}"
+    if reason := unsupported_output_reason(parameters.dtype, parameters.output_dtype, architecture):
+        return reason
+    return next((reason for check in CHECKS if (reason := check(parameters, architecture))), "")
+
+
+def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
+    """Return whether 16-bit operands give an fp32 result, which PyTorch computes by another function."""
+    return parameters.dtype in ("bf16", "fp16") and parameters.output_dtype == "fp32"
+
+
+def _check_scaled(parameters: MatmulParameters, architecture: str) -> str:
+    backend, dtype = parameters.backend, parameters.dtype
+    if not _is_scaled(dtype) or backend == "torch" or (backend == "tunable" and dtype in TUNABLE_SCALED):
+        return ""
+    return f"backend={backend} does not support dtype={dtype}: set backend=torch"
+
+
+def _check_generated(parameters: MatmulParameters, architecture: str) -> str:
+    if parameters.backend not in ("triton", "tinygrad"):
+        return ""
+    if parameters.backend == "tinygrad" and parameters.dtype == "tf32":
+        return "backend=tinygrad does not support dtype=tf32"
+    if parameters.output_dtype in ("auto", parameters.dtype):
+        return ""
+    return f"backend={parameters.backend} computes {parameters.dtype}, not output_dtype={parameters.output_dtype}"
+
+
+def _check_reduced(parameters: MatmulParameters, architecture: str) -> str:
+    return _unreducible_reason(parameters) if parameters.accumulation == "reduced" else ""
+
+
+def _unreducible_reason(parameters: MatmulParameters) -> str:
+    """Return why the product has no reduced accumulation; empty if it has."""
+    if parameters.dtype not in REDUCIBLE:
+        return f"accumulation=reduced does not exist for dtype={parameters.dtype}; set accumulation=auto"
+    if parameters.backend not in LIBRARY_BACKENDS:
+        return f"accumulation=reduced: kernels of backend={parameters.backend} sum in fp32; set accumulation=auto"
+    return ""
+
+
+def _check_fp32_output(parameters: MatmulParameters, architecture: str) -> str:
+    """Check the routes of 16-bit operands to an fp32 result on ROCm.
+
+    cuda/CUDABlas.cpp: CK raises, and TunableOp is passed over ("TODO: Support tuning"). A call of hipBLASLt that finds
+    no kernel continues with hipblasGemmEx and says so in a warning only, so that hipBLASLt cannot be promised.
+    """
+    if not _is_rocm(architecture) or not sums_into_fp32_output(parameters):
+        return ""
+    reason = {
+        "ck": "CK has no such product",
+        "tunable": "PyTorch passes TunableOp over",
+        "cublaslt": "PyTorch may run hipblasGemmEx instead of hipBLASLt",
+    }.get(parameters.backend)
+    where = f"output_dtype=fp32 of {parameters.dtype} on ROCm"
+    return f"backend={parameters.backend}: {reason} for {where}; set backend=cublas" if reason else ""
+
+
+def _check_tf32(parameters: MatmulParameters, architecture: str) -> str:
+    """Check that the library has tf32 on ROCm: hipBLASLt alone, as the other routes call hipblasSgemm or fp32 CK."""
+    if parameters.dtype != "tf32" or not _is_rocm(architecture) or parameters.backend not in ("cublas", "ck"):
+        return ""
+    return f"backend={parameters.backend} computes fp32 on ROCm, not tf32; set backend=cublaslt"
+
+
+CHECKS: tuple[Callable[[MatmulParameters, str], str], ...] = (
+    _check_scaled,
+    _check_generated,
+    _check_reduced,
+    _check_fp32_output,
+    _check_tf32,
+)
+
+
+def _is_scaled(dtype: str) -> bool:
+    return RECIPES[dtype].matrix_dtype in ("fp8", "fp4")
+
+
+def _is_rocm(architecture: str) -> bool:
+    return architecture.startswith("gfx")
+
+
+def _base(architecture: str) -> str:
+    """Return the architecture without the features that the driver adds: gfx942 of gfx942:sramecc+:xnack-."""
+    return architecture.partition(":")[0]

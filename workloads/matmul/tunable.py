@@ -1,0 +1,88 @@
+"""TunableOp: PyTorch's own search over the kernels of hipBLASLt and rocBLAS, done before anything is timed.
+
+It runs every kernel that accepts the product and keeps the fastest (torch.cuda.tunable). On CUDA it knows the default
+kernel alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.cuda import tunable
+
+# Milliseconds that one kernel is timed for at most: TunableOp's own default. There are up to thousands of kernels, of
+# which slow ones are given up after a few calls; what bounds the whole search is the trial's timeout.
+MAX_TUNING_MS = 30
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A finished search.
+
+    Attributes:
+        kernel: the kernel that was chosen, such as Gemm_Hipblaslt_1219, or Default.
+        seconds: how long the search took; close to 0 for a product that this process has tuned before.
+    """
+
+    kernel: str
+    seconds: float
+
+
+@contextmanager
+def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
+    """Search for the fastest kernel of a product, and let PyTorch run it until the block ends.
+
+    Args:
+        multiply: the product, called once.
+        product: names the product: its shape, layout and data type.
+        rotating_mib: MiB of operands that the search uses in turns, so that a cache holds none; 0 for a warm cache.
+    """
+    tunable.set_filename(f"{_results_folder().name}/results.csv")
+    tunable.set_max_tuning_duration(MAX_TUNING_MS)
+    tunable.set_rotating_buffer_size(rotating_mib)
+    tunable.enable(True)
+    try:
+        yield _search(multiply, product)
+    finally:
+        tunable.enable(False)
+
+
+_chosen_kernels: dict[str, str] = {}
+
+
+def _search(multiply: Callable[[], object], product: str) -> Tuning:
+    """Tune the product, unless TunableOp has done so in this process."""
+    known = set(_results())
+    started = time.perf_counter()
+    tunable.tuning_enable(True)
+    try:
+        multiply()
+        torch.cuda.synchronize()
+    finally:
+        tunable.tuning_enable(False)  # otherwise a product of another shape within the block would be tuned
+    seconds = time.perf_counter() - started
+    if new := [result for result in _results() if result not in known]:
+        _chosen_kernels[product] = new[-1][2]
+    return Tuning(_chosen_kernels.get(product, "unknown"), seconds)
+
+
+def _results() -> list[tuple[str, str, str, float]]:
+    """Return operator, parameters, kernel and milliseconds of every tuned product; torch's annotation is of one."""
+    return [tuple(result) for result in tunable.get_results()]  # type: ignore[misc, arg-type]
+
+
+@cache
+def _results_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that is removed when the process ends: TunableOp writes its results into the current one."""
+    return tempfile.TemporaryDirectory(prefix="tunableop")
+
+
+def is_forced() -> bool:
+    """Return whether the environment routes every product through TunableOp (PYTORCH_TUNABLEOP_ENABLED)."""
+    return bool(torch.version.hip) and tunable.is_enabled()
