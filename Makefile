@@ -3,6 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+# The package index has torch for CUDA. PyTorch's own indexes have it for ROCm, and for CPUs at a fraction of the size:
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu. A machine with AMD GPUs uses the torch for ROCm that $(PYTHON) has,
+# as in ROCm's images, else ROCm's index; and AMD's own amdsmi, through which Ray finds the GPUs.
+DEV := /dev
+AMDSMI := /opt/rocm/share/amd_smi
+AMD := $(if $(wildcard $(DEV)/nvidia[0-9]*),,$(wildcard $(DEV)/kfd))
+ifneq ($(AMD),)
+GIVEN_TORCH := $(shell $(PYTHON) -c 'from workloads.api.gpu_setup import read_torch_build; \
+  torch = read_torch_build(); torch and torch.hip and print(f"torch=={torch.version}", torch.folder)')
+GIVEN_FOLDER := $(lastword $(GIVEN_TORCH))
+TORCH_INDEX ?= $(if $(GIVEN_TORCH),,https://download.pytorch.org/whl/rocm7.2)
+endif
+TORCH := $(or $(firstword $(GIVEN_TORCH)),$(shell grep '^torch==' constraints.txt))
 
 .PHONY: run test check soak clean help
 
@@ -14,8 +29,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info[:2] < (3,14))' || \
 	  { echo "Python 3.11 to 3.13 is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=python3.12, for example."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "On Debian, venv is a separate package: apt-get install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV): takes a minute or two, and a few GB with PyTorch"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@echo "Installing into $(VENV): takes a minute or two, and a few GB with PyTorch for GPUs"
+	@{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
+ifneq ($(GIVEN_TORCH),)
+	printf 'import site; site.addsitedir("%s")\n%s\n' $(GIVEN_FOLDER) $(GIVEN_FOLDER)/_rocm_sdk_core/share/amd_smi \
+	  > $$(echo $(VENV)/lib/python3.*/site-packages)/given_torch.pth
+endif
+ifneq ($(TORCH_INDEX),)
+	$(PIP) --index-url $(TORCH_INDEX) '$(TORCH)'
+endif
+	$(PIP) -c $(VENV)/constraints.txt -e '.[dev]'
+ifneq ($(and $(AMD),$(wildcard $(AMDSMI))),)
+	cp -r $(AMDSMI) $(VENV)/amd_smi && $(PIP) $(VENV)/amd_smi
+endif
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip does, on all cores
 	@touch $@
 

@@ -65,6 +65,9 @@ def _run_sweeps(sweeps: list[ComposedSweep], command: list[str]) -> int:
 def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
     try:
         resolved = sweep.resolve()
+        from sweeper.execution import environment
+
+        environment.prepare()
         # Ray and Optuna take a second to import: not for --help, nor for invalid input.
         from sweeper.execution import cluster
         from sweeper.planning.plan import build_plan

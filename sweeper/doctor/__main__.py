@@ -19,11 +19,9 @@ from sweeper.cli.parser import CommandParser
 from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
 from sweeper.config.schema import Hardware
-from sweeper.doctor import exercise
 from sweeper.doctor.checks import check_nodes, check_relative_rates, check_store, check_trial
 from sweeper.doctor.findings import Finding
-from sweeper.doctor.inventory import read_node_state
-from sweeper.execution import cluster
+from sweeper.execution import environment
 from sweeper.ui.format import format_number
 
 
@@ -40,6 +38,10 @@ def main() -> None:
 
 def examine(args: argparse.Namespace) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
+    environment.prepare()  # before Ray is imported, here and in `_exercise`
+    from sweeper.doctor.inventory import read_node_state
+    from sweeper.execution import cluster
+
     console = Console(highlight=False, soft_wrap=True, markup=False)
     nodes = cluster.discover_nodes(args.address, args.insecure)
     console.print(f"cluster    {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
@@ -66,6 +68,8 @@ def _vendor_of(target: Target) -> str:
 
 def _exercise(target: Target, console: Console) -> Iterator[Finding]:
     """Run the matrix product and, with several ranks, the all-reduce; print their rates and yield the findings."""
+    from sweeper.doctor import exercise
+
     exercise.start_cluster(target)
     matmul = exercise.run_matmul(target)
     yield from check_trial("the matrix product", matmul)

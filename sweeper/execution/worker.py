@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray.exceptions import RayError
 
 from workloads.api.contract import (
@@ -31,6 +32,7 @@ from workloads.api.contract import (
     output_of,
 )
 from workloads.api.trial import run_trial
+from workloads.api.visible_devices import settle
 
 TRACEBACK_LINES = 120
 # Their message says all that this project knows: the program's own last lines are kept without our traceback.
@@ -79,6 +81,10 @@ class RankResult:
 class Worker:
     """The actor of one rank. Its methods run one after the other, in the order in which they were called."""
 
+    def __init__(self) -> None:
+        manager = get_accelerator_manager_for_resource("GPU")
+        settle(os.environ, manager.get_visible_accelerator_ids_env_var())
+
     def handshake(self) -> dict[str, Scalar]:
         """Return the location of this process: its node, a free port for a rendezvous, its GPUs and its log."""
         log = Path("/proc/self/fd/2")  # Ray redirects it to a file
@@ -92,7 +98,7 @@ class Worker:
             "node_id": ray.get_runtime_context().get_node_id(),
             "pid": os.getpid(),
             "log": str(log.readlink()) if log.is_symlink() else "",
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "",
+            "gpus": ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", [])),
         }
 
     def run(self, job: Job) -> RankResult:

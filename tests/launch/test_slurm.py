@@ -151,3 +151,19 @@ def test_a_head_that_does_not_start_gives_a_message(job: Job) -> None:
     result = job.end(job.start(*PROBE))
     assert result.code == 1 and "Ray does not start" in result.err and "head.log on node1" in result.err
     assert not list(job.home.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("site", "seen"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "4,5"}, ["HIP_VISIBLE_DEVICES=4,5"]),
+        ({"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1"}, ["HIP_VISIBLE_DEVICES=5"]),
+    ],
+)
+def test_ray_starts_on_a_node_with_the_gpus_that_slurm_names(job: Job, site: dict[str, str], seen: list[str]) -> None:
+    ray = job.workspace.path / "bin" / "ray"
+    ray.write_text(f"#!/bin/sh\nenv | grep VISIBLE_DEVICES >{job.workspace.path}/seen\nexit 1\n")
+    ray.chmod(0o755)
+    job.env = {name: value for name, value in job.env.items() if "VISIBLE_DEVICES" not in name} | site
+    assert job.end(job.start(*PROBE)).code == 1
+    assert (job.workspace.path / "seen").read_text().split() == seen

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from workloads.api.contract import Infeasible, Rank, Scalar
 from workloads.api.secrets import mask, masked, secret_values
+from workloads.api.visible_devices import restrict_program
 from workloads.command import CommandSettings
 from workloads.command.template import fill, format_value, render
 
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 COMMAND_FILE = "command.txt"
 # The names of a trial's own files: a rendered file with one of them is kept as rendered_….
 TRIAL_FILES = (COMMAND_FILE, "log.txt", "last_lines.txt", "trial.json")
@@ -119,6 +119,4 @@ def _distributed_environment(settings: CommandSettings, rank: Rank, values: Mapp
     }
     if settings.start == "gpu":
         return variables | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
-    return variables | {
-        name: rank.node_devices for name in VISIBLE_DEVICES if os.environ.get(name) and rank.node_devices
-    }
+    return variables | restrict_program(os.environ, rank.node_devices)

@@ -1,0 +1,56 @@
+"""Before Ray is imported, the GPUs are named where Ray reads them, and a package that breaks Ray is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeper.execution import environment
+from tests.conftest import CommandResult
+from tests.conftest import environment as variables
+from workloads.api import gpu_setup
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for /dev, without GPUs, and an environment that names none."""
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    monkeypatch.setattr(gpu_setup, "DEVICES", folder)
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def test_slurms_variable_becomes_the_one_that_ray_reads(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert environment.shell_commands().splitlines() == [
+        "export HIP_VISIBLE_DEVICES=5",
+        "unset ROCR_VISIBLE_DEVICES",
+    ]
+    environment.prepare()
+    assert os.environ["HIP_VISIBLE_DEVICES"] == "5" and "ROCR_VISIBLE_DEVICES" not in os.environ
+
+
+def test_variables_of_nvidia_gpus_stay_as_they_are(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (devices / "nvidia0").touch()
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert environment.shell_commands() == ""
+
+
+@pytest.mark.parametrize("module", ["sweeper", "sweeper.doctor"])
+def test_an_amdsmi_with_which_ray_crashes_gives_a_message(module: str, tmp_path: Path) -> None:
+    (tmp_path / "amdsmi.py").write_text("raise KeyError('libamd_smi.so')")
+    env = variables()
+    env["PYTHONPATH"] += f":{tmp_path}"
+    command = [sys.executable, "-m", module]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    result = CommandResult(run.returncode, run.stdout, run.stderr)
+    assert result.code == 2 and "amdsmi does not work (KeyError" in result.err and "pip uninstall amdsmi" in result.err
+    assert len(result.err.splitlines()) == 1

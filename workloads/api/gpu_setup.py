@@ -1,0 +1,178 @@
+"""What keeps a machine's GPUs from being used: Ray does not see them, or torch is built for something else.
+
+Without this check a sweep would run on the CPU of a machine with GPUs. Everything is read without importing torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.api.visible_devices import CUDA, HIP
+
+DEVICES = Path("/dev")
+# PyTorch's wheels for ROCm: 2.13.0+rocm7.2 is named in the release notes of PyTorch 2.13.
+ROCM_WHEELS = "https://download.pytorch.org/whl/rocm7.2"
+AMDSMI_SOURCE = "/opt/rocm/share/amd_smi"  # AMD's own Python package; since ROCm 7.14 it is in the wheel of ROCm's SDK
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """Why a machine's GPUs cannot be used, and what to do about it. Each fits a line."""
+
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """The signs of a vendor's GPUs on a machine.
+
+    Attributes:
+        device_files: the pattern of the files below /dev by which programs reach the GPUs.
+        variable: the environment variable that chooses GPUs.
+        platform: the vendor's name of its platform.
+        reinstall: the command that installs such a build.
+        list_command: the command that lists the GPUs.
+        container_options: the options of `docker run` that pass the GPUs.
+    """
+
+    name: str
+    device_files: str
+    variable: str
+    platform: str
+    reinstall: str
+    list_command: str
+    container_options: str
+
+
+NVIDIA = Vendor(
+    name="NVIDIA",
+    device_files="nvidia[0-9]*",
+    variable=CUDA,
+    platform="CUDA",
+    reinstall="pip install --force-reinstall torch",
+    list_command="nvidia-smi -L",
+    container_options="--gpus all",
+)
+AMD = Vendor(
+    name="AMD",
+    device_files="kfd",
+    variable=HIP,
+    platform="ROCm",
+    reinstall=f"pip install --force-reinstall --index-url {ROCM_WHEELS} torch",
+    list_command="amd-smi list",
+    container_options="--device=/dev/kfd --device=/dev/dri",
+)
+VENDORS = (NVIDIA, AMD)
+
+
+def has_nvidia_gpus() -> bool:
+    """Return whether this machine has NVIDIA's device files."""
+    return NVIDIA in _present_vendors()
+
+
+def find_problems(gpus: int) -> list[GpuProblem]:
+    """Return what keeps this machine's GPUs from being used; nothing on a machine without any.
+
+    Args:
+        gpus: how many of them Ray sees.
+    """
+    vendors = _present_vendors()
+    return [problem for vendor in vendors if (problem := _check_devices(vendor, gpus))] + _check_torch(vendors)
+
+
+def find_broken_amdsmi() -> GpuProblem | None:
+    """Return the problem of an installed `amdsmi` whose import fails, with which Ray does not start.
+
+    Ray catches ImportError alone. The package of that name on the package index raises KeyError where
+    libamd_smi.so is not installed; so does the import of a torch for ROCm then (pytorch/pytorch, pull request 188724).
+    """
+    try:
+        importlib.import_module("amdsmi")
+    except ImportError:
+        return None
+    except Exception as error:
+        return GpuProblem(
+            f"the installed Python package amdsmi does not work ({type(error).__name__}: {error}), and Ray needs it to",
+            f"pip uninstall amdsmi; on a machine with AMD GPUs then {_install_amdsmi()}",
+        )
+    return None
+
+
+def _install_amdsmi() -> str:
+    """Return the command that installs AMD's amdsmi. The one in the SDK's wheel loads the library beside it."""
+    spec = importlib.util.find_spec("_rocm_sdk_core")
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        if (amdsmi := Path(folder, "share", "amd_smi")).is_dir():
+            return f"echo {amdsmi} > {Path(folder).parent}/amdsmi_of_rocm.pth"
+    return f"pip install {AMDSMI_SOURCE}"
+
+
+def _present_vendors() -> list[Vendor]:
+    return [vendor for vendor in VENDORS if any(DEVICES.glob(vendor.device_files))]
+
+
+def _check_devices(vendor: Vendor, gpus: int) -> GpuProblem | None:
+    """Check that this user may open the vendor's device files, and that Ray sees GPUs where there are some."""
+    device = min(DEVICES.glob(vendor.device_files))
+    if not os.access(device, os.R_OK | os.W_OK):
+        remedy = f"add the user, or the container by --group-add, to the group {device.stat().st_gid}"
+        return GpuProblem(f"this user may not open {device}", remedy)
+    if gpus:
+        return None
+    unseen = f"there is {device}, but Ray sees no GPU"
+    if os.environ.get(vendor.variable) in ("", "NoDevFiles"):  # the latter is Slurm's word for none
+        return GpuProblem(f"{unseen}, because {vendor.variable} leaves none", f"unset {vendor.variable}")
+    if vendor is AMD and importlib.util.find_spec("amdsmi") is None:
+        return GpuProblem(f"{unseen}, because AMD's amdsmi is not installed", _install_amdsmi())
+    remedy = f"see what `{vendor.list_command}` lists; a container needs {vendor.container_options}"
+    return GpuProblem(unseen, remedy)
+
+
+def _check_torch(vendors: list[Vendor]) -> list[GpuProblem]:
+    """Check that torch, if it is installed, is built for a vendor's GPUs of this machine."""
+    build = read_torch_build()
+    if not vendors or build is None or any(build.supports(vendor) for vendor in vendors):
+        return []
+    vendor = vendors[0]
+    problem = f"there are {vendor.name} GPUs, but torch {build.version} is built without {vendor.platform}"
+    return [GpuProblem(problem, vendor.reinstall)]
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What the installed torch is built for: the fields of torch.version, and the folder that it is installed in."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+    folder: Path
+
+    def supports(self, vendor: Vendor) -> bool:
+        return bool(self.hip if vendor is AMD else self.cuda)
+
+
+def read_torch_build() -> TorchBuild | None:
+    """Return the build of torch; None if torch is not installed, or if its version.py lacks one of the fields."""
+    spec = importlib.util.find_spec("torch")  # of a package at the top level this imports nothing
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        return None
+    try:
+        text = Path(folders[0], "version.py").read_text()
+    except OSError:
+        return None
+    fields = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(['\"].*['\"]|None) *$", text, re.MULTILINE))
+    if len(fields) < 3:
+        return None
+    version, cuda, hip = (ast.literal_eval(fields[name]) for name in ("__version__", "cuda", "hip"))
+    return TorchBuild(version, cuda, hip, Path(folders[0]).parent)
