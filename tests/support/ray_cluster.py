@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Workspace
+from tests.support import namespaces
 
 NODE_RESOURCES: dict[str, Any] = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H200": 1}}
 SWEEP = ["workload=probe", "hardware=h200", "gpus=2", "finals.top=0", "search=random", "seed=3", "progress=never"]
@@ -132,9 +133,9 @@ class RemoteNode(RayNode):
     """A node in a network namespace of its own, whose link to the head can be cut."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._namespace = f"sw{os.getpid()}"
-        self._link = f"{self._namespace}a"
-        inner_link = f"{self._namespace}b"
+        namespaces.remove_abandoned()
+        self._namespace = namespaces.name_namespace()
+        self._link, inner_link = f"sw{os.getpid()}a", f"sw{os.getpid()}b"  # at most 15 characters
         subnet = f"10.203.{os.getpid() % 250}"
         for arguments in (
             f"netns add {self._namespace}",
@@ -160,8 +161,7 @@ class RemoteNode(RayNode):
         subprocess.run(["ip", "link", "set", self._link, "up"], check=True)
 
     def pids(self) -> list[int]:
-        listed = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True).stdout
-        return [int(pid) for pid in listed.split()]
+        return namespaces.list_processes(self._namespace)
 
     def close(self) -> None:
         super().close()

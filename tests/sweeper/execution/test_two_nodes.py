@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import CommandResult, Workspace, environment, find_processes, wait_for
+from tests.support import namespaces
 
 pytestmark = [
     pytest.mark.soak,
@@ -61,7 +62,8 @@ class Cluster:
     """A head without devices and two nodes with two GPUs, each in its own network namespace."""
 
     def __init__(self) -> None:
-        self._name = f"sweeper{os.getpid()}"
+        namespaces.remove_abandoned()
+        self._name = namespaces.name_namespace()
         self._raylets: list[subprocess.Popen[bytes]] = []
         try:
             self._create_network()
