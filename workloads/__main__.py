@@ -1,4 +1,4 @@
-"""Run one trial in this process and print its measurement as JSON.
+"""Run one trial in this process and print its measurement as JSON, of its files the size in bytes.
 
 python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, get_args, get_type_hints
 
-from workloads.api.contract import Infeasible, Rank, Scalar
+from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.registry import load, names
 from workloads.api.trial import run_trial
 
@@ -44,7 +44,13 @@ def main(arguments: Sequence[str]) -> None:
         measurement = run_trial(args.workload, parameters, rank)
     except Infeasible as error:
         parser.exit(USAGE_ERROR, f"{parser.prog}: {args.workload} cannot run with these parameters: {error}\n")
-    print(json.dumps(asdict(measurement), indent=2))
+    print(format_measurement(measurement))
+
+
+def format_measurement(measurement: Measurement) -> str:
+    """Return a measurement as JSON. A file is bytes, which JSON cannot hold: it is listed with its size."""
+    files = {name: len(content) for name, content in measurement.files.items()}
+    return json.dumps({**asdict(measurement), "files": files}, indent=2)
 
 
 def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:

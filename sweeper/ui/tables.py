@@ -161,12 +161,17 @@ def trials_csv(records: Iterable[TrialRecord]) -> str:
                 **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
                 **({"retry_of": record.retry.trial} if record.retry else {}),
                 "outcome": record.status.value,
-                **{f"param.{name}": value for name, value in record.all_params.items()},
+                **{f"param.{name}": _keep_nan(value) for name, value in record.all_params.items()},
                 **record.metrics,
                 "reason": record.reason,
             }
         )
     return csv_of(rows)
+
+
+def _keep_nan(value: object) -> object:
+    """Return a parameter's value for a table of text, in which NaN is a value and not an empty cell."""
+    return value if value == value else str(value)
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

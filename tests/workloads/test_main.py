@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from tests.conftest import environment
-from workloads.__main__ import main
+from workloads.__main__ import format_measurement, main
+from workloads.api.contract import Measurement
 
 
 def run_workloads(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -59,3 +60,8 @@ def test_parameters_that_cannot_work_are_refused_in_one_line(capsys: pytest.Capt
     err = capsys.readouterr().err
     assert exit_info.value.code == 2
     assert err.startswith("python -m workloads: probe cannot run with these parameters: ") and err.count("\n") == 1
+
+
+def test_a_file_of_a_measurement_is_printed_with_its_size() -> None:
+    measurement = Measurement(executed={}, step_times_s=(1.0,), files={"trace.json.gz": b"\x1f\x8b"})
+    assert json.loads(format_measurement(measurement))["files"] == {"trace.json.gz": 2}
