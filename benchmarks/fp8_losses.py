@@ -19,8 +19,10 @@ from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads import device as devices
+from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
-from workloads.llama.model import Llama, fastest_attention, rope_table
+from workloads.llama.model import Llama, rope_table
+from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.precision.layers import FLOAT8_RECIPES, apply_recipe
 
@@ -70,7 +72,7 @@ def main() -> None:
     device, shape = torch.device(args.device), MODELS[args.model]
     rope = rope_table(shape, args.length, device)
     tokens = synthetic_tokens(shape.vocabulary, args.steps, args.length + 1, 0).to(device)
-    with fastest_attention(device):
+    with fused_attention(AttentionShape.of_model(shape, args.length, torch.bfloat16), device):
         expected = first_gradients(build_model(args.model, "bf16", args.length, device), tokens[:1], rope)
         for recipe in FLOAT8_RECIPES:
             actual = first_gradients(build_model(args.model, recipe, args.length, device), tokens[:1], rope)

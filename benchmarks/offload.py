@@ -26,9 +26,11 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
+from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.flops import model_flops_per_token
-from workloads.llama.model import Llama, fastest_attention, rope_table
+from workloads.llama.model import Llama, rope_table
+from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
@@ -141,7 +143,7 @@ def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
         None, None, count=row.sequences, length=row.sequence_length + 1, vocabulary=shape.vocabulary, seed=0
     ).to(device)
     times_s = []
-    with fastest_attention(device):
+    with fused_attention(AttentionShape.of_model(shape, row.sequence_length, torch.bfloat16), device):
         for _ in range(1 + steps):
             started = time.perf_counter()
             for n, sequence in enumerate(tokens):

@@ -25,9 +25,11 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.flops import model_flops_per_token
-from workloads.llama.model import Block, Llama, fastest_attention, rope_table, swiglu
+from workloads.llama.model import Block, Llama, rope_table, swiglu
+from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.parallel.layout import DEGREES, Layout
 
@@ -84,7 +86,7 @@ def train_plain_fsdp(training: Training, micro_batch: int = 2) -> None:
     )
     local = tokens.chunk(ranks)[rank].to(device)
     times_s = []
-    with fastest_attention(device):
+    with fused_attention(AttentionShape.of_model(shape, LENGTH, torch.bfloat16), device):
         for _ in range(WARMUP + training.steps):
             dist.barrier()
             started = time.perf_counter()

@@ -10,195 +10,117 @@ belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from workloads.api.contract import Infeasible
+from workloads.llama.attention_check import measure_error
+from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, Gradients, Kernel
+from workloads.llama.attention_rocm import ROCM_KERNELS
+from workloads.llama.shapes import LlamaShape
 from workloads.timing import time_in_turns
 
-aten = torch.ops.aten
-Gradients = tuple[Tensor, Tensor, Tensor]
+KERNELS = {kernel.name: kernel for kernel in (CPU_KERNEL, *CUDA_KERNELS, *ROCM_KERNELS)}
+# The largest error of a kernel's results. Kernels in bf16 differ by 0.002 to 0.01 from fp64.
+TOLERANCE = 0.03
+TIMED_TOKENS = 8192
 
 
-class Kernel(NamedTuple):
-    """An attention kernel, forward and backward.
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention kernels are chosen for."""
 
-    Attributes:
-        name: its name in logs and results.
-        dtypes: the data types that it computes correctly. cuDNN's kernel does not refuse other ones.
-        forward: (q, k, v, causal) to (out, lse).
-        backward: (d_out, q, k, v, out, lse, causal) to (dq, dk, dv).
-    """
+    heads: int
+    kv_heads: int
+    head_size: int
+    length: int
+    dtype: torch.dtype
 
-    name: str
-    dtypes: tuple[torch.dtype, ...]
-    forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Gradients]
-
-
-# These are the ATen functions that scaled_dot_product_attention calls; it does not return the lse itself. There is no
-# dropout, so the backward functions never read the state of the random number generator that they require.
+    @classmethod
+    def of_model(cls, shape: LlamaShape, length: int, dtype: torch.dtype, tp: int = 1) -> AttentionShape:
+        """Return the attention of one of `tp` ranks over `length` tokens."""
+        return cls(shape.heads // tp, shape.kv_heads // tp, shape.head_size, length, dtype)
 
 
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
-    return out, lse.squeeze(-1)
+class _Inputs(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    d_out: Tensor
 
 
-def _cudnn_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
-    rng_state = torch.zeros((), dtype=torch.int64, device=q.device)
-    return aten._scaled_dot_product_cudnn_attention_backward(
-        d_out,
-        q,
-        k,
-        v,
-        out,
-        lse.unsqueeze(-1),
-        rng_state,
-        rng_state,
-        None,
-        None,
-        None,
-        q.shape[2],
-        k.shape[2],
-        0.0,
-        causal,
-    )
-
-
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
-    return out, lse
-
-
-def _flash_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
-    rng_state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-    return aten._scaled_dot_product_flash_attention_backward(
-        d_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, rng_state, rng_state
-    )
-
-
-# FlashAttention 4 (the package flash-attn-4) takes [batch, tokens, heads, head_size] and compiles at the first call.
-
-
-def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse, *_ = _flash_attn_fwd(q, k, v, causal=causal, return_lse=True)
-    return out.transpose(1, 2), lse
-
-
-def _flash4_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
-    from flash_attn.cute.interface import _flash_attn_bwd
-
-    q, k, v, out, d_out = (x.transpose(1, 2) for x in (q, k, v, out, d_out))
-    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, d_out, lse, causal=causal)
-    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-
-
-# The memory-efficient kernel has no grouped-query attention: keys and values are repeated for each query head.
-
-
-def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    group_size = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
-    out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-    return out, lse[..., : q.shape[2]]
-
-
-def _efficient_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
-    kv_heads = k.shape[1]
-    group_size = q.shape[1] // kv_heads
-    rng_state = torch.zeros((), dtype=torch.int64, device=q.device)
-    # The kernel reads the lse in whole blocks of 32 queries.
-    lse = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
-    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        d_out,
-        q,
-        k.repeat_interleave(group_size, 1),
-        v.repeat_interleave(group_size, 1),
-        None,
-        out,
-        lse,
-        rng_state,
-        rng_state,
-        0.0,
-        [True, True, True, False],
-        causal,
-    )
-    return dq, dk.unflatten(1, (kv_heads, group_size)).sum(2), dv.unflatten(1, (kv_heads, group_size)).sum(2)
-
-
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-
-
-def _cpu_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(d_out, q, k, v, out, lse, 0.0, causal)
-
-
-HALF_PRECISION = (torch.bfloat16, torch.float16)
-KERNELS = {
-    "cudnn": Kernel("cudnn", HALF_PRECISION, _cudnn_forward, _cudnn_backward),
-    "flash": Kernel("flash", HALF_PRECISION, _flash_forward, _flash_backward),
-    "flash4": Kernel("flash4", HALF_PRECISION, _flash4_forward, _flash4_backward),
-    "efficient": Kernel("efficient", (*HALF_PRECISION, torch.float32), _efficient_forward, _efficient_backward),
-    "cpu": Kernel("cpu", (*HALF_PRECISION, torch.float32), _cpu_forward, _cpu_backward),
-}
+def gpu_kernels() -> tuple[Kernel, ...]:
+    """Return the kernels of this build of PyTorch."""
+    return ROCM_KERNELS if torch.version.hip else CUDA_KERNELS
 
 
 @cache
-def fastest_kernel(
-    heads: int, kv_heads: int, head_size: int, length: int, device: torch.device, dtype: torch.dtype
-) -> Kernel:
-    """Return the kernel with the shortest forward and backward time for sequences of `length` tokens.
+def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tuple[Kernel, ...] | None = None) -> Kernel:
+    """Return the kernel with the shortest forward and backward time for a shape.
 
-    The kernels are timed on random data in turns, and the minimum of three repeats counts. A kernel that fails is
-    excluded and its reason is printed. A CPU has one kernel, which is returned untimed.
+    The candidates, by default all of the GPU, are timed on random data in turns, and the minimum of three repeats
+    counts. One that fails, or whose results are wrong, is excluded and its reason is printed. A single one that is left
+    is returned untimed, and so is the one kernel of a CPU.
 
     Raises:
-        RuntimeError: no kernel works on this device with this data type.
+        Infeasible: no fused kernel works for this shape on this device.
     """
-    if device.type == "cpu":
-        return KERNELS["cpu"]
-    batch = max(1, 8192 // length)
+    if device.type == "cpu" and candidates is None:
+        return CPU_KERNEL
+    inputs = _draw_inputs(shape, device)
+    kernels, reasons = [], []
+    for kernel in candidates or gpu_kernels():
+        if reason := _unusable_reason(kernel, inputs):
+            reasons.append(f"{kernel.name}: {reason}")
+        else:
+            kernels.append(kernel)
+    if not kernels:
+        raise Infeasible(
+            f"no fused attention kernel works for {shape}, and the mathematical one, which stores all scores, is not "
+            f"measured: {'; '.join(reasons)}"
+        )
+    if len(kernels) == 1:
+        return kernels[0]
+    runs = [partial(_run, kernel, inputs) for kernel in kernels]
+    times = time_in_turns(runs, device, warmup=1, repeats=3, cold_cache=False)
+    return kernels[times.index(min(times, key=min))]
 
-    def random_heads(count: int) -> Tensor:
-        return torch.randn(batch, min(length, 8192), count, head_size, dtype=dtype, device=device).transpose(1, 2)
 
-    q, k, v, d_out = (random_heads(count) for count in (heads, kv_heads, kv_heads, heads))
-    runs = {}
-    for name, candidate in KERNELS.items():
-        if dtype not in candidate.dtypes or name == "cpu":
-            continue
+def _draw_inputs(shape: AttentionShape, device: torch.device) -> _Inputs:
+    batch, length = max(1, TIMED_TOKENS // shape.length), min(shape.length, TIMED_TOKENS)
 
-        def run(kernel: Kernel = candidate) -> Gradients:
-            out, lse = kernel.forward(q, k, v, True)
-            return kernel.backward(d_out, q, k, v, out, lse, True)
+    def draw(heads: int) -> Tensor:
+        size = (batch, length, heads, shape.head_size)
+        return torch.randn(*size, dtype=shape.dtype, device=device).transpose(1, 2)
 
-        try:
-            run()
-        except Exception as error:  # not installed, not built, or not for this type or GPU: no common exception class
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            print(f"attention kernel {name} is not available: {reason}")
-            continue
-        runs[name] = run
-    if not runs:
-        raise RuntimeError(f"no attention kernel works on {device} with dtype={dtype} and head_size={head_size}")
-    times = time_in_turns(list(runs.values()), device, warmup=1, repeats=3, cold_cache=False)
-    return KERNELS[min(zip(map(min, times), runs, strict=True))[1]]
+    return _Inputs(*(draw(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)))
+
+
+def _run(kernel: Kernel, inputs: _Inputs) -> tuple[Tensor, Tensor, Gradients]:
+    q, k, v, d_out = inputs
+    out, lse = kernel.forward(q, k, v, True)
+    return out, lse, kernel.backward(d_out, q, k, v, out, lse, True)
+
+
+def _unusable_reason(kernel: Kernel, inputs: _Inputs) -> str:
+    """Return why a kernel is excluded; empty if it works and its results are right."""
+    if inputs.q.dtype not in kernel.dtypes:
+        return f"it has no {inputs.q.dtype}"
+    try:
+        error = measure_error(*inputs, *_run(kernel, inputs))
+    except Exception as failure:  # not installed, not built, or not for this type or GPU: no common exception class
+        reason = str(failure).partition("\n")[0] or type(failure).__name__
+        print(f"attention kernel {kernel.name} is not available: {reason}")
+        return reason
+    if error <= TOLERANCE:
+        return ""
+    reason = f"its results differ by {error:.0%} from fp32"
+    print(f"attention kernel {kernel.name} is excluded: {reason}")
+    return reason
 
 
 def attend(

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.llama.attention import Kernel, attend, attend_backward
+from workloads.llama.attention import attend, attend_backward
+from workloads.llama.attention_kernels import Kernel
 from workloads.llama.model import apply_rotary_emb, swiglu
 from workloads.llama.shapes import LlamaShape
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from torch import Tensor
 
 from workloads.llama import fp8
-from workloads.llama.attention import Kernel
+from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, KeysValues, NamedTensors, accumulate
 from workloads.llama.fp8 import Fp8Matrix, multiply
 from workloads.llama.shapes import LlamaShape

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from workloads.llama.sdpa import causal_attention
 from workloads.llama.shapes import LlamaShape
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention, [batch, heads, length, head_size] like q; k and v may have fewer heads."""
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 class Block(nn.Module):
@@ -87,20 +81,6 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     cos, sin = rope.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-@contextmanager
-def fastest_attention(device: torch.device) -> Iterator[None]:
-    """Prefer cuDNN's attention to FlashAttention: on an H200 620 TFLOP/s forward against 320.
-
-    Code compiled within the context keeps the choice. On a CPU nothing changes.
-    """
-    if device.type == "cpu":
-        yield
-        return
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel(order, set_priority=True):
-        yield
 
 
 class Llama(nn.Module):

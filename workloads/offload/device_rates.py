@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workloads.llama.attention import Kernel, fastest_kernel
+from workloads.llama.attention import AttentionShape, fastest_kernel
+from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
@@ -29,7 +30,7 @@ SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, an
 def select_attention_kernel(
     shape: LlamaShape, sequence_length: int, device: torch.device, dtype: torch.dtype
 ) -> Kernel:
-    return fastest_kernel(shape.heads, shape.kv_heads, shape.head_size, sequence_length, device, dtype)
+    return fastest_kernel(AttentionShape.of_model(shape, sequence_length, dtype), device)
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workloads import trace
-from workloads.llama.attention import Kernel
+from workloads.llama.attention_kernels import Kernel
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape

@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from workloads.device import architecture
-from workloads.llama.attention import fastest_kernel
+from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
@@ -143,7 +143,7 @@ def _choose_block(spec: ModelSpec, layout: Layout, device: torch.device) -> Call
     shape = spec.shape
     if not uses_manual_backward(layout, spec.recipe):
         return partial(Block, shape)
-    kernel = fastest_kernel(shape.heads, shape.kv_heads, shape.head_size, spec.sequence_length, device, spec.dtype)
+    kernel = fastest_kernel(AttentionShape.of_model(shape, spec.sequence_length, spec.dtype), device)
     return partial(ManualBackwardBlock, BlockMath(shape, kernel, compiled=spec.compiled), layout.checkpointing)
 
 
@@ -176,10 +176,8 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
 def _apply_context_parallel(
     stage: Stage, spec: ModelSpec, layout: Layout, cp_group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    shape = spec.shape
-    heads, kv_heads = shape.heads // layout.tp, shape.kv_heads // layout.tp
     part_length = spec.sequence_length // (2 * layout.cp)
-    kernel = fastest_kernel(heads, kv_heads, shape.head_size, part_length, device, spec.dtype)
+    kernel = fastest_kernel(AttentionShape.of_model(spec.shape, part_length, spec.dtype, layout.tp), device)
     for block in stage.blocks.values():
         block.attention = ContextAttention(kernel, cp_group)  # type: ignore[assignment]
 

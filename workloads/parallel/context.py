@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.llama.attention import Kernel, attend, attend_backward
+from workloads.llama.attention import attend, attend_backward
+from workloads.llama.attention_kernels import Kernel
 
 
 def local_positions(length: int, cp: int, rank: int) -> Tensor:

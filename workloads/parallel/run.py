@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,16 @@ from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.distributed import process_group
+from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.llama.model import fastest_attention
+from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
 from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
-from workloads.parallel.layout import find_violation
+from workloads.parallel.layout import find_violation, uses_manual_backward
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import float8_recipe
@@ -35,7 +36,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     """Train in this layout, together with the other ranks.
 
     Raises:
-        Infeasible: the layout is invalid, or the device does not support the data type.
+        Infeasible: the layout is invalid, or the device does not support the data type or the attention.
     """
     device = devices.device_of(rank)
     violation = find_violation(parameters.layout, parameters.setting(rank.world_size, rank.ranks_per_node))
@@ -46,13 +47,21 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     devices.release_memory(device)
     torch.compiler.reset()
     try:
-        with process_group(rank, device), fastest_attention(device):
-            return _train(parameters, rank, device)
+        with _fused_attention(parameters, device) as kernel, process_group(rank, device):
+            return _train(parameters, rank, device, kernel)
     finally:
         devices.release_memory(device)
 
 
-def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> Measurement:
+def _fused_attention(parameters: ParallelParameters, device: torch.device) -> AbstractContextManager[str]:
+    """Return a context that yields the kernel of PyTorch's attention; empty where blocks have a kernel of their own."""
+    layout, spec = parameters.layout, _model_spec(parameters)
+    if layout.cp > 1 or uses_manual_backward(layout, spec.recipe):
+        return nullcontext("")
+    return fused_attention(AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp), device)
+
+
+def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdpa_kernel: str) -> Measurement:
     shape, layout, length = MODELS[parameters.model], parameters.layout, parameters.sequence_length
     groups = build_groups(layout, device.type)
     initializer = build_initializer(parameters.seed, device)
@@ -84,7 +93,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device) -> 
         | watch.machine_info()
         | {
             "layout": str(layout),
-            "attention": _attention_kernel(stages[0]),
+            "attention": _attention_kernel(stages[0], sdpa_kernel),
             "parameters_kept": sum(map(count_local_parameters, stages)),
         },
     )
@@ -168,17 +177,14 @@ def _block_dtype(stage: Stage) -> str:
     return float8_recipe(layer) or {torch.bfloat16: "bf16", torch.float32: "fp32"}[layer.weight.dtype]
 
 
-def _attention_kernel(stage: Stage) -> str:
-    """Return the name of the attention kernel.
-
-    PyTorch's function chooses its kernel itself, in the order of `fastest_attention`.
-    """
+def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
+    """Return the name of the attention kernel, and of PyTorch's function with the one that it takes on a GPU."""
     block = _first_block(stage)
     if isinstance(block, ManualBackwardBlock):
         return block.block_math.kernel.name
     if isinstance(block.attention, ContextAttention):
         return block.attention.kernel.name
-    return "scaled_dot_product_attention"
+    return f"scaled_dot_product_attention ({sdpa_kernel})" if sdpa_kernel else "scaled_dot_product_attention"
 
 
 def _first_block(stage: Stage) -> Any:

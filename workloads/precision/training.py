@@ -12,9 +12,11 @@ from torch import nn
 
 from workloads import device as devices
 from workloads.api.contract import Measurement, Rank
+from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
 from workloads.llama.flops import model_flops_per_token
-from workloads.llama.model import Block, Llama, fastest_attention, rope_table
+from workloads.llama.model import Block, Llama, rope_table
+from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.precision import TrainingParameters, formats, layers
 from workloads.telemetry import monitor_gpu
@@ -27,7 +29,8 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     trained on.
 
     Raises:
-        Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
+        Infeasible: torchao is not installed, or has no such layers for this device or these sizes, or no fused
+            attention supports them.
         ArithmeticError: the loss, or the block's gradient, became NaN.
     """
     formats.require_torchao()
@@ -40,7 +43,8 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     tokens = parameters.batch * parameters.sequence_length
     rope = rope_table(shape, parameters.sequence_length, device)
     build = _build_block_training if parameters.scope == "block" else _build_model_training
-    with fastest_attention(device):
+    attention = AttentionShape.of_model(shape, parameters.sequence_length, torch.bfloat16)
+    with fused_attention(attention, device) as kernel:
         training = build(parameters, device, generator, architecture, rope, tokens)
         with monitor_gpu(device) as watch:
             times_s, losses = _run_steps(training, parameters.warmup + parameters.steps)
@@ -62,7 +66,8 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         matrix_dtype=parameters.recipe,
         metrics=metrics,
         machine_info=devices.machine_info(device)
-        | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))},
+        | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))}
+        | ({"attention": f"scaled_dot_product_attention ({kernel})"} if kernel else {}),
     )
 
 
