@@ -9,8 +9,24 @@ from typing import Any
 # Parameters of the kernel's command line that concern memory, PCI, GPUs and clocks. Others are left out: some hold
 # passwords, addresses or serial numbers.
 PARAMETERS = frozenset(
-    """iommu amd_iommu intel_iommu numa_balancing pci hugepages transparent_hugepage amdgpu nvidia mitigations isolcpus
-    nohz_full processor intel_idle amd_pstate cpuidle""".split()
+    [
+        "iommu",
+        "amd_iommu",
+        "intel_iommu",
+        "numa_balancing",
+        "pci",
+        "hugepages",
+        "transparent_hugepage",
+        "amdgpu",
+        "nvidia",
+        "mitigations",
+        "isolcpus",
+        "nohz_full",
+        "processor",
+        "intel_idle",
+        "amd_pstate",
+        "cpuidle",
+    ]
 )
 
 
