@@ -17,6 +17,7 @@ from sweeper.common.clock import PhaseClock
 from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
+from sweeper.config.environment import is_variable
 from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
@@ -160,6 +161,7 @@ class Sweep:
             timeout_s=self._config.trial.timeout_s,
             reports_steps=plan.workload.reports_steps,
             cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
+            searches_environment=any(map(is_variable, plan.space.dimensions)),
         )
         return gang_pool.GangPool(plan.target, spec, gangs)
 
@@ -231,6 +233,8 @@ class Sweep:
         for record, remeasurement, node in self._nodes.plan_comparisons(
             self._progress.best, self._progress.finished_trials, self._pool.nodes_with_capacity()
         ):
+            if not self._pool.gangs_on(node, dict(record.params)):
+                continue  # until a gang there has the trial's environment
             trial = self._study.ask_remeasurement(dict(record.params), remeasurement)
             self._nodes.add_comparison(trial, node)
             self._pool.submit(trial, node)

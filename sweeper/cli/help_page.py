@@ -50,7 +50,8 @@ EXAMPLES = {
 RESUMING = "Rerun the same command to resume a sweep; a larger budget extends it."
 SPACE = (
     "A parameter of the space is a constant, a choice such as bf16,fp16, a range(first, end, step) with an exclusive "
-    "end, or an interval(low, high)."
+    "end, or an interval(low, high). space.env.NAME is an environment variable of every workload: "
+    "space.env.GPU_MAX_HW_QUEUES=2,4,8."
 )
 
 

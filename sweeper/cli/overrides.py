@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from sweeper.config.environment import check_name
 from sweeper.config.keys import keys_of
 from sweeper.config.schema import Config
 
 # Sections whose keys a YAML file need not list, since the schema knows them.
 OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.")
 # Keys whose value Hydra would otherwise expand into several runs.
-VALUE_KEYS = re.compile(r"(space\.\w+|search\.initial_points|projection\.nodes)=")
+VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
+VARIABLES = "space.env."
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None}
 
 
@@ -26,7 +28,14 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
     Hydra refuses one where the YAML has a mapping for cpu and gpu.
 
     A deletion of a key that is null by default becomes that null: Hydra takes a key that is null for a missing one.
+
+    Raises:
+        UserInputError: for an environment variable that cannot be a parameter, since Hydra has no name for it.
     """
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key.startswith(VARIABLES):
+            check_name(key.removeprefix(VARIABLES))
     quoted = [_quote(_reset(override), multirun) for override in overrides]
     return [f"++{override}" if override.startswith(OPTIONAL_SECTIONS) else override for override in quoted]
 
@@ -56,6 +65,8 @@ def _quote(override: str, multirun: bool) -> str:
         if multirun and is_short:
             return override
         text = f"choice({text})" if is_short else text  # as a person writes it in YAML
+    elif key.lstrip("+").startswith(VARIABLES) and text[:1] in ("'", '"') and "," in text:
+        pass  # its commas belong to the value: the quotes stay for the space's grammar
     elif not isinstance(parsed.value(), list):
         return override
     return f'{key}="{text}"' if '"' not in text else f"{key}='{text}'"

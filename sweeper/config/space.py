@@ -8,7 +8,8 @@ The syntax is Hydra's, in YAML and on the command line:
     lr: interval(0.001, 0.1)          any number in between, both ends inclusive
     batch: tag(log, range(1, 1025))   sampled on a logarithmic scale
 
-and `{cpu: …, gpu: …}` where a CPU and a GPU differ.
+and `{cpu: …, gpu: …}` where a CPU and a GPU differ. `env: {NAME: …}` has environment variables, parameters called
+`env.NAME` (`environment.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedS
 from hydra.errors import HydraException
 
 from sweeper.common.errors import UserInputError
+from sweeper.config.environment import flatten
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
@@ -170,8 +172,7 @@ def parse(entries: Mapping[str, Any], kind: str) -> Space:
     """
     dimensions: dict[str, Dimension] = {}
     constants: Parameters = {}
-    for key, entry in entries.items():
-        name = str(key)  # YAML reads 1 as a number
+    for name, entry in flatten(entries).items():
         value = parse_entry(name, select_kind(entry, kind, f"space.{name}"))
         if isinstance(value, Choice | Range | Interval):
             dimensions[name] = value
@@ -204,6 +205,8 @@ def parse_entry(name: str, entry: Any) -> Dimension | Value:
             return _choice(key, value.list)
         case list():
             return _choice(key, value)
+        case str():  # in quotes
+            return value
         case RangeSweep():
             return _range(key, entry, value)
         case IntervalSweep():

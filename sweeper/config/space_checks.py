@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from hydra.core.override_parser.types import ChoiceSweep
 
 from sweeper.common.errors import UserInputError, suggest
+from sweeper.config import environment
 from sweeper.config import space as spaces
 from sweeper.config.migration import check_placeholders, renamed_parameter
 from sweeper.config.resolution import ResolvedConfig
@@ -28,7 +29,11 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
         UserInputError: for an unknown parameter, a value of the wrong type or out of bounds, or a parameter without
             any supported value.
     """
-    space = spaces.parse(resolved.config.space, kind)
+    whole_space = spaces.parse(resolved.config.space, kind)
+    variables = _read_variables(resolved, whole_space)
+    space = Space(
+        environment.without_variables(whole_space.dimensions), environment.without_variables(whole_space.constants)
+    )
     parameters = resolved.workload.Parameters
     hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
     _check_entries(resolved, space, known)
@@ -53,7 +58,27 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
                 dimensions[name] = Choice(supported)
             else:
                 constants[name] = supported[0]
-    return Space(dimensions, constants), excluded
+    # The variables first: a grid changes its first parameter last, and each change of one starts new workers.
+    return Space(variables.dimensions | dimensions, variables.constants | constants), excluded
+
+
+def _read_variables(resolved: ResolvedConfig, space: Space) -> Space:
+    """Return the environment variables of a space, checked.
+
+    Raises:
+        UserInputError: for a variable that a trial may not set, or that the command sets itself.
+    """
+    variables = Space(environment.only_variables(space.dimensions), environment.only_variables(space.constants))
+    set_by_command = (resolved.settings or {}).get("environment", {})
+    values: dict[str, Sequence[Value]] = {name: [value] for name, value in variables.constants.items()}
+    values |= {name: _extremes(dimension) for name, dimension in variables.dimensions.items()}
+    for name, possible in values.items():
+        variable = name.removeprefix(environment.PREFIX)
+        environment.check_name(variable)
+        environment.check_values(variable, possible)
+        if variable in set_by_command:
+            raise UserInputError(f"space.{name}: command.environment.{variable} sets it too; remove one of them")
+    return variables
 
 
 def _check_entries(resolved: ResolvedConfig, space: Space, known: Mapping[str, Field[Any]]) -> None:
@@ -173,8 +198,11 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise UserInputError(f"{key}: must be a list of mappings: {key}=[{{m: 4096, n: 4096, k: 4096}}]")
     hints = get_type_hints(resolved.workload.Parameters)
+    points = [environment.flatten(point) for point in points]
     for point in points:
         for name, value in point.items():
+            if environment.is_variable(name):  # it has no type; that it is in the space is checked below
+                continue
             if name not in hints:
                 raise UserInputError(f"{key}: unknown parameter {name}. {suggest(name, hints)}")
             convert(hints[name], value, f"{key}.{name}")

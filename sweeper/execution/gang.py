@@ -21,6 +21,10 @@ from sweeper.execution.worker import RankResult
 from sweeper.search.trial import Trial
 from workloads.api.contract import Rank, Scalar
 
+# The variables with which the workers of a gang were started, sorted by name.
+Environment = tuple[tuple[str, str], ...]
+
+TRIALS_PER_GANG = 2  # one running, one next
 ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
 # Statuses that no rank reports merely because another rank is gone.
 ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.TIMED_OUT)
@@ -69,6 +73,7 @@ class Gang:
         trials: the running trial, then the next one.
         killed: its workers were killed.
         draining: its nodes are no longer used: it ends when the trials that it holds end.
+        retiring: a waiting trial needs another environment: it ends likewise, and a gang for that trial starts.
     """
 
     name: str
@@ -76,10 +81,12 @@ class Gang:
     group: PlacementGroup | None
     handshakes: list[Any]
     pending_handshakes: list[Any]
+    environment: Environment = ()
     locations: list[dict[str, Scalar]] = field(default_factory=list)
     trials: deque[RunningTrial] = field(default_factory=deque)
     killed: bool = False
     draining: bool = False
+    retiring: bool = False
 
     @property
     def ready(self) -> bool:
@@ -88,7 +95,7 @@ class Gang:
 
     @property
     def accepts_trials(self) -> bool:
-        return self.ready and not self.draining
+        return self.ready and not self.draining and not self.retiring
 
     @property
     def node_ids(self) -> list[str]:

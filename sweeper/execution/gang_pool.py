@@ -2,12 +2,12 @@
 
 A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the running and the next one,
 so that its devices do not wait for the driver. It is kept as long as its trials succeed; after any failure its workers
-are killed and a new gang replaces it.
+are killed and a new gang replaces it. Where trials differ in their environment variables, a gang starts for the first
+trial that waits, and one without trials for its environment makes room for it.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections import deque
@@ -18,14 +18,16 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.common.trials import TrialResult, TrialStatus
+from sweeper.config.environment import process_values, without_variables
 from sweeper.config.hardware import Target
+from sweeper.config.space import Parameters
 from sweeper.execution.cluster import ClusterError, summarize_ray_error
-from sweeper.execution.gang import Gang, RunningTrial
+from sweeper.execution.gang import TRIALS_PER_GANG, Environment, Gang, RunningTrial
+from sweeper.execution.gang_choice import GangsByLoad, choose_retiring, find_unserved
 from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
 from sweeper.execution.worker import Job, StepCollector
 from sweeper.search.trial import Trial
 
-TRIALS_PER_GANG = 2  # one running, one next
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up
 SELF_TERMINATION_S = 15.0  # for a program and its child processes to end after the timeout
 
@@ -34,7 +36,7 @@ class GangPool:
     """All gangs of one sweep. `submit` trials while there is `capacity`, and `wait` for results.
 
     Attributes:
-        gangs: `count` gangs with the properties of `spec` on the nodes of `target`.
+        gangs: at most `count` gangs with the properties of `spec` on the nodes of `target`.
     """
 
     def __init__(self, target: Target, spec: GangSpec, count: int) -> None:
@@ -50,20 +52,27 @@ class GangPool:
         self._pending_reports: Any = None  # a reference to the collector's next reports
         self._backlog: deque[Trial] = deque()  # trials without a gang, such as those of a gang that failed
         self._in_flight: dict[int, Trial] = {}  # by number: thousands, which are only counted for each trial
-        self._by_load: list[tuple[int, int, Gang]] = []  # a heap of gangs by their load when pushed; see _least_loaded
-        self._pushes = 0
-        self.gangs = [self._launcher.launch() for _ in range(count)]
+        self._by_load = GangsByLoad()
+        self._count = count
+        self.gangs: list[Gang] = []
+        self._fill()
 
     # ── state ──
 
     def capacity(self) -> int:
         """Return how many more trials can be submitted now. Gangs that have not started take none."""
         free = sum(TRIALS_PER_GANG - len(gang.trials) for gang in self.gangs if gang.accepts_trials)
-        return free - len(self._backlog)
+        return free + TRIALS_PER_GANG * self._vacancies() - len(self._backlog)
 
     def nodes_with_capacity(self) -> set[str]:
         """Return the ids of the nodes on which a gang of one node can take a trial."""
         return {gang.node_ids[0] for gang in self.gangs if _has_capacity(gang) and len(gang.node_ids) == 1}
+
+    def gangs_on(self, node_id: str, params: Parameters) -> list[Gang]:
+        """Return the gangs on this node alone that can take a trial with these parameters."""
+        environment = self._environment_of(params)
+        on_node = [gang for gang in self.gangs if _has_capacity(gang) and gang.node_ids == [node_id]]
+        return [gang for gang in on_node if gang.environment == environment]
 
     @property
     def starting(self) -> bool:
@@ -108,30 +117,45 @@ class GangPool:
     def submit(self, trial: Trial, node_id: str | None = None) -> None:
         """Hand a trial to the least loaded gang; to one of this node alone, if there is one with capacity."""
         self._in_flight[trial.number] = trial
-        candidates = []
-        if node_id:
-            candidates = [gang for gang in self.gangs if _has_capacity(gang) and gang.node_ids == [node_id]]
-        if candidates:
+        if candidates := self.gangs_on(node_id, trial.params) if node_id else []:
             self._start_trial(min(candidates, key=lambda gang: len(gang.trials)), trial)
         else:
             self._backlog.append(trial)
             self._assign_backlog()
 
     def _assign_backlog(self) -> None:
-        while self._backlog and (gang := self._least_loaded()):
-            self._start_trial(gang, self._backlog.popleft())
+        """Hand waiting trials to gangs with their environment, and see to it that there will be such gangs."""
+        waiting, full = deque[Trial](), set[Environment]()
+        for trial in self._backlog:
+            environment = self._environment_of(trial.params)
+            gang = None if environment in full else self._by_load.pop(environment)
+            if gang is None:
+                full.add(environment)
+                waiting.append(trial)
+            else:
+                self._start_trial(gang, trial)
+        self._backlog = waiting
+        if self._spec.searches_environment:
+            self._make_room()
+
+    def _environment_of(self, params: Parameters) -> Environment:
+        values = process_values({**self._spec.constants, **params})
+        return tuple(sorted((name, value) for name, value in values.items() if value is not None))
 
     def _start_trial(self, gang: Gang, trial: Trial) -> None:
         """Call `run` on every worker of the gang. An actor runs its calls one after the other."""
         spec = self._spec
         parameters = {**spec.constants, **trial.params}
+        variables = process_values(parameters)
         device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
         self._sequence_number += 1
         if self._collector is not None:
             self._by_sequence_number[self._sequence_number] = trial
         ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s)
         refs = {
-            worker.run.remote(Job(spec.workload, parameters, rank, spec.settings, self._collector)): rank.rank
+            worker.run.remote(
+                Job(spec.workload, without_variables(parameters), variables, rank, spec.settings, self._collector)
+            ): rank.rank
             for worker, rank in zip(gang.workers, ranks, strict=True)
         }
         gang.trials.append(
@@ -144,25 +168,7 @@ class GangPool:
                 kill_after_s=self._kill_after_s,
             )
         )
-        self._push(gang)
-
-    def _push(self, gang: Gang) -> None:
-        """Add a gang to the heap with its present load, unless it is full."""
-        if len(gang.trials) < TRIALS_PER_GANG:
-            self._pushes += 1
-            heapq.heappush(self._by_load, (len(gang.trials), self._pushes, gang))
-
-    def _least_loaded(self) -> Gang | None:
-        """Return the gang that reaches a new trial first, or None if all are full.
-
-        Entries whose load has changed are skipped: searching thousands of gangs takes longer than all other work of the
-        driver for a trial.
-        """
-        while self._by_load:
-            load, _, gang = heapq.heappop(self._by_load)
-            if gang.accepts_trials and not gang.killed and load == len(gang.trials):
-                return gang
-        return None
+        self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
         """Return the trials that ended, after waiting up to `timeout_s` for the first of them.
@@ -195,8 +201,8 @@ class GangPool:
                     continue
                 if gang.trials:
                     gang.trials[0].started_s = time.monotonic()
-                self._push(gang)
-            if gang.draining and not gang.trials and gang in self.gangs:
+                self._by_load.push(gang)
+            if (gang.draining or gang.retiring) and not gang.trials and gang in self.gangs:
                 self._replace(gang)
         self._assign_backlog()
         return ended
@@ -246,15 +252,16 @@ class GangPool:
         ids = {node.id for node in target.nodes}
         nodes_removed = not ids >= {node.id for node in self._target.nodes}
         self._target = self._launcher.target = target
+        self._count = count
         for gang in list(self.gangs):
             if gang.ready:
                 gang.draining = not ids >= {*gang.node_ids}
                 if gang.accepts_trials:  # it may have been draining before
-                    self._push(gang)
+                    self._by_load.push(gang)
             elif nodes_removed:
                 kill_gang(gang)
                 self.gangs.remove(gang)
-        self.gangs += [self._launcher.launch() for _ in range(count - sum(not gang.draining for gang in self.gangs))]
+        self._fill()
 
     def withdraw_backlog(self) -> list[Trial]:
         """Return the trials that no gang holds, which are no longer in flight."""
@@ -283,7 +290,7 @@ class GangPool:
             ray.wait(starting, num_returns=len(starting), timeout=start_timeout_s)
         for gang in self.gangs:
             kill_gang(gang)
-        self.gangs = []
+        self.gangs, self._count = [], 0
         if self._collector is not None:
             ray.kill(self._collector, no_restart=True)
             self._collector = None
@@ -302,10 +309,10 @@ class GangPool:
         if gang.ready:
             self._failed_starts = 0
             gang.assign_ranks()
-            self._push(gang)
+            self._by_load.push(gang)
 
     def _replace(self, gang: Gang) -> None:
-        """Kill a gang and launch another in its place, unless it was draining.
+        """Kill a gang and launch another in its place, unless it was draining or waiting trials decide which one.
 
         The trials that it has not started return to the front of the backlog.
         """
@@ -313,7 +320,29 @@ class GangPool:
         gang.trials.clear()
         kill_gang(gang)
         index = self.gangs.index(gang)
-        self.gangs[index : index + 1] = [] if gang.draining else [self._launcher.launch()]
+        is_replaced = not (gang.draining or self._spec.searches_environment)
+        self.gangs[index : index + 1] = [self._launcher.launch(gang.environment)] if is_replaced else []
+
+    def _vacancies(self) -> int:
+        """Return how many gangs may be launched. One that is draining no longer counts."""
+        return max(0, self._count - sum(not gang.draining for gang in self.gangs))
+
+    def _fill(self) -> None:
+        """Launch all gangs, unless they differ in their environments and start for the trials that wait."""
+        if not self._spec.searches_environment:
+            environment = self._environment_of({})
+            self.gangs += [self._launcher.launch(environment) for _ in range(self._vacancies())]
+
+    def _make_room(self) -> None:
+        """Launch gangs for the environments of waiting trials. Gangs that have to end for that take no more trials."""
+        unserved = find_unserved([self._environment_of(trial.params) for trial in self._backlog], self.gangs)
+        retiring = sum(gang.retiring for gang in self.gangs)
+        for environment in unserved[self._vacancies() + retiring :]:
+            if gang := choose_retiring(environment, self.gangs):
+                gang.retiring = True
+                if not gang.trials:
+                    self._replace(gang)
+        self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
 
 
 def _has_capacity(gang: Gang) -> bool:

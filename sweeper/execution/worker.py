@@ -19,6 +19,7 @@ import ray
 from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray.exceptions import RayError
 
+from sweeper.config.environment import PREFIX
 from workloads.api.contract import (
     Infeasible,
     Measurement,
@@ -44,11 +45,13 @@ class Job:
     """One trial for one rank.
 
     Attributes:
+        variables: the environment variables of the trial, with which this process was started; None: not set.
         collector: the `StepCollector` actor; None for a workload that reports no steps.
     """
 
     workload: str
     parameters: Mapping[str, Scalar]
+    variables: Mapping[str, str | None]
     rank: Rank
     settings: Mapping[str, Any] | None = None
     collector: Any = None
@@ -104,14 +107,39 @@ class Worker:
     def run(self, job: Job) -> RankResult:
         """Run one trial. Exceptions are returned in the result: the driver decides on their consequences."""
         started_at_s = time.time()
-        rank = job.rank
+        set_variables = {name: value for name, value in job.variables.items() if value is not None}
+        rank = replace(job.rank, environment=set_variables)
         if job.collector is not None:
             rank = replace(rank, reporter=RayStepReporter(job.collector, rank.sequence_number))
         try:
+            check_variables(job.variables)
             measurement = run_trial(job.workload, job.parameters, rank, job.settings)
+            executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
+            measurement = replace(measurement, executed=executed)
         except Exception as error:
             return replace(_describe_error(error), rank=rank.rank, started_at_s=started_at_s, ended_at_s=time.time())
         return RankResult(rank.rank, started_at_s, time.time(), measurement)
+
+
+def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return these variables as this process has them, as parameters.
+
+    Raises:
+        ParameterMismatch: one differs from what was requested.
+    """
+    actual = {name: os.environ.get(name) for name in requested}
+    differences = [
+        f"{_describe_variable(name, actual[name])}, requested {_describe_variable(name, value)}"
+        for name, value in requested.items()
+        if actual[name] != value
+    ]
+    if differences:
+        raise ParameterMismatch(f"the worker's environment has {'; '.join(differences)}")
+    return {f"{PREFIX}{name}": value for name, value in actual.items()}
+
+
+def _describe_variable(name: str, value: str | None) -> str:
+    return f"no {name}" if value is None else f"{name}={value}"
 
 
 def _describe_error(error: Exception) -> RankResult:

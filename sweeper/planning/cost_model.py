@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sweeper.common.errors import UserInputError
+from sweeper.config.environment import without_variables
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Interval, Parameters, Space, point_key
 from workloads.api import host
-from workloads.api.contract import Estimate, Machine
+from workloads.api.contract import Estimate, Machine, Workload
 
 MAX_POINTS = 300_000
 USABLE_MEMORY = 0.97  # of what a device's driver reports, by one process
@@ -60,8 +61,7 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
         return None
     _check_size(space)
     candidates = [
-        Candidate(point, workload.estimate(workload.Parameters(**space.constants, **point), machine))
-        for point in space.points()
+        Candidate(point, _estimate_point(workload, {**space.constants, **point}, machine)) for point in space.points()
     ]
     sign = -1.0 if resolved.config.workload.direction == "maximize" else 1.0
     candidates.sort(key=lambda candidate: sign * candidate.estimate.metrics.get(objective, sign * math.inf))
@@ -75,6 +75,11 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
             f"workload.objective={objective}: {resolved.workload.name} cannot estimate it. Available: {estimated}"
         )
     return CostEstimates(objective, machine, valid, excluded)
+
+
+def _estimate_point(workload: Workload, values: Parameters, machine: Machine) -> Estimate:
+    """Return the workload's estimate, which the environment variables of a point do not change."""
+    return workload.estimate(workload.Parameters(**without_variables(values)), machine)
 
 
 def _check_size(space: Space) -> None:
@@ -148,7 +153,8 @@ def project(
     workload, machine = resolved.workload, estimates.machine
     if not workload.can_scale:
         return None
-    parameters, by_devices, description = workload.Parameters(**space.constants, **point), dict[int, float](), ""
+    parameters = workload.Parameters(**without_variables({**space.constants, **point}))
+    by_devices, description = dict[int, float](), ""
     for factor in sorted({1, *nodes}):
         scaled = replace(machine, world_size=machine.world_size * factor)
         estimate = workload.estimate(workload.scale(parameters, factor), scaled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sweeper.config.environment import without_variables
 from sweeper.config.space import Parameters
 from sweeper.planning.plan import Plan
 
@@ -32,8 +33,7 @@ def estimate_steps_s(plan: Plan) -> float | None:
 
 
 def _steps_s(plan: Plan, point: Parameters, metrics: Mapping[str, float]) -> float | None:
-    values = {**plan.space.constants, **point}
-    parameters = plan.workload.Parameters(**values)
+    parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **point}))
     rate = metrics.get("tokens_per_s")
     if not rate or not all(hasattr(parameters, name) for name in NEEDED):
         return None

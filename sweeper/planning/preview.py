@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sweeper.config.environment import without_variables
 from sweeper.config.space import Interval, Parameters
 from sweeper.planning.cost_model import build_machine
 from sweeper.planning.plan import Plan
@@ -22,7 +23,7 @@ def preview(plan: Plan) -> str:
         plan.target, plan.resources.gpus, plan.config.cluster.network_gb_s, dict(plan.achieved_tflops)
     )
     try:
-        parameters = plan.workload.Parameters(**{**plan.space.constants, **first_point(plan)})
+        parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **first_point(plan)}))
     except ValueError:  # the trial fails for it, and others may not
         return ""
     return plan.workload.preview(parameters, machine)

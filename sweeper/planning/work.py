@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sweeper.config.environment import is_variable, only_variables, without_variables
 from sweeper.config.space import Parameters, Space
 from workloads.api.contract import Measurement, Scalar, Workload
 from workloads.api.secrets import masked
@@ -31,12 +32,12 @@ class WorkIdentifier:
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
         """Return the identity of a trial's work, value by name.
 
-        A parameter belongs to it as `Workload.work` and `Workload.ways` declare. A complete trial adds the data type
-        and the statistic of its measurement.
+        A parameter belongs to it as `Workload.work` and `Workload.ways` declare. Environment variables say how the work
+        is done, and never which. A complete trial adds the data type and the statistic of its measurement.
         """
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():
-            if name in self.workload.ways or value is None:
+            if name in self.workload.ways or value is None or is_variable(name):
                 continue
             is_searched = name in self.space.dimensions and name not in self.workload.work
             identity[name] = SEARCHED if is_searched else _shorten(str(value))
@@ -49,10 +50,10 @@ class WorkIdentifier:
     def _recorded(self, point: Parameters) -> Mapping[str, Scalar]:
         values = {**self.space.constants, **point}
         try:
-            recorded = self.workload.recorded_parameters(self.workload.Parameters(**values))
+            recorded = self.workload.recorded_parameters(self.workload.Parameters(**without_variables(values)))
         except (TypeError, ValueError):  # values that contradict each other: the trial fails for it
-            recorded = values
-        checked: dict[str, Scalar] = masked(dict(recorded))
+            recorded = without_variables(values)
+        checked: dict[str, Scalar] = masked({**recorded, **only_variables(values)})
         return checked
 
 

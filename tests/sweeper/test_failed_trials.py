@@ -86,11 +86,22 @@ def test_a_ray_that_does_not_start_gives_one_line(workspace: Workspace) -> None:
 def test_a_gang_runs_a_trial_on_all_its_ranks_and_one_failed_rank_ends_it(workspace: Workspace) -> None:
     ledger = workspace.path / "ledger"
     overrides = [*PROBE, "gpus=2", "search=grid", "space.x=1", "space.y=0", f"space.ledger={ledger}"]
+    overrides += ["space.env.NCCL_DEBUG=[null,WARN]", "finals.top=0"]
     # The pause: a worker that ends while it sends a reply loses the reply.
     result = workspace.run(*overrides, "space.behaviour=killed,ok", "trial.retries=0", "space.sleep_s=0.3")
     assert result.code == 1, result.err
-    assert workspace.outcomes() == {"complete": 1, "lost": 1}
-    assert sorted(ledger.read_text().splitlines()) == ["1.0 0.0 0", "1.0 0.0 1"]
+    assert workspace.outcomes() == {"complete": 2, "lost": 2}
+    assert sorted(ledger.read_text().splitlines()) == ["1.0 0.0 0"] * 2 + ["1.0 0.0 1"] * 2
+    complete = [run for run in workspace.runs("trial") if run.data.tags["outcome"] == "complete"]
+    assert {run.data.params["env.NCCL_DEBUG"] for run in complete} == {"None", "WARN"}
+    assert len({run.data.tags["work"] for run in complete}) == 1 and "NCCL" not in complete[0].data.tags["work"]
+    records = [json.loads(trial.user_attrs["record"]) for trial in workspace.trials()]
+    for record in records:
+        executed = [measurement["executed"]["env.NCCL_DEBUG"] for measurement in record["measurements"]]
+        assert executed == [record["params"]["env.NCCL_DEBUG"]] * len(executed)
+    # Another environment is another worker, also for a rank that has not failed.
+    pids = [{measurement["machine_info"]["pid"] for measurement in record["measurements"]} for record in records]
+    assert len(set.union(*pids)) == 4
 
 
 @pytest.mark.soak

@@ -99,6 +99,7 @@ class Rank:
         node_devices: the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU.
         reporter: where a workload with `reports_steps` reports them; None without a driver.
         timeout_s: a workload with `reports_steps` raises TrialTimeout after it; others are ended by the driver.
+        environment: the variables that are parameters of the trial. This process was started with them.
     """
 
     rank: int = 0
@@ -113,6 +114,7 @@ class Rank:
     node_devices: str = ""
     reporter: StepReporter | None = None
     timeout_s: float = math.inf
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def build_invocation(
     environment = {name: fill(str(text), values) for name, text in settings.environment.items()}
     return Invocation(
         _command_line(settings, values),
-        {**_distributed_environment(settings, rank, values), **environment},
+        {**rank.environment, **_distributed_environment(settings, rank, values), **environment},
         Path(settings.directory),
         {Path(name).name: render(name, template, values) for name, template in settings.files.items()},
     )

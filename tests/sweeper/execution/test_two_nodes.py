@@ -38,7 +38,7 @@ total = torch.tensor(float(dist.get_rank() + 1))
 dist.all_reduce(total)
 rank = {name: os.environ.get(name, "") for name in ("LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")}
 rank |= {"rank": dist.get_rank(), "total": total.item(), "node": socket.gethostname(), "parent": os.getppid()}
-rank |= {"devices": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+rank |= {"devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""), "algorithm": os.environ.get("NCCL_ALGO", "")}
 with open(f"{folder}/{dist.get_rank()}.json", "w") as file:
     json.dump(rank, file)
 dist.barrier()
@@ -191,10 +191,12 @@ def read_ranks(head: HeadPlace) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("start", ["node", "gpu"])
 def test_the_ranks_of_two_nodes_join_one_process_group(head: HeadPlace, start: str) -> None:
-    result = run_trainer(head, TORCHRUN if start == "node" else PYTHON, "ok", f"command.start={start}")
+    overrides = [f"command.start={start}", "space.env.NCCL_ALGO=Ring"]
+    result = run_trainer(head, TORCHRUN if start == "node" else PYTHON, "ok", *overrides)
     assert result.code == 0, result.err
     ranks = read_ranks(head)
     assert [rank["total"] for rank in ranks] == [10.0] * 4
+    assert [rank["algorithm"] for rank in ranks] == ["Ring"] * 4
     nodes = [rank["node"] for rank in ranks]
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3] and set(nodes) == set(NODES)
     assert {rank["MASTER_ADDR"] for rank in ranks} == {NODES[nodes[0]]}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from sweeper.execution.worker import Job, RankResult, Worker
 from workloads.api.contract import Rank
 
 
 def run(program: str) -> RankResult:
-    return Worker().run(Job("command", {}, Rank(), {"run": ["{python}", "-c", program]}))
+    return Worker().run(Job("command", {}, {}, Rank(), {"run": ["{python}", "-c", program]}))
 
 
 def test_a_failed_program_has_its_reason_its_last_lines_and_its_files() -> None:
@@ -23,5 +27,41 @@ def test_a_program_that_ran_out_of_memory_keeps_its_last_lines() -> None:
 
 
 def test_an_error_of_this_project_has_its_traceback() -> None:
-    result = Worker().run(Job("probe", {"behaviour": "raise"}, Rank()))
+    result = Worker().run(Job("probe", {"behaviour": "raise"}, {}, Rank()))
     assert result.reason.startswith("RuntimeError: ") and "Traceback" in result.detail
+
+
+def test_a_worker_without_the_requested_variables_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    ledger = tmp_path / "ledger"
+    requested = {"NCCL_ALGO": None, "NCCL_DEBUG": "WARN"}
+    result = Worker().run(Job("probe", {"ledger": str(ledger)}, requested, Rank()))
+    assert result.reason == (
+        "ParameterMismatch: the worker's environment has NCCL_ALGO=Ring, requested no NCCL_ALGO; "
+        "no NCCL_DEBUG, requested NCCL_DEBUG=WARN"
+    )
+    assert result.measurement is None and not ledger.exists()
+
+
+def test_a_workload_that_changes_a_requested_variable_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setattr("workloads.probe.time.sleep", lambda _: monkeypatch.setenv("NCCL_ALGO", "Tree"))
+    result = Worker().run(Job("probe", {}, {"NCCL_ALGO": "Ring"}, Rank()))
+    assert result.reason.endswith("NCCL_ALGO=Tree, requested NCCL_ALGO=Ring")
+
+
+def test_executed_variables_are_recorded_as_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    result = Worker().run(Job("probe", {"x": 1.0}, {"NCCL_ALGO": "Ring", "NCCL_DEBUG": None}, Rank()))
+    assert result.measurement is not None
+    executed = result.measurement.executed
+    assert (executed["x"], executed["env.NCCL_ALGO"], executed["env.NCCL_DEBUG"]) == (1.0, "Ring", None)
+
+
+def test_a_command_is_kept_with_its_trials_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    settings = {"run": ["{python}", "-c", "import os; print(os.environ['NCCL_ALGO'])"]}
+    result = Worker().run(Job("command", {}, {"NCCL_ALGO": "Ring"}, Rank(), settings))
+    assert result.detail.startswith("Ring") and b"NCCL_ALGO=Ring" in result.files["command.txt"]

@@ -32,6 +32,16 @@ def test_a_workload_declares_its_own_parameters_as_work_or_as_ways(name: str) ->
     assert not set(workload.work) & set(workload.ways)
 
 
+def test_environment_variables_are_recorded_and_are_not_part_of_the_work() -> None:
+    matmul = registry.load("matmul")
+    space = {**MATMUL, "env": {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "choice(1, 2)"}}
+    identifier = WorkIdentifier(matmul, parse(space, "cpu"))
+    point = {"m": 128, "env.OMP_NUM_THREADS": 2}
+    assert identifier.identify(point) == identify(matmul, MATMUL, m=128)
+    fixed = identifier.fixed_parameters(point)
+    assert fixed["env.NCCL_DEBUG"] == "WARN" and "env.OMP_NUM_THREADS" not in fixed
+
+
 def test_a_constant_belongs_to_the_work_and_a_searched_shape_does_not() -> None:
     matmul = registry.load("matmul")
     first, other = (identify(matmul, MATMUL, m=m) for m in (128, 512))

@@ -1,0 +1,89 @@
+"""Environment variables as parameters: `space.env.NAME` in a space, `env.NAME` in points, records and reports.
+
+A variable is read before torch is imported, so every environment has workers of its own. A value is a number or a text
+in the space and a text in the process; null: the sweep does not set the variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sweeper.common.errors import UserInputError
+from workloads.api.secrets import is_secret, mask
+
+SECTION = "env"
+PREFIX = f"{SECTION}."
+# POSIX reserves lower case for applications; a variable in the wrong case would be set and have no effect.
+_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+_DEVICES = "decides which GPUs a worker sees, which Ray sets"
+_LOADING = "decides which programs and libraries are loaded; set it where the cluster is started"
+_RANKS = "is set for each rank"
+# Variables that a trial's environment does not set, with the reason.
+_RESERVED = (
+    (r"(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|CUDA_DEVICE_ORDER", _DEVICES),
+    (r"RAY_\w+", "configures Ray, which is running by then"),
+    (r"SWEEPER_\w+", "is sweeper's own"),
+    (r"PATH|HOME|USER|SHELL|PWD|BASH_ENV|PYTHON(PATH|HOME|STARTUP)|LD_\w+|VIRTUAL_ENV|CONDA_\w+", _LOADING),
+    (r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|PYTHONUNBUFFERED|BEAM_LOCAL_MAX", _RANKS),
+)
+
+
+def flatten(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a space or a point, those of its section `env` as `env.NAME`."""
+    flat = dict[str, Any]()
+    for key, entry in entries.items():
+        if key == SECTION and isinstance(entry, Mapping):
+            flat |= {f"{PREFIX}{name}": value for name, value in entry.items()}
+        else:
+            flat[str(key)] = entry  # YAML reads 1 as a number
+    return flat
+
+
+def is_variable(name: str) -> bool:
+    """Return whether the parameter is an environment variable."""
+    return name.startswith(PREFIX)
+
+
+def without_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are the workload's."""
+    return {name: value for name, value in parameters.items() if not is_variable(name)}
+
+
+def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are environment variables."""
+    return {name: value for name, value in parameters.items() if is_variable(name)}
+
+
+def process_values(parameters: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the variables among the parameters as a process has them: texts by name, None for one that is not set."""
+    variables = only_variables(parameters)
+    return {name.removeprefix(PREFIX): None if value is None else str(value) for name, value in variables.items()}
+
+
+def check_name(variable: str) -> None:
+    """Check that a trial's environment may set this variable. Raises UserInputError with the reason if it may not."""
+    key = f"space.{PREFIX}{variable}"
+    if not _NAME.fullmatch(variable):
+        upper = re.sub(r"\W", "_", variable).upper().strip("_")
+        close = f". Did you mean {upper}?" if _NAME.fullmatch(upper) else ""
+        raise UserInputError(f"{key}: a variable's name has capital letters, digits and _, and no digit first{close}")
+    if is_secret(variable):
+        raise UserInputError(f"{key}: looks like a secret, and parameters are recorded; set it on the nodes")
+    for pattern, reason in _RESERVED:
+        if re.fullmatch(pattern, variable):
+            raise UserInputError(f"{key}: cannot be a parameter; it {reason}")
+
+
+def check_values(variable: str, values: Iterable[Any]) -> None:
+    """Check the values of a variable. Raises UserInputError for one that a process would not get as it is written."""
+    for value in values:
+        key = f"space.{PREFIX}{variable}={value}"
+        if isinstance(value, bool):  # YAML reads true, True and yes alike, a program may not
+            raise UserInputError(f"space.{PREFIX}{variable}={str(value).lower()}: put true or false in quotes")
+        text = str(value)
+        if "$" in text or not text.isprintable():
+            raise UserInputError(f"{key}: values are taken literally; $ and control characters are not allowed")
+        if mask(text) != text or mask(f"{variable}={text}") != f"{variable}={text}":
+            raise UserInputError(f"space.{PREFIX}{variable}: a value looks like a secret, and values are recorded")
