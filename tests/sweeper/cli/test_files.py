@@ -11,7 +11,6 @@ from sweeper.config.files import ConfigFile
 from tests.conftest import CommandResult
 
 PROBE = "# @package _global_\nworkload: {name: probe, objective: score}\n"
-PROB = PROBE.replace("probe", "prob")
 # The text of the file, the line of the error, and a part of its message.
 WRONG = {
     "an unclosed bracket": (PROBE + "space: {x: 1\nbudget: 5\n", 4, "expected ',' or '}'"),
@@ -27,11 +26,7 @@ WRONG = {
     "a list": ("# @package _global_\n- x\n", 1, "must be a mapping"),
     "nothing": ("# @package _global_\n", 1, "has no keys"),
     "no workload's name": ("# @package _global_\nworkload: {objective: score}\n", 2, "workload.name: required"),
-    "an unknown workload": (
-        "# @package _global_\nworkload: {name: prob, objective: x}\nspace: {}\n",
-        2,
-        "Did you mean probe?",
-    ),
+    "an unknown workload": (PROBE.replace("probe", "prob") + "space: {}\n", 2, "Did you mean probe?"),
     "an unknown key": (PROBE + "space: {x: 1}\nbudget:\n  trails: 5\n", 5, "Did you mean budget.trials?"),
     "an unknown section": (PROBE + "spce: {x: 1}\n", 3, "spce: unknown key"),
     "a wrong type": (PROBE + "space: {x: 1}\nbudget:\n  trials: ten\n", 5, "budget.trials=ten: must be an integer"),
@@ -51,6 +46,13 @@ FAST = {"an unclosed bracket", "a tab", "a key twice", "not UTF-8", "an unclosed
 FAST |= {"an unknown workload", "an unknown key", "a wrong type", "an unknown parameter", "an unset value"}
 
 
+def write_workload(folder: Path, text: str) -> None:
+    """Write the file of `workload=mine`, with `--config-dir conf`."""
+    path = folder / "conf/workload/mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.soak) for name in WRONG]
 )
@@ -58,9 +60,7 @@ def test_an_error_in_a_file_is_one_line_with_its_place(
     name: str, tmp_path: Path, run_cli: Callable[..., CommandResult]
 ) -> None:
     text, line, reason = WRONG[name]
-    path = tmp_path / "conf/workload/mine.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    write_workload(tmp_path, text)
     result = run_cli("--config-dir", "conf", "workload=mine", "hardware=cpu", "plan=true")
     assert result.code == 2 and result.out == ""
     place = "" if line is None else f":{line}"
@@ -69,9 +69,7 @@ def test_an_error_in_a_file_is_one_line_with_its_place(
 
 
 def test_a_typed_key_has_no_place_in_a_file(tmp_path: Path, run_cli: Callable[..., CommandResult]) -> None:
-    path = tmp_path / "conf/workload/mine.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(PROBE + "space: {x: 1}\nbudget: {trials: 5}\n")
+    write_workload(tmp_path, PROBE + "space: {x: 1}\nbudget: {trials: 5}\n")
     result = run_cli("--config-dir", "conf", "workload=mine", "budget.trials=ten")
     assert result.err == "sweeper: budget.trials=ten: must be an integer\n"
 

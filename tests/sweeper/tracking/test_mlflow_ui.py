@@ -12,22 +12,19 @@ from mlflow import MlflowClient
 from sweeper.common.trials import Remeasurement
 from sweeper.report.artifact import log_report
 from sweeper.tracking import mlflow_store, mlflow_view
-from sweeper.tracking.mlflow_view import RankedTrial, SweepView
+from sweeper.tracking.mlflow_view import RankedTrial
 from sweeper.tracking.store import Store
 from tests.conftest import Server, wait_for
 from tests.support import browser
-from tests.support.factories import trial_record
+from tests.support.views import make_view, write_sweep
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")]
 RATES = {64: 5.0, 128: 20.0, 256: 10.0}  # by m
-VIEW = SweepView(
-    objective="tflops",
-    minimize=False,
-    metrics=["final_tflops", "tflops", "mfu", "peak_memory_gib"],
-    parameters=["m", "n"],
-    space={"m": "choice(64,128,256)", "n": "choice(1,7)"},
-    # The finals turned the order of the search around.
-    ranking=[
+VIEW = make_view(
+    "tflops",
+    "peak_memory_gib",
+    {"m": "choice(64,128,256)", "n": "choice(1,7)"},
+    [
         RankedTrial(2, {"final_tflops": 12.5}, "12.1 to 12.9"),
         RankedTrial(1, {"final_tflops": 11.5}, "11 to 12"),
         RankedTrial(0, {}, "4.5 to 5.5"),
@@ -45,15 +42,16 @@ RIGHT_EDGE = """(text => { const table = document.querySelector('.ag-root').getB
 @pytest.fixture
 def finished_sweep(server: Server) -> Store:
     """A sweep of three trials and a round of the finals on that server, with its view and its report."""
-    tags = {"workload": "matmul", "device": "cpu"}
-    parent = {"started_at": "now", "params": VIEW.space, "tags": tags, "artifacts": {}}
-    store = Store(server.uri, "matmul", "study", "a sweep", parent)
-    times_s = {"started_at_s": 1e9, "ended_at_s": 1e9 + 1}
-    for number, (m, rate) in enumerate(RATES.items()):
-        metrics = {"tflops": rate, "step_time_ms": 1 / rate, "mfu": rate / 100, "peak_memory_gib": float(number)}
-        store.write_trial(trial_record(number, {"m": m, "n": 7}, metrics=metrics, where={"node": "n"}, **times_s))
-    again = Remeasurement(trial=2, round=0, group=(1, 2))
-    store.write_trial(trial_record(3, {"m": 256, "n": 7}, metrics={"tflops": 99.0}, remeasurement=again, **times_s))
+    trials = [
+        (
+            {"m": m, "n": 7},
+            {"tflops": rate, "step_time_ms": 1 / rate, "mfu": rate / 100, "peak_memory_gib": float(number)},
+        )
+        for number, (m, rate) in enumerate(RATES.items())
+    ]
+    remeasured = Remeasurement(trial=2, round=0, group=(1, 2)), 99.0
+    fields = {"started_at_s": 1e9, "ended_at_s": 1e9 + 1, "where": {"node": "n"}}
+    store = write_sweep(server.uri, "matmul", "a sweep", VIEW, trials, remeasured, **fields)
     description = "**matmul on cpu**: 3 complete\n\n| trial | m | rate TFLOP/s |\n|---|---|---|\n| 1 | 128 | 20 |"
     tags = {mlflow_store.DESCRIPTION: description}
     store.close("FINISHED", {"best_tflops": 20.0}, tags, {"trials.csv": "trial\n1\n"}, [])

@@ -17,29 +17,22 @@ from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.store import Store
 from tests.conftest import Workspace
-from tests.support.factories import trial_record
+from tests.support.views import make_view, write_sweep
 
 TABLE_PX = 780 - 80  # of MLflow's page at 1400 px, without the column of check boxes
-VIEW = SweepView(
-    objective="tokens_per_s",
-    minimize=False,
-    metrics=["final_tokens_per_s", "tokens_per_s", "mfu", "peak_device_gib"],
-    parameters=["tp", "batch"],
-    space={"tp": "choice(1,2)", "batch": "8"},
-    ranking=[RankedTrial(1, {"final_tokens_per_s": 90.0}, "85 to 95"), RankedTrial(0, {}, "")],
+VIEW = make_view(
+    "tokens_per_s",
+    "peak_device_gib",
+    {"tp": "choice(1,2)", "batch": "8"},
+    [RankedTrial(1, {"final_tokens_per_s": 90.0}, "85 to 95"), RankedTrial(0, {}, "")],
 )
 
 
-def open_store(folder: Path, study_id: str = "study") -> Store:
+def open_store(folder: Path) -> Store:
     """Open a store with a search of three trials and a round of the finals that was faster than all of them."""
-    tags = {"workload": "parallel", "device": "cpu"}
-    parent = {"started_at": "now", "params": VIEW.space, "tags": tags, "artifacts": {}}
-    store = Store(f"sqlite:///{folder}/mlflow.db", "e", study_id, "sweep", parent)
-    for number, speed in enumerate((100.0, 95.0, 50.0)):
-        store.write_trial(trial_record(number, {"tp": number}, metrics={"tokens_per_s": speed}))
-    again = Remeasurement(trial=1, round=0, group=(0, 1))
-    store.write_trial(trial_record(3, {"tp": 1}, metrics={"tokens_per_s": 500.0}, remeasurement=again))
-    return store
+    trials = [({"tp": number}, {"tokens_per_s": speed}) for number, speed in enumerate((100.0, 95.0, 50.0))]
+    remeasured = Remeasurement(trial=1, round=0, group=(0, 1)), 500.0
+    return write_sweep(f"sqlite:///{folder}/mlflow.db", "parallel", "sweep", VIEW, trials, remeasured)
 
 
 def read_states(client: MlflowClient, experiment_id: str) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,57 @@
+"""The view of a small sweep in MLflow, whose finals have turned the order of its search around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sweeper.common.trials import Remeasurement
+from sweeper.tracking.mlflow_view import RankedTrial, SweepView
+from sweeper.tracking.store import Store
+from tests.support.factories import trial_record
+
+
+def make_view(
+    objective: str, memory_metric: str, space: Mapping[str, str], ranking: Sequence[RankedTrial]
+) -> SweepView:
+    """Return the view of a sweep with finals that maximizes `objective`."""
+    return SweepView(
+        objective=objective,
+        minimize=False,
+        metrics=[f"final_{objective}", objective, "mfu", memory_metric],
+        parameters=list(space),
+        space=space,
+        ranking=ranking,
+    )
+
+
+def write_sweep(
+    uri: str,
+    experiment: str,
+    name: str,
+    view: SweepView,
+    trials: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]],
+    remeasured: tuple[Remeasurement, float],
+    **fields: Any,
+) -> Store:
+    """Write the parent run, trials by their parameters and metrics, and a round of the finals with its rate.
+
+    Args:
+        uri: the store's.
+        experiment: the workload's name.
+        name: of the sweep.
+        view: of the sweep; it is not written.
+        trials: of the search.
+        remeasured: the round.
+        fields: further fields of every trial's record.
+    """
+    tags = {"workload": experiment, "device": "cpu"}
+    parent = {"started_at": "now", "params": view.space, "tags": tags, "artifacts": {}}
+    store = Store(uri, experiment, "study", name, parent)
+    for number, (params, metrics) in enumerate(trials):
+        store.write_trial(trial_record(number, params, metrics=dict(metrics), **fields))
+    remeasurement, rate = remeasured
+    params = trials[remeasurement.trial][0]
+    metrics = {view.objective: rate}
+    store.write_trial(trial_record(len(trials), params, metrics=metrics, remeasurement=remeasurement, **fields))
+    return store

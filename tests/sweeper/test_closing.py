@@ -1,0 +1,58 @@
+"""What a sweep leaves when it ends: the ranking that MLflow shows."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from sweeper.closing import build_view
+from sweeper.common.trials import Remeasurement, rank_trials
+from sweeper.config.space import Choice, Space
+from sweeper.search.finals import finalist_results
+from sweeper.tracking.store import Store
+from sweeper.ui.results import Results
+from tests.conftest import Workspace
+from tests.support.factories import trial_record
+
+SPEEDS = (80.0, 90.0, 100.0, 70.0)  # of the search
+ROUNDS = {2: 85.0, 1: 95.0}  # of the finals, which turn the order of the first two around
+
+
+def make_results() -> Results:
+    """Return the results of a search of four trials and of finals of two."""
+    searched = [
+        trial_record(number, {"x": number}, metrics={"tokens_per_s": speed, "peak_memory_gib": 3.0})
+        for number, speed in enumerate(SPEEDS)
+    ]
+    remeasured = [
+        trial_record(
+            number, {"x": trial}, metrics={"tokens_per_s": speed + n}, remeasurement=Remeasurement(trial, n, (1, 2))
+        )
+        for number, (n, (trial, speed)) in enumerate(itertools.product(range(3), ROUNDS.items()), start=len(SPEEDS))
+    ]
+    best = rank_trials(searched, "tokens_per_s", "maximize")
+    workload = SimpleNamespace(name="parallel", objective="tokens_per_s", direction="maximize")
+    plan = SimpleNamespace(config=SimpleNamespace(workload=workload), space=Space({"x": Choice((0, 1, 2, 3))}))
+    finalists = finalist_results(best, 2, [*searched, *remeasured], "tokens_per_s", "maximize")
+    return Results(plan, {}, searched, remeasured, [], best, finalists, [])  # type: ignore[arg-type]
+
+
+def test_the_best_trials_have_places_with_the_winner_of_the_finals_first(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.path)  # where artifacts go
+    results = make_results()
+    parent = {"started_at": "now", "params": {}, "tags": {}, "artifacts": {}}
+    store = Store(f"sqlite:///{workspace.path}/mlflow.db", "parallel", "study", "sweep", parent)
+    for record in (*results.records, *results.remeasured):
+        store.write_trial(record)
+    view = build_view(results)
+    store.write_view(view)
+    assert view.metrics == ["final_tokens_per_s", "tokens_per_s", "peak_memory_gib"]
+    assert view.parameters == ["x"] and view.ranking[0].interval and not view.ranking[2].metrics
+    trials = {run.data.metrics.get("place"): run.data.tags["sweeper.trial"] for run in workspace.runs("trial")}
+    places = {place: int(number) for place, number in trials.items() if place is not None}
+    assert sorted(places) == [1, 2, 3, 4] and list(map(places.get, (1, 2, 3, 4))) == [1, 2, 0, 3]
+    assert places[1] == results.metrics()["final_trial"]
