@@ -14,6 +14,7 @@ from sweeper.common.errors import UserInputError
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Hardware
 from sweeper.config.validation import build
+from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
 
 ASSUMED_GPUS_PER_NODE = 8  # of nodes that a plan assumes
@@ -30,6 +31,7 @@ class Node:
         gpu_identities: what the driver reports of each GPU.
         gpus_used_gib: GiB that other processes use, by the driver's GPU number; known of this machine only, before a
             sweep starts.
+        gpu_problems: what keeps GPUs that it has from being used.
         id: Ray's id of a node of a running cluster.
         memory_gib: what the scheduler may give out; None before a cluster runs.
     """
@@ -41,6 +43,7 @@ class Node:
     accelerator: str | None = None
     gpu_identities: tuple[GpuIdentity, ...] = ()
     gpus_used_gib: tuple[tuple[int, float], ...] = ()
+    gpu_problems: tuple[GpuProblem, ...] = ()
     id: str | None = None
     cpu_architecture: str = "cpu"
     memory_gib: float | None = None

@@ -19,7 +19,7 @@ from sweeper.cli.parser import CommandParser
 from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
 from sweeper.config.schema import Hardware
-from sweeper.doctor.checks import check_nodes, check_relative_rates, check_store, check_trial
+from sweeper.doctor.checks import check_gpu_setup, check_nodes, check_relative_rates, check_store, check_trial
 from sweeper.doctor.findings import Finding
 from sweeper.execution import environment
 from sweeper.ui.format import format_number
@@ -46,7 +46,7 @@ def examine(args: argparse.Namespace) -> int:
     nodes = cluster.discover_nodes(args.address, args.insecure)
     console.print(f"cluster    {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
     node_states = [read_node_state(node, args.dir) for node in nodes]
-    findings = [*check_nodes(node_states), *check_store(args.uri)]
+    findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(args.uri)]
     if not args.quick:
         for hardware in _list_hardware(nodes):
             findings += _exercise(select_target(hardware, nodes, 1), console)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sweeper.common.errors import UserInputError
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
-from sweeper.config.hardware import FOREIGN_USE_GIB
+from sweeper.config.hardware import FOREIGN_USE_GIB, Node
 from sweeper.doctor.amd import check_amd_node
 from sweeper.doctor.findings import Finding
 from sweeper.doctor.remedies import remedies_of
@@ -38,6 +38,13 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     counts = {str(state["node"]): len(state["gpus"]) for state in node_states}
     models = {node: f"{counts[node]} x {gpu['name']}" for node, gpu in first_gpus.items()}
     yield from _check_equal("the GPU inventory", models, affects_results=False)
+
+
+def check_gpu_setup(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Check that each node's GPUs can be used: Ray sees them, and torch is built for them."""
+    for node in nodes:
+        for problem in node.gpu_problems:
+            yield Finding(node.label, problem.problem, problem.remedy)
 
 
 def _check_node(state: Mapping[str, Any]) -> Iterator[Finding]:

@@ -11,19 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
 from ray._private.authentication.authentication_token_setup import _enable_token_auth
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
 from sweeper.execution.local_ray import without_unused_processes
-from workloads.api import host
-from workloads.api.gpus.interface import GpuIdentity
+from sweeper.execution.node_description import build_node, describe_local_node, request_description
 
 NODE_REPLY_TIMEOUT_S = 60.0
 HEAD_PROBE_INTERVAL_S = 5.0
@@ -53,7 +51,7 @@ def discover_nodes(address: str | None, insecure: bool = False) -> list[Node]:
                 f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
                 " set RAY_AUTH_MODE=token or cluster.insecure=true"
             )
-        return [_describe_local_node()]
+        return [describe_local_node()]
     try:
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself retries for minutes and prints each attempt.
@@ -76,9 +74,9 @@ def _query_nodes(entries: list[dict[str, Any]]) -> list[Node]:
     """
     nodes: list[Node] = []
     problems: list[str] = []
-    for entry, description in [(entry, _request_description(entry)) for entry in entries]:
+    for entry, description in [(entry, request_description(entry)) for entry in entries]:
         try:
-            nodes.append(_build_node(entry, ray.get(description, timeout=NODE_REPLY_TIMEOUT_S)))
+            nodes.append(build_node(entry, ray.get(description, timeout=NODE_REPLY_TIMEOUT_S)))
         except (RayError, GetTimeoutError) as error:
             address = entry["NodeManagerAddress"]
             problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
@@ -128,66 +126,6 @@ def probe_authentication(address: str, auth_mode: str) -> bool:
         return False
 
 
-def _describe_local_node() -> Node:
-    # Ray's own detection, so that the local cluster has the GPUs that the plan counts on.
-    from ray._private.accelerators import get_accelerator_manager_for_resource
-
-    manager = get_accelerator_manager_for_resource("GPU")
-    visible = manager.get_current_process_visible_accelerator_ids()
-    detected = manager.get_current_node_num_accelerators()
-    gpus = min(detected, len(visible)) if visible is not None else detected
-    identities = host.gpu_identities()
-    used_gib = tuple(enumerate(host.gpus_used_gib()))
-    if visible is not None and all(gpu.isdigit() and int(gpu) < len(identities) for gpu in visible):
-        identities = tuple(identities[int(gpu)] for gpu in visible)
-        used_gib = tuple(used_gib[int(gpu)] for gpu in visible)
-    elif visible is not None:
-        used_gib = ()  # UUIDs: the mapping to the driver's numbers is unknown here
-    return Node(
-        address="this machine",
-        cpus=len(os.sched_getaffinity(0)),
-        cpu_name=host.cpu_name(),
-        gpus=gpus,
-        accelerator=manager.get_current_node_accelerator_type() if gpus else None,
-        gpu_identities=_responding(identities) if gpus else (),
-        gpus_used_gib=used_gib if gpus else (),
-        cpu_architecture=host.cpu_architecture(),
-    )
-
-
-def _request_description(entry: dict[str, Any]) -> Any:
-    """Start a task on the node that describes its hardware. Returns the reference to its result."""
-    on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-    return ray.remote(_describe_hardware).options(num_cpus=0, scheduling_strategy=on_node).remote()
-
-
-def _describe_hardware() -> tuple[str, str, tuple[GpuIdentity, ...]]:
-    """Return the CPU's name, the CPU's architecture and the GPUs of the node that runs this."""
-    return host.cpu_name(), host.cpu_architecture(), host.gpu_identities()
-
-
-def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
-    return tuple(identity for identity in identities if identity.responds)
-
-
-def _build_node(entry: dict[str, Any], description: tuple[str, str, tuple[GpuIdentity, ...]]) -> Node:
-    """Build a node from its entry in `ray.nodes()` and the result of `_describe_hardware`."""
-    cpu_name, cpu_architecture, identities = description
-    resources = entry["Resources"]
-    gpus = int(resources.get("GPU", 0))
-    return Node(
-        address=entry["NodeManagerAddress"],
-        cpus=int(resources.get("CPU", 0)),
-        cpu_name=cpu_name,
-        gpus=gpus,
-        accelerator=next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None),
-        gpu_identities=_responding(identities) if gpus else (),
-        id=entry["NodeID"],
-        cpu_architecture=cpu_architecture,
-        memory_gib=resources.get("memory", 0.0) / 2**30,
-    )
-
-
 class NodeDiscovery:
     """Polls the connected cluster for nodes that are up, without waiting for any of them."""
 
@@ -202,7 +140,7 @@ class NodeDiscovery:
         up = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
-            node_id: _request_description(entry)
+            node_id: request_description(entry)
             for node_id, entry in up.items()
             if node_id not in known | self._descriptions.keys()
         }
@@ -211,7 +149,7 @@ class NodeDiscovery:
             if ray.wait([ref], timeout=0)[0]:
                 del self._descriptions[node_id]
                 with contextlib.suppress(RayError):
-                    nodes.append(_build_node(up[node_id], ray.get(ref)))
+                    nodes.append(build_node(up[node_id], ray.get(ref)))
         return nodes, set(up)
 
 

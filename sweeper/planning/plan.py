@@ -11,13 +11,14 @@ from typing import Any
 
 from sweeper.common.errors import UserInputError
 from sweeper.config import space_checks
-from sweeper.config.hardware import Node, Target, catalogue, has_hardware, planned_target, select_target
+from sweeper.config.hardware import Node, Target, catalogue, has_hardware, planned_target
 from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
 from sweeper.config.schema import Config
 from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.cost_model import CostEstimates
+from sweeper.planning.usable_gpus import describe_problems, select_usable_target
 from workloads.api.contract import Workload
 from workloads.api.secrets import masked
 
@@ -48,6 +49,7 @@ class Plan:
     """The checked plan of a sweep.
 
     Attributes:
+        gpu_problems: what keeps GPUs of the nodes from being used, a line each.
         excluded: values of the space that the devices do not support, a line each.
         initial_points: points to try first.
         identity: what must be equal for a sweep to be resumed.
@@ -59,6 +61,7 @@ class Plan:
     resolved: ResolvedConfig
     resources: Resources
     space: Space
+    gpu_problems: list[str]
     excluded: list[str]
     initial_points: list[Parameters]
     identity: dict[str, Any]
@@ -125,6 +128,7 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
         resolved=resolved,
         resources=resources,
         space=space,
+        gpu_problems=describe_problems(nodes) if target.is_gpu else [],
         excluded=excluded,
         initial_points=_append_promising_points(initial_points, estimates),
         identity=identity,
@@ -157,7 +161,7 @@ def _select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Ta
     if config.plan and is_absent:
         target = planned_target(config.hardware, ranks)
     else:
-        target = select_target(config.hardware, nodes, ranks)
+        target = select_usable_target(resolved, nodes, ranks)
     if config.gpus == "all":
         if not target.is_gpu:
             raise UserInputError(f"gpus=all: there are no GPUs ({target.model}); set the number of processes")

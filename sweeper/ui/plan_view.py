@@ -65,7 +65,7 @@ def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: i
     """
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
     lines += [f"excluded {line}" for line in plan.excluded]
-    lines += [f"warning  {line}" for line in plan.target.describe_foreign_use()]
+    lines += [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
     if counts or interrupted:
         rerun = f"{count(interrupted, 'interrupted trial')} again" if interrupted else ""
         lines.append(f"resumed  {'; '.join(filter(None, [format_counts(counts) if counts else '', rerun]))}")
@@ -76,6 +76,8 @@ def show_plan(plan: Plan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
     console = Console(width=terminal_width())
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
+    for line in plan.gpu_problems:
+        console.print(f"warning  {line}", highlight=False, soft_wrap=True)
     if estimate := duration.describe_plan(plan):
         console.print(estimate, highlight=False)
     if plan.space.constants:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class GpuProblem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.problem}: {self.remedy}"
+        return f"{self.problem}; remedy: {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,16 @@ def has_nvidia_gpus() -> bool:
     return NVIDIA in _present_vendors()
 
 
-def find_problems(gpus: int) -> list[GpuProblem]:
+def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
     """Return what keeps this machine's GPUs from being used; nothing on a machine without any.
 
     Args:
         gpus: how many of them Ray sees.
+        environment: with the variables by which Ray saw them; empty if they are unknown.
     """
     vendors = _present_vendors()
-    return [problem for vendor in vendors if (problem := _check_devices(vendor, gpus))] + _check_torch(vendors)
+    devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
+    return [problem for problem in devices if problem] + _check_torch(vendors)
 
 
 def find_broken_amdsmi() -> GpuProblem | None:
@@ -121,7 +124,7 @@ def _present_vendors() -> list[Vendor]:
     return [vendor for vendor in VENDORS if any(DEVICES.glob(vendor.device_files))]
 
 
-def _check_devices(vendor: Vendor, gpus: int) -> GpuProblem | None:
+def _check_devices(vendor: Vendor, gpus: int, environment: Mapping[str, str]) -> GpuProblem | None:
     """Check that this user may open the vendor's device files, and that Ray sees GPUs where there are some."""
     device = min(DEVICES.glob(vendor.device_files))
     if not os.access(device, os.R_OK | os.W_OK):
@@ -130,7 +133,7 @@ def _check_devices(vendor: Vendor, gpus: int) -> GpuProblem | None:
     if gpus:
         return None
     unseen = f"there is {device}, but Ray sees no GPU"
-    if os.environ.get(vendor.variable) in ("", "NoDevFiles"):  # the latter is Slurm's word for none
+    if environment.get(vendor.variable) in ("", "NoDevFiles"):  # the latter is Slurm's word for none
         return GpuProblem(f"{unseen}, because {vendor.variable} leaves none", f"unset {vendor.variable}")
     if vendor is AMD and importlib.util.find_spec("amdsmi") is None:
         return GpuProblem(f"{unseen}, because AMD's amdsmi is not installed", _install_amdsmi())

@@ -1,0 +1,94 @@
+"""Describe a node: this machine, or one of a cluster by a task that runs there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._private.accelerators import get_accelerator_manager_for_resource
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sweeper.config.hardware import Node
+from workloads.api import gpu_setup, host
+from workloads.api.gpu_setup import GpuProblem
+from workloads.api.gpus.interface import GpuIdentity
+
+
+def describe_local_node() -> Node:
+    """Describe this machine. Ray's own detection counts the GPUs, so that a local cluster has those of the plan."""
+    manager = get_accelerator_manager_for_resource("GPU")
+    visible = manager.get_current_process_visible_accelerator_ids()
+    detected = manager.get_current_node_num_accelerators()
+    gpus = min(detected, len(visible)) if visible is not None else detected
+    identities = host.gpu_identities()
+    used_gib = tuple(enumerate(host.gpus_used_gib()))
+    if visible is not None and all(gpu.isdigit() and int(gpu) < len(identities) for gpu in visible):
+        identities = tuple(identities[int(gpu)] for gpu in visible)
+        used_gib = tuple(used_gib[int(gpu)] for gpu in visible)
+    elif visible is not None:
+        used_gib = ()  # UUIDs: the mapping to the driver's numbers is unknown here
+    return Node(
+        address="this machine",
+        cpus=len(os.sched_getaffinity(0)),
+        cpu_name=host.cpu_name(),
+        gpus=gpus,
+        accelerator=manager.get_current_node_accelerator_type() if gpus else None,
+        gpu_identities=_responding(identities) if gpus else (),
+        gpus_used_gib=used_gib if gpus else (),
+        gpu_problems=tuple(gpu_setup.find_problems(gpus, os.environ)),
+        cpu_architecture=host.cpu_architecture(),
+    )
+
+
+def request_description(entry: dict[str, Any]) -> Any:
+    """Start a task on the node that describes its hardware. Returns the reference to its result."""
+    on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
+    task = ray.remote(_describe_hardware).options(num_cpus=0, scheduling_strategy=on_node)
+    return task.remote(_count_gpus(entry))
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a task reports of the node that runs it."""
+
+    cpu_name: str
+    cpu_architecture: str
+    gpu_identities: tuple[GpuIdentity, ...]
+    gpu_problems: tuple[GpuProblem, ...]
+
+
+def _describe_hardware(gpus: int) -> Description:
+    """Describe the node that runs this, on which Ray counts so many GPUs.
+
+    Ray's variables hide all GPUs from a task that asked for none: they say nothing about the node.
+    """
+    problems = tuple(gpu_setup.find_problems(gpus, {}))
+    return Description(host.cpu_name(), host.cpu_architecture(), host.gpu_identities(), problems)
+
+
+def _count_gpus(entry: dict[str, Any]) -> int:
+    return int(entry["Resources"].get("GPU", 0))
+
+
+def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
+    return tuple(identity for identity in identities if identity.responds)
+
+
+def build_node(entry: dict[str, Any], description: Description) -> Node:
+    """Build a node from its entry in `ray.nodes()` and what a task there reports."""
+    resources, gpus = entry["Resources"], _count_gpus(entry)
+    return Node(
+        address=entry["NodeManagerAddress"],
+        cpus=int(resources.get("CPU", 0)),
+        cpu_name=description.cpu_name,
+        gpus=gpus,
+        accelerator=next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None),
+        gpu_identities=_responding(description.gpu_identities) if gpus else (),
+        gpu_problems=description.gpu_problems,
+        id=entry["NodeID"],
+        cpu_architecture=description.cpu_architecture,
+        memory_gib=resources.get("memory", 0.0) / 2**30,
+    )
