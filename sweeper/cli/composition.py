@@ -62,6 +62,18 @@ def _check_groups(arguments: Arguments) -> None:
             raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
 
 
+def _check_launcher(arguments: Arguments) -> None:
+    """Check that Hydra composes with its own launcher and sweeper: another would compose where nobody runs the result.
+
+    They are plugins for programs that Hydra starts. Here Ray starts trials and Optuna chooses them.
+    """
+    for override in arguments.overrides:
+        plugin = re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override)
+        if plugin:
+            remedy = "on Slurm submit launch/slurm/sweep.sbatch" if plugin[1] == "launcher" else "set search=NAME"
+            raise UserInputError(f"{override}: only Hydra's basic {plugin[1]} is supported; {remedy}")
+
+
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     """Return the sweeps of a command; none with a flag such as --cfg, for which Hydra prints what it asks for.
 
@@ -77,6 +89,7 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
         sweeps.append(ComposedSweep(composed, Arguments(folder, tuple(typed))))
 
     _check_groups(arguments)
+    _check_launcher(arguments)
     quoted = overrides.quote_spaces(arguments.overrides, multirun="multirun" in arguments.flags)
     sys.argv = ["sweeper", *arguments.format_flags(), *quoted]  # the name in Hydra's messages
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra prints what is wrong with the arguments, or with this raises it
@@ -86,4 +99,6 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
         raise
     except Exception as error:
         raise UserInputError(explain(error, arguments)) from error
+    if not sweeps and "multirun" in arguments.flags:  # a file of the user's has selected a plugin
+        raise UserInputError("-m: only Hydra's basic launcher and sweeper are supported (hydra/launcher=basic)")
     return sweeps

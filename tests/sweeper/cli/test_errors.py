@@ -57,6 +57,8 @@ WRONG = {
     "cluster.max_concurrent_trials=512": ["cluster.max_concurrent_trials=512", "at most"],
     "hardware=mi355x": ["hardware=mi355x", "not in the cluster", "hardware=cpu"],
     "workload=probe search=grid": ["space.x", "no grid"],
+    "-m hydra/launcher=joblib seed=1,2": ["hydra/launcher=joblib", "basic launcher", "launch/slurm"],
+    "hydra.sweeper._target_=a.B": ["hydra.sweeper", "basic sweeper", "search=NAME"],
     "search=tpe,random": ["search=tpe,random", "add -m"],
     "tracking.uri=foo": ["tracking.uri=foo", "http://host:port"],
     "tracking.uri=https://user:secret@host.invalid": ["https://user:***@host.invalid", "nothing answers"],
