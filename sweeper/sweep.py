@@ -132,6 +132,7 @@ class Sweep:
                 if not (has_more() and (trial := ask())):
                     break
                 self._pool.submit(trial)
+            self._study.sync()
             if not (self._pool.count_in_flight() or has_more()):
                 break
             for trial, result in self._pool.wait(0.25):

@@ -83,13 +83,13 @@ class Workspace:
 
     def trials(self) -> list[Any]:
         """Return the trials of the only study, as Optuna reads them."""
-        from sweeper.search.storage import open_journal
+        from sweeper.search.journal import Journal
 
         (sweep,) = self.sweeps
         with tempfile.TemporaryDirectory() as folder:  # opening a journal may repair it, so a copy is opened
             copy = Path(folder, "study.journal")
             copy.write_bytes((sweep / "study.journal").read_bytes())
-            return open_journal(copy, "maximize").get_trials(deepcopy=False)
+            return Journal(copy, "maximize").trials
 
     def states(self) -> Counter[str]:
         return Counter(trial.state.name for trial in self.trials())

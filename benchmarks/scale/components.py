@@ -8,9 +8,7 @@ import pickle
 import random
 import statistics
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +20,35 @@ WAITS = 20
 
 
 def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
-    """Return the median CPU time of a proposal in ms, by sampler and number of trials."""
+    """Return the median CPU time of a proposal in ms, by sampler and number of finished trials."""
+    from optuna.distributions import IntDistribution
     from optuna.trial import TrialState, create_trial
 
-    from sweeper.config.space import Range, Space
-    from sweeper.search.study import SearchSettings, Study
+    from sweeper.search.samplers import make_sampler
+    from sweeper.search.sampling import Ending, SamplingStudy
 
-    space = Space({name: Range(64, 65472, 64) for name in "mnk"}, {})
+    distributions = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}
     rng = random.Random(0)
+    finished: list[Any] = []
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder, "study.journal")
-        settings = SearchSettings("random", seed=0, objective="x", direction="maximize")
-        study = Study(journal, {}, space, settings)
-        trials = 0
-        for mark in [mark for mark in (100, *MARKS) if mark <= max_trials]:
-            for _ in range(trials, mark):
-                params = {name: 64 * rng.randrange(1, 1024) for name in "mnk"}
-                study._sampling.add_trial(
-                    create_trial(params=params, distributions=study.distributions, value=rng.random())
-                )
-            trials = mark
-            row: dict[str, Any] = {"trials": mark}
-            for sampler in [sampler for sampler, limit in MAX_TRIALS.items() if mark <= limit]:
-                times_ms = []
-                for _ in range(PROPOSALS):
-                    study._settings = replace(settings, sampler=sampler)
-                    started_s = time.process_time()
-                    proposal = study._propose(mark)
-                    times_ms.append(1e3 * (time.process_time() - started_s))
-                    study._sampling.tell(proposal, state=TrialState.FAIL)
-                row[sampler] = statistics.median(times_ms)
-            rows.append(row)
+    for mark in [mark for mark in (100, *MARKS) if mark <= max_trials]:
+        for number in range(len(finished), mark):
+            params = {name: 64 * rng.randrange(1, 1024) for name in "mnk"}
+            value = rng.random()
+            trial = create_trial(params=params, distributions=distributions, value=value)
+            finished.append((number, trial, Ending(TrialState.COMPLETE, value)))
+        row: dict[str, Any] = {"trials": mark}
+        for sampler in [sampler for sampler, limit in MAX_TRIALS.items() if mark <= limit]:
+            sampling = SamplingStudy(sampler, "none", "maximize", distributions)
+            sampling.load(finished, {})
+            times_ms = []
+            for number in range(mark, mark + PROPOSALS):
+                started_s = time.process_time()
+                proposal = sampling.ask(make_sampler(sampler, 0, number))
+                times_ms.append(1e3 * (time.process_time() - started_s))
+                sampling.drop(proposal)
+            row[sampler] = statistics.median(times_ms)
+        rows.append(row)
     return rows
 
 

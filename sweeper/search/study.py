@@ -2,27 +2,28 @@
 
 A sweep has two Optuna studies. The journal on disk is the source of truth: one driver writes it, with the parameters of
 every trial from its creation on and its whole record when it ends. The sampling study in memory is what the
-sampler and the pruner see. Because the sampler works on a copy, a proposal that was tried before can be dropped without
-a trace, and a new trial costs one line on disk instead of one per parameter.
+sampler and the pruner see, so a new trial costs one line on disk instead of one per parameter.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
-from sweeper.search import storage
 from sweeper.search.identity import check_identity
+from sweeper.search.journal import Journal
 from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
-from sweeper.search.samplers import make_pruner, make_sampler, to_distribution
+from sweeper.search.samplers import make_sampler, to_distribution
+from sweeper.search.sampling import LEARNED_STATES, Ending, SamplingStudy
 from sweeper.search.trial import Trial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -55,6 +56,15 @@ class SearchSettings:
     objective: str
     direction: str
     pruner: str = "none"
+
+
+@dataclass
+class _LoadedTrials:
+    """Trials of the search in a journal: finished ones, running ones, and records of those whose state is missing."""
+
+    finished: list[tuple[int, FrozenTrial, Ending]] = field(default_factory=list)
+    running: dict[int, FrozenTrial] = field(default_factory=dict)
+    without_state: list[TrialRecord] = field(default_factory=list)
 
 
 class Study:
@@ -99,10 +109,9 @@ class Study:
         self._space = space
         self._settings = settings
         self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
-        self._journal = storage.open_journal(path, settings.direction)
-        self.id = check_identity(self._journal, identity)
-        self._sampling = optuna.create_study(direction=settings.direction, pruner=make_pruner(settings.pruner))
-        self._sampling_numbers: dict[int, int] = {}  # of trials that have not ended: the number in the sampling study
+        self._journal = Journal(path, settings.direction)
+        self.id = check_identity(self._journal.study, identity)
+        self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.direction, self.distributions)
         self._trial_count = 0  # in the journal
         self._search_trial_count = 0  # of these, trials that are no remeasurement
         self._known_keys: set[str] = set()  # of points that are not proposed again
@@ -156,7 +165,7 @@ class Study:
             return None
         self._search_trial_count += 1
         params = self._snap_to_space(proposal.params)
-        self._sampling_numbers[number] = proposal.number
+        self._sampling.accept(number, proposal)
         self._known_keys.add(point_key(params))
         return self._add_trial(Trial(number, params, retry=self._retries.mark_of(point_key(params))))
 
@@ -185,9 +194,8 @@ class Study:
             return None
         name, seed = self._settings.sampler, self._settings.seed
         sampler = make_sampler(name, seed, number)
-        self._sampling.sampler = sampler
         while queue := self._retries.points or self._queued_points:
-            if proposal := self._ask_sampler(queue.pop(0)):
+            if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
         # After a resume, QMC starts its sequence again and has to pass all points that were tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
@@ -196,70 +204,66 @@ class Study:
             # Few points may be allowed, and the next in order is better than a random one.
             attempts = [(sampler, MAX_PROPOSALS_AMONG_FEW)]
         for attempt_sampler, proposals in attempts if name != "grid" else ():
-            self._sampling.sampler = attempt_sampler
             for _ in range(proposals):
-                if proposal := self._ask_sampler():
+                if proposal := self._ask_sampler(attempt_sampler):
                     return proposal
         if self._remaining_points is None:
             self._remaining_points = self._space.points()
-        return next((trial for point in self._remaining_points if (trial := self._ask_sampler(point))), None)
+        return next((trial for point in self._remaining_points if (trial := self._ask_sampler(sampler, point))), None)
 
-    def _ask_sampler(self, point: Parameters | None = None) -> optuna.trial.Trial | None:
+    def _ask_sampler(self, sampler: BaseSampler, point: Parameters | None = None) -> optuna.trial.Trial | None:
         """Ask for this point, or for one of the sampler's. Return None if it was tried before or is not allowed."""
-        if point is not None:
-            if point_key(point) in self._known_keys:
-                return None
-            self._sampling.enqueue_trial(point)
-        proposal = self._sampling.ask(self.distributions)
+        if point is not None and point_key(point) in self._known_keys:
+            return None
+        proposal = self._sampling.ask(sampler, point)
         key = point_key(self._snap_to_space(proposal.params))
         if key not in self._known_keys and (self._allowed_keys is None or key in self._allowed_keys):
             return proposal
-        self._sampling.tell(proposal, state=TrialState.FAIL)
+        self._sampling.drop(proposal)
         return None
 
     # ── telling ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
         """Report a step of a running trial, and return whether the pruner ends the trial."""
-        if number not in self._sampling_numbers:  # it has ended
-            return False
-        trial = storage.running_trial(self._sampling, self._sampling_numbers[number])
-        trial.report(value, step)
-        return trial.should_prune()
+        return self._sampling.should_prune(number, step, value)
 
     def tell(self, record: TrialRecord) -> None:
         """Store how a trial ended, with the steps that it reported for the pruner of a later run."""
-        if not record.remeasurement:
-            steps = storage.intermediate_values(self._sampling, self._sampling_numbers[record.number])
-            if steps:  # one line: Optuna would write and sync one for each intermediate value
-                storage.set_user_attr(self._journal, record.number, "steps", steps)
+        if steps := self._sampling.steps(record.number):  # one line, where Optuna would write one for each step
+            self._journal.set_attr(record.number, "steps", steps)
         # The record before the state: a driver that is killed between the two finds the record.
-        storage.set_user_attr(self._journal, record.number, "record", record.to_json())
+        self._journal.set_attr(record.number, "record", record.to_json())
         self._finish(record)
+
+    def sync(self) -> None:
+        """Wait until everything so far is on the disk."""
+        self._journal.sync()
 
     def _finish(self, record: TrialRecord) -> None:
         """End the trial of this record in both studies."""
-        state = STATES.get(record.status, TrialState.FAIL)
-        value = record.metrics.get(self._settings.objective) if record.status is TrialStatus.COMPLETE else None
-        if record.status is TrialStatus.COMPLETE and value is None:
-            state = TrialState.FAIL  # without the objective there is nothing to rank it by or to learn from
-        self._journal.tell(record.number, value, state=state)
+        ending = self._ending_of(record)
+        self._journal.tell(record.number, ending.value, ending.state)
         self.records[record.number] = record
         if record.retry and replaces(record):
             self.replaced.add(record.retry.trial)
-        if record.remeasurement:
-            return
-        sampling_number = self._sampling_numbers.pop(record.number)
-        if record.status is TrialStatus.INFEASIBLE:
-            storage.mark_infeasible(self._sampling, sampling_number)
-        self._sampling.tell(sampling_number, value, state=state)
+        if not record.remeasurement:
+            self._sampling.finish(record.number, ending)
+
+    def _ending_of(self, record: TrialRecord) -> Ending:
+        value = record.metrics.get(self._settings.objective) if record.status is TrialStatus.COMPLETE else None
+        if record.status is TrialStatus.COMPLETE and value is None:
+            return Ending(TrialState.FAIL)  # without the objective there is nothing to rank it by or to learn from
+        infeasible = record.status is TrialStatus.INFEASIBLE
+        return Ending(STATES.get(record.status, TrialState.FAIL), value, infeasible)
 
     # ── resuming ──
 
     def _load(self, run_state: Mapping[str, Any]) -> None:
         """Read the journal, and repair what a killed driver left."""
-        trials = self._journal.get_trials(deepcopy=False)
+        trials = self._journal.trials
         self.replaced = replaced_numbers(trials)
+        loaded = _LoadedTrials()
         for trial in trials:
             self._trial_count += 1
             self._known_keys.add(point_key(self._snap_to_space(trial.params)))
@@ -268,11 +272,16 @@ class Study:
                 self._load_remeasurement(trial, record)
             else:
                 self._search_trial_count += 1
-                self._load_search_trial(trial, record)
+                self._load_search_trial(trial, record, loaded)
+        self._sampling.load(loaded.finished, loaded.running)
+        for record in loaded.without_state:
+            self._finish(record)
         self._queue_cancelled_points()
-        states = RunStates(self._journal, self._trial_count, run_state)
+        states = RunStates(self._journal.study, self._trial_count, run_state)
         self._retries.fill(self.current_records, states.changes_since, self._allowed_keys)
         self._known_keys -= {point_key(point) for point in self._retries.points}
+        gc.collect()
+        gc.freeze()  # what was read stays; with 20,000 trials each full collection would examine it for 0.4 s
 
     def _load_remeasurement(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():
@@ -281,21 +290,21 @@ class Study:
             self._finish(record)
         else:  # not repeated: its round measures it again beside the other finalists
             if not trial.state.is_finished():
-                self._journal.tell(trial.number, state=TrialState.FAIL)
+                self._journal.tell(trial.number, None, TrialState.FAIL)
             self.abandoned.append(trial.number)
 
-    def _load_search_trial(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
+    def _load_search_trial(self, trial: FrozenTrial, record: TrialRecord | None, loaded: _LoadedTrials) -> None:
+        """Sort a trial of the search into what the sampler learns from, what has to run, and what has to be ended."""
         if record and trial.state.is_finished():
             self.records[trial.number] = record
             is_repeated = trial.number in self.replaced or self._retries.selects(record)
-            if record.status in STATES and not is_repeated:
-                infeasible = record.status is TrialStatus.INFEASIBLE
-                self._sampling.add_trial(_copy_trial(trial, self.distributions, infeasible=infeasible))
+            ending = self._ending_of(record)
+            if ending.state in LEARNED_STATES and not is_repeated:
+                loaded.finished.append((trial.number, trial, ending))
             return
-        self._sampling_numbers[trial.number] = len(self._sampling.get_trials(deepcopy=False))
-        self._sampling.add_trial(_copy_trial(trial, self.distributions))
+        loaded.running[trial.number] = trial
         if record:  # the driver was killed between the record and the state
-            self._finish(record)
+            loaded.without_state.append(record)
         else:
             retry = retry_of(trial)
             self.unfinished.append(Trial(trial.number, dict(trial.params), retry=retry))
@@ -304,7 +313,7 @@ class Study:
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""
-        tried = [trial.params for trial in self._journal.get_trials(deepcopy=False)]
+        tried = [trial.params for trial in self._journal.trials]
         for point in points:
             stored = {name: self._stored_value(name, value) for name, value in point.items()}
             if not any(stored.items() <= params.items() for params in [*tried, *self._queued_points]):
@@ -334,17 +343,3 @@ class Study:
             if isinstance(dimension, Range) and name in snapped:
                 snapped[name] = dimension.nearest(snapped[name])
         return snapped
-
-
-def _copy_trial(
-    trial: FrozenTrial, distributions: dict[str, BaseDistribution], *, infeasible: bool = False
-) -> FrozenTrial:
-    """Return a trial of the journal as the sampling study stores it."""
-    return create_trial(
-        state=trial.state,
-        params=trial.params,
-        distributions=distributions,
-        value=trial.value,
-        intermediate_values={int(step): value for step, value in trial.user_attrs.get("steps", {}).items()},
-        constraints=storage.INFEASIBLE if infeasible else None,
-    )

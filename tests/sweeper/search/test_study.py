@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from sweeper.common.errors import UserInputError
 from sweeper.common.trials import Remeasurement, TrialStatus
 from sweeper.config.space import Interval, Range, Space, parse, point_key
-from sweeper.search import storage
+from sweeper.search.journal import Journal
 from sweeper.search.study import Study
 from tests.conftest import environment
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
@@ -175,20 +175,20 @@ def test_a_trial_with_a_record_and_no_state_is_finished_and_not_run_again(tmp_pa
     study = open_study(tmp_path)
     trial = ask_trial(study)
     # What tell() has done when the driver is killed before the state.
-    storage.set_user_attr(study._journal, trial.number, "record", finished(trial, score=3.0).to_json())
+    study._journal.set_attr(trial.number, "record", finished(trial, score=3.0).to_json())
     resumed = open_study(tmp_path)
     assert resumed.unfinished == []
     assert resumed.records[0].metrics == {"score": 3.0}
-    assert storage.open_journal(tmp_path / "study.journal", "maximize").trials[0].state is TrialState.COMPLETE
+    assert Journal(tmp_path / "study.journal", "maximize").trials[0].state is TrialState.COMPLETE
 
 
 def test_a_remeasurement_in_flight_is_abandoned_and_the_sampler_never_sees_one(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
+    study = open_study(tmp_path, sampler="tpe")
     trial = ask_trial(study)
     study.tell(finished(trial))
     remeasurement = Remeasurement(trial=0, round=0, group=(0,))
     assert study.ask_remeasurement(trial.params, remeasurement).number == 1
-    resumed = open_study(tmp_path)
+    resumed = open_study(tmp_path, sampler="tpe")
     assert resumed.abandoned == [1] and resumed.unfinished == []
     assert len(resumed._sampling.trials) == 1
     assert ask_trial(resumed).number == 2
@@ -234,7 +234,7 @@ def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_sweep_of_version_0_1_is_refused_in_one_line(tmp_path: Path) -> None:
     """The identity of 0.1 has the key `method` where that of 0.2 has `benchmark_version`."""
-    journal = storage.open_journal(tmp_path / "study.journal", "maximize")
+    journal = Journal(tmp_path / "study.journal", "maximize").study
     journal.set_user_attr("identity", {"workload": "matmul", "method": "matmul/1", "seed": 0})
     journal.set_user_attr("id", uuid.uuid4().hex)
     before = (tmp_path / "study.journal").read_bytes()

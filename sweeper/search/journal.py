@@ -1,0 +1,130 @@
+"""The study on disk: an Optuna journal, one file a sweep, with one writer.
+
+The file has Optuna's own format, so `optuna-dashboard FILE` and Optuna's `JournalFileBackend` read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import FrozenTrial, TrialState
+
+STUDY_NAME = "sweep"
+BLOCK_BYTES = 65536
+
+
+class JournalFile(BaseJournalBackend):
+    """The lines of a journal. The sweep's lock admits one driver, so the file changes here only.
+
+    A line is given to the system at once and survives the end of the process. `sync` makes the lines survive the end
+    of the machine too: waiting for a disk or a network file system once a round of the sweep's loop, not three times a
+    trial.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. An incomplete last line, which a kill or a full disk leaves, is cut off."""
+        if path.exists():
+            _drop_torn_line(path)
+        self._path = path
+        self._file = path.open("ab")
+        self._is_dirty = False
+        self._count: int | None = None  # of lines that Optuna has read; None before it has read the file
+        self._appended: list[str] = []  # lines that it has not read since
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yield the entries from this number on."""
+        if self._count is None or log_number_from != self._count:
+            with self._path.open("rb") as file:
+                lines = [line for number, line in enumerate(file) if number >= log_number_from]
+        else:
+            lines = [line.encode() for line in self._appended]
+        self._appended = []
+        self._count = log_number_from + len(lines)
+        yield from map(json.loads, lines)
+
+    def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
+        """Append entries.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+        self._appended += lines
+        self._is_dirty = True
+
+    def sync(self) -> None:
+        """Wait until the entries so far are on the disk."""
+        if self._is_dirty:
+            os.fsync(self._file.fileno())
+            self._is_dirty = False
+
+
+class Journal:
+    """The study in a journal file. Trials are reached by their numbers, also while they run.
+
+    Attributes:
+        study: Optuna's study.
+    """
+
+    def __init__(self, path: Path, direction: str) -> None:
+        """Open the study, or create it.
+
+        Args:
+            path: the journal file.
+            direction: maximize or minimize, of a new study.
+        """
+        self._file = JournalFile(path)
+        self._storage = JournalStorage(self._file)
+        if self._storage.get_all_studies():
+            self.study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
+        else:
+            self.study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
+        self._study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All trials by number. They must not be changed."""
+        return self.study.get_trials(deepcopy=False)
+
+    def add_trial(self, trial: FrozenTrial) -> None:
+        """Append a trial under the next number."""
+        self.study.add_trial(trial)
+
+    def set_attr(self, number: int, key: str, value: Any) -> None:
+        """Set a user attribute of a trial that has not ended."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        self._storage.set_trial_user_attr(trial_id, key, value)
+
+    def tell(self, number: int, value: float | None, state: TrialState) -> None:
+        """End a trial."""
+        self.study.tell(number, value, state=state)
+
+    def sync(self) -> None:
+        """Wait until everything is on the disk."""
+        self._file.sync()
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Truncate the file after its last newline, reading backwards in blocks."""
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end > 0:
+            start = max(0, end - BLOCK_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)

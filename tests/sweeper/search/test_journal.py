@@ -1,0 +1,70 @@
+"""The journal of a sweep: Optuna's format, one writer, and nothing of it lost when the process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
+
+from sweeper.search.journal import Journal
+from tests.conftest import environment
+
+DISTRIBUTIONS = {"x": optuna.distributions.FloatDistribution(0, 1)}
+
+
+def running_trial(x: float) -> optuna.trial.FrozenTrial:
+    return create_trial(state=TrialState.RUNNING, params={"x": x}, distributions=DISTRIBUTIONS)
+
+
+def test_an_opened_journal_holds_the_trials_that_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    journal = Journal(path, "minimize")
+    journal.add_trial(running_trial(0.25))
+    journal.set_attr(0, "record", "{}")
+    journal.tell(0, 3.0, TrialState.COMPLETE)
+    with path.open("a") as file:
+        file.write('{"op_code": 4, "wor')  # an incomplete line, as after a kill
+    reopened = Journal(path, "maximize")
+    (trial,) = reopened.trials
+    assert (trial.value, trial.params, trial.user_attrs) == (3.0, {"x": 0.25}, {"record": "{}"})
+    assert reopened.study.direction is optuna.study.StudyDirection.MINIMIZE
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_attributes_of_running_trials_are_set_by_number(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "study.journal", "maximize")
+    for x in (0.1, 0.2):
+        journal.add_trial(running_trial(x))
+    journal.set_attr(1, "steps", {"1": 0.5})
+    assert [trial.user_attrs for trial in journal.trials] == [{}, {"steps": {"1": 0.5}}]
+
+
+def test_optuna_reads_the_file_as_its_own(tmp_path: Path) -> None:
+    """As `optuna-dashboard FILE` does."""
+    path = tmp_path / "study.journal"
+    journal = Journal(path, "maximize")
+    for number in range(3):
+        journal.add_trial(running_trial(number / 10))
+        journal.tell(number, float(number), TrialState.COMPLETE)
+    (study,) = optuna.get_all_study_summaries(JournalStorage(JournalFileBackend(str(path))))
+    loaded = optuna.load_study(study_name=study.study_name, storage=JournalStorage(JournalFileBackend(str(path))))
+    assert [trial.value for trial in loaded.trials] == [0.0, 1.0, 2.0]
+
+
+def test_lines_survive_the_end_of_the_process_without_a_sync(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    code = f"""
+import os, signal
+from pathlib import Path
+from tests.sweeper.search.test_journal import Journal, running_trial
+journal = Journal(Path({str(path)!r}), "maximize")
+journal.add_trial(running_trial(0.5))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60)
+    assert killed.returncode < 0 and [trial.params for trial in Journal(path, "maximize").trials] == [{"x": 0.5}]
