@@ -1,4 +1,4 @@
-"""The devices of a sweep: the catalogue in `conf/hardware/`, matched against the nodes of the cluster."""
+"""The devices of a sweep: kinds of hardware, matched against the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-
-from omegaconf import OmegaConf
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.resolution import CONF
+from sweeper.config import partitions
+from sweeper.config.catalogue import catalogue, is_kind
 from sweeper.config.schema import Hardware
-from sweeper.config.validation import build
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
 
@@ -56,8 +53,17 @@ class Node:
 
     @property
     def model(self) -> str | None:
-        """The name of its GPUs: the driver's if known, else Ray's label."""
-        return self.gpu_identities[0].name if self.gpu_identities else self.accelerator
+        """The name of its GPUs, the driver's if known, else Ray's label, with the modes in which they are divided."""
+        if not self.gpu_identities:
+            return self.accelerator
+        modes = partitions.partition_of(self.gpu_identities[0])
+        return " ".join(filter(None, (self.gpu_identities[0].name, modes)))
+
+    @property
+    def partitions(self) -> set[str]:
+        """The partition modes of its GPUs, such as CPX/NPS4."""
+        modes = {partitions.partition_of(gpu) for gpu in self.gpu_identities} or {None}
+        return {mode or partitions.UNDIVIDED for mode in modes}
 
     @property
     def cpu_model(self) -> str:
@@ -150,7 +156,8 @@ class Target:
 
     def _has_same_devices(self, node: Node) -> bool:
         if self.is_gpu:
-            return has_hardware(node, self.hardware) and node.model == self.model
+            is_same_kind = has_hardware(node, self.hardware) and node.partitions == self.nodes[0].partitions
+            return is_same_kind and node.model == self.model
         return node.cpu_model == self.model
 
     def cores_of_whole_nodes(self, ranks: int) -> int:
@@ -165,44 +172,14 @@ class Target:
         return cores
 
 
-@cache
-def catalogue() -> dict[str, Hardware]:
-    """Return every kind of GPU in `conf/hardware/` by its name."""
-    entries = {}
-    for path in sorted((CONF / "hardware").glob("*.yaml")):
-        values = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(values, dict)
-        entry = build(Hardware, {str(key): value for key, value in values.items()}, f"{path.name}: ")
-        if entry.kind == "gpu" and entry.name != "auto":
-            entries[entry.name] = entry
-    return entries
-
-
 def has_hardware(node: Node, hardware: Hardware) -> bool:
     """Return whether the node's GPUs are of this kind: by PCI id, else by the driver's name, else by Ray's label."""
     if not node.gpus:
         return False
     if node.gpu_identities:
-        return all(_is_kind(gpu, node.accelerator, hardware) for gpu in node.gpu_identities)
+        models = {(gpu.device_id, gpu.name): gpu for gpu in node.gpu_identities}  # as a rule one, of many GPUs
+        return all(is_kind(gpu, node.accelerator, hardware) for gpu in models.values())
     return node.accelerator in hardware.accelerators
-
-
-def _is_kind(gpu: GpuIdentity, label: str | None, hardware: Hardware) -> bool:
-    """Return whether a GPU is of this kind.
-
-    Virtual functions have names and ids of their own. Ray reads its label of an AMD GPU from the id, which AMD SMI may
-    report where it reports no name; its labels of NVIDIA's GPUs leave out the form, on which the peaks depend.
-    """
-    device_id = (gpu.device_id or "").lower().removeprefix("0x")
-    if any(device_id in entry.device_ids for entry in (hardware, *catalogue().values())):
-        return device_id in hardware.device_ids
-    if find_hardware(gpu.name) or _has_name(hardware, gpu.name):
-        return _has_name(hardware, gpu.name)
-    return gpu.vendor == "amd" and label in hardware.accelerators
-
-
-def _has_name(hardware: Hardware, device_name: str) -> bool:
-    return any(re.search(pattern, device_name) for pattern in hardware.device_names)
 
 
 def hardware_of(node: Node) -> Hardware:
@@ -211,15 +188,11 @@ def hardware_of(node: Node) -> Hardware:
         if has_hardware(node, entry):
             return entry
     name = re.sub(r"[^a-z0-9]+", "_", (node.model or "gpu").lower()).strip("_")
-    return Hardware(name=name, accelerators=[node.accelerator] if node.accelerator else [])
-
-
-def find_hardware(device_name: str) -> Hardware | None:
-    """Return the catalogue's entry for a driver's or Ray's name of a GPU; None if it has none."""
-    for entry in catalogue().values():
-        if device_name in entry.accelerators or _has_name(entry, device_name):
-            return entry
-    return None
+    return Hardware(
+        name=name,
+        accelerators=[node.accelerator] if node.accelerator else [],
+        device_names=sorted({f"^{re.escape(gpu.name)}$" for gpu in node.gpu_identities}),
+    )
 
 
 def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
@@ -239,11 +212,18 @@ def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Targe
 
 
 def planned_target(hardware: Hardware, gpus: int) -> Target:
-    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist."""
-    nodes = -(-gpus // ASSUMED_GPUS_PER_NODE)
-    per_node = min(gpus, ASSUMED_GPUS_PER_NODE)
+    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist.
+
+    Raises:
+        UserInputError: these GPUs have no such partitions.
+    """
+    partitions.check_partition(hardware)
+    hardware = _without_default(hardware)
+    gpus_per_node = ASSUMED_GPUS_PER_NODE * partitions.devices_per_gpu(hardware)
+    nodes, per_node = -(-gpus // gpus_per_node), min(gpus, gpus_per_node)
     node = Node(PLANNED_ADDRESS, cpus=0, cpu_name="", gpus=per_node, accelerator=hardware.name)
-    return Target(hardware, hardware.name, (node,) * nodes)
+    model = " ".join(filter(None, (hardware.name, hardware.partition)))
+    return Target(partitions.divide(hardware), model, (node,) * nodes)
 
 
 def _select_cpus(nodes: Sequence[Node]) -> Target:
@@ -266,7 +246,43 @@ def _select_gpus(hardware: Hardware, nodes: Sequence[Node]) -> Target:
         selected = [node for node in with_gpus if has_hardware(node, hardware)]
         if not selected:
             raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {describe_inventory(nodes)}")
-    return Target(hardware, selected[0].model or hardware.name, tuple(selected))
+    selected = _select_partition(hardware, selected)
+    return Target(_describe_devices(hardware, selected), selected[0].model or hardware.name, tuple(selected))
+
+
+def _select_partition(hardware: Hardware, nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes whose GPUs are in the partition mode that the configuration asks for.
+
+    Raises:
+        UserInputError: none are, or the configuration asks for none and they differ.
+    """
+    partitions.check_partition(hardware)
+    modes = sorted(set[str]().union(*(node.partitions for node in nodes)))
+    if hardware.partition is None and len(modes) > 1:
+        raise UserInputError(
+            f"hardware={hardware.name}: its GPUs are in different partition modes, {' and '.join(modes)}, which do not"
+            f" compare; set hardware.partition={'|'.join(modes)}"
+        )
+    selected = [node for node in nodes if node.partitions == {hardware.partition or modes[0]}]
+    if not selected:
+        raise UserInputError(
+            f"hardware.partition={hardware.partition}: no node has all of its GPUs in it; the cluster has"
+            f" {', '.join(modes)}"
+        )
+    return selected
+
+
+def _describe_devices(hardware: Hardware, nodes: Sequence[Node]) -> Hardware:
+    """Return what one device of these nodes has, by the catalogue and by what the driver reports of the smallest."""
+    gpus = [gpu for node in nodes for gpu in node.gpu_identities]
+    units = min((gpu.compute_units for gpu in gpus if gpu.compute_units), default=None)
+    memory_gib = min((gpu.memory_gib for gpu in gpus if gpu.memory_gib), default=None)
+    modes = partitions.partition_of(gpus[0]) if gpus else None
+    return partitions.divide(replace(hardware, partition=modes), units, memory_gib)
+
+
+def _without_default(hardware: Hardware) -> Hardware:
+    return replace(hardware, partition=None) if hardware.partition == partitions.UNDIVIDED else hardware
 
 
 def describe_inventory(nodes: Iterable[Node]) -> str:

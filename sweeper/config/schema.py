@@ -34,6 +34,9 @@ class Hardware:
         accelerators: Ray's labels for the device.
         device_ids: PCI device ids in hex, such as 74a1; a virtual function has its own.
         device_names: regular expressions for the driver's names of the device.
+        partition: compute and memory mode in which an Instinct is divided, such as CPX/NPS4; null for the cluster's.
+        dies: into how many devices the mode CPX divides it.
+        compute_units: of the undivided device.
         clock_headroom: by which factor the clock may exceed the one of the peaks. An MFU above it is impossible.
         dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
         achieved_share: the share of these peaks that products achieve, where none was measured here. By default what
@@ -52,6 +55,9 @@ class Hardware:
     accelerators: list[str] = field(default_factory=list)
     device_ids: list[str] = field(default_factory=list)
     device_names: list[str] = field(default_factory=list)
+    partition: str | None = None
+    dies: int | None = None
+    compute_units: int | None = None
     dense_peak_tflops: dict[str, float] = field(default_factory=dict)
     clock_headroom: float = 1.0
     achieved_share: float = field(default=0.7, metadata={"min": 0.01, "max": 1.0})

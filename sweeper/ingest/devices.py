@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.config.hardware import catalogue, find_hardware
+from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.schema import Hardware
 from sweeper.ingest.imported import ImportedResult
 

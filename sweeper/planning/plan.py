@@ -11,7 +11,8 @@ from typing import Any
 
 from sweeper.common.errors import UserInputError
 from sweeper.config import space_checks
-from sweeper.config.hardware import Node, Target, catalogue, has_hardware, planned_target
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Node, Target, has_hardware, planned_target
 from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
 from sweeper.config.schema import Config
 from sweeper.config.space import Parameters, Space

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.hardware import catalogue, find_hardware
+from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.schema import Hardware
 from sweeper.planning.ceilings import MatmulCeiling
 from sweeper.ui.format import format_number

@@ -10,7 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.hardware import Node, catalogue, hardware_of, select_target
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Node, hardware_of, select_target
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib

@@ -8,7 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
-from sweeper.config.hardware import Node, catalogue, select_target
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Node, select_target
 from sweeper.config.resolution import CONF, resolve
 from sweeper.execution.gang_launcher import GangResources
 from sweeper.execution.node_health import TRIALS_BETWEEN_ROUNDS

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.config.hardware import Node, Target, catalogue, planned_target
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Node, Target, planned_target
 from sweeper.planning.cost_model import build_machine
 from tests.conftest import REPOSITORY, CommandResult
 from workloads.api.contract import Machine
