@@ -1,10 +1,15 @@
 """Inventory and diagnose every node.
 
     python -m sweeper.doctor [--address HOST:PORT] [--dir DIR] [--uri URI] [--insecure] [--quick]
+    python -m sweeper.doctor --record [FILE]
 
 Checks every node's versions, memory and GPUs, and the MLflow server at --uri; runs a matrix product on each GPU and an
 all-reduce over all of them (skipped with --quick). Each problem is printed with its remedy. The exit code is 1 if one
 of them makes measurements wrong or slow; such problems are marked with "!".
+
+--record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a
+stand-in for the machine can be made. It has no environment variables but the visible devices; names of hosts and users,
+serial numbers and addresses are masked. Read it before you send it to anybody.
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from sweeper.cli.parser import CommandParser
+from sweeper.common.errors import UserInputError
 from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
 from sweeper.config.schema import Hardware
@@ -33,12 +40,34 @@ def main() -> None:
     parser.add_argument("--uri")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    parser.run(examine)
+    parser.add_argument("--record", nargs="?", const="machine.json", metavar="FILE")
+    parser.run(run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Diagnose the nodes, or record this machine. Returns the exit code."""
+    environment.prepare()  # before Ray is imported, here and in `_exercise`
+    return record_machine(args) if args.record else examine(args)
+
+
+def record_machine(args: argparse.Namespace) -> int:
+    """Write the record of this machine. Returns the exit code."""
+    from sweeper.doctor import record
+    from sweeper.execution import cluster
+
+    nodes: list[Node] | UserInputError
+    try:
+        nodes = cluster.discover_nodes(args.address, args.insecure)
+    except UserInputError as error:  # such as GPUs that Ray does not see: the record is to show why
+        nodes = error
+    gpus = record.write_record(Path(args.record), nodes)["gpus"]
+    cluster.stop()
+    print(f"recorded   {len(gpus)} GPUs in {args.record}; read it before you send it to anybody")
+    return 0
 
 
 def examine(args: argparse.Namespace) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
-    environment.prepare()  # before Ray is imported, here and in `_exercise`
     from sweeper.doctor.inventory import read_node_state
     from sweeper.execution import cluster
 
