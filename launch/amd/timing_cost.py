@@ -1,0 +1,75 @@
+"""Measure what timing itself costs on a GPU: an empty pair of events, a reading of the sensors, polling them.
+
+Prints one line of JSON: the microseconds between two events with nothing between them, the milliseconds of a reading,
+and by how many percent a series of products is slower while the sensors are polled.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from workloads.telemetry import find_gpu, monitor_gpu
+
+PAIRS, READINGS, ROUNDS = 200, 50, 5
+PRODUCTS = 200  # of 8192 cubed in bf16: about 0.3 s on an MI300X
+
+
+def empty_pair_us() -> float:
+    """Return the median time between two events that are recorded one right after the other."""
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(PAIRS)]
+    torch.cuda._sleep(100_000_000)  # the host runs ahead, so that its launches are not timed
+    for start, end in pairs:
+        start.record()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
+
+
+def reading_ms(device: torch.device) -> float | None:
+    """Return the median time of a reading of the sensors; None if the GPU cannot be read."""
+    gpu = find_gpu(device)
+    if gpu is None:
+        return None
+    return statistics.median(_wall_s(gpu.read) for _ in range(READINGS)) * 1e3
+
+
+def slowdown_percent(device: torch.device) -> float:
+    """Return by how much products are slower while the sensors are polled, the median of rounds in turns."""
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    c = torch.empty_like(a)
+
+    def multiply() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(a, a, out=c)
+        torch.cuda.synchronize()
+
+    def multiply_polled() -> None:
+        with monitor_gpu(device):
+            multiply()
+
+    multiply()
+    rounds = [(_wall_s(multiply), _wall_s(multiply_polled)) for _ in range(ROUNDS)]
+    return (statistics.median(polled / alone for alone, polled in rounds) - 1) * 100
+
+
+def _wall_s(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Print the figures of the first visible GPU."""
+    device = torch.device("cuda", 0)
+    figures = {"device": torch.cuda.get_device_name(device), "empty_pair_us": empty_pair_us()}
+    figures |= {"reading_ms": reading_ms(device), "slowdown_percent": slowdown_percent(device)}
+    print(json.dumps({name: value for name, value in figures.items() if value is not None}))
+
+
+if __name__ == "__main__":
+    main()
