@@ -1,7 +1,7 @@
 """Instinct GPUs that are divided into several devices, each of which the driver shows as a GPU.
 
-The compute mode says into how many: SPX is one, CPX one for each die. The memory mode (NPS1, NPS4) says how their memory
-is interleaved. The modes are written together, such as CPX/NPS4.
+The compute mode says into how many: SPX is one, CPX one for each die. The memory mode (NPS1, NPS4) says over what their
+memory is interleaved. The modes are written together, such as CPX/NPS4.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def devices_per_gpu(hardware: Hardware) -> int:
 def divide(hardware: Hardware, units: int | None = None, memory_gib: float | None = None) -> Hardware:
     """Return what one device of a GPU has in its partition mode.
 
-    Each has an equal part of the matrix units, of the memory and its bandwidth, and of the links. The driver too divides
-    the memory evenly (amdgpu_amdkfd_xcp_memory_size in Linux), but AMD SMI reports for each device all memory of the
+    Each has an equal part of the matrix units, of the memory and its bandwidth, and of the links. The driver divides the
+    memory evenly too (amdgpu_amdkfd_xcp_memory_size in Linux), but AMD SMI may report for each device all memory of the
     GPU, or of the group that it is interleaved in (ROCm/ROCm#4750).
 
     Args:
