@@ -241,7 +241,7 @@ def _select_gpus(hardware: Hardware, nodes: Sequence[Node]) -> Target:
             raise UserInputError(
                 f"hardware=auto: the cluster has {describe_inventory(nodes)}; choose hardware={'|'.join(kinds)}"
             )
-        hardware, selected = next(iter(kinds.values())), with_gpus
+        hardware, selected = replace(next(iter(kinds.values())), partition=hardware.partition), with_gpus
     else:
         selected = [node for node in with_gpus if has_hardware(node, hardware)]
         if not selected:

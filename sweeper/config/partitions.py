@@ -53,9 +53,9 @@ def devices_per_gpu(hardware: Hardware) -> int:
 def divide(hardware: Hardware, units: int | None = None, memory_gib: float | None = None) -> Hardware:
     """Return what one device of a GPU has in its partition mode.
 
-    Each has an equal part of the matrix units, of the memory and its bandwidth, and of the links. The driver divides the
-    memory evenly too (amdgpu_amdkfd_xcp_memory_size in Linux), but AMD SMI may report for each device all memory of the
-    GPU, or of the group that it is interleaved in (ROCm/ROCm#4750).
+    Each has an equal part of the matrix units, of the memory and its bandwidth, and of the links. The driver divides
+    the memory evenly too (amdgpu_amdkfd_xcp_memory_size in Linux), but AMD SMI may report for each device all memory
+    of the GPU, or of the group that it is interleaved in (ROCm/ROCm#4750).
 
     Args:
         hardware: a whole GPU, with the partition mode.

@@ -105,7 +105,8 @@ def test_gpus_in_different_partition_modes_are_not_mixed(read_node: Callable[[st
         with pytest.raises(UserInputError, match=r"CPX/NPS4 and SPX/NPS1.*set hardware.partition=CPX/NPS4\|SPX/NPS1"):
             select_target(hardware, [whole, divided], 8)
     targets = [
-        select_target(replace(MI300X, partition=modes), [whole, divided], 8) for modes in ("SPX/NPS1", "CPX/NPS4")
+        select_target(replace(kind, partition=modes), [whole, divided], 8)
+        for kind, modes in ((MI300X, "SPX/NPS1"), (Hardware(name="auto"), "CPX/NPS4"))
     ]
     assert [(target.devices, target.hardware.partition) for target in targets] == [(8, None), (64, "CPX/NPS4")]
     assert targets[0].hardware == MI300X and targets[0].model != targets[1].model
