@@ -42,7 +42,7 @@ class MatmulParameters:
         statistic: statistic of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
         warmup_s: seconds of load before a worker's first trial.
-        repeats: timed calls.
+        repeats: timed readings, each of one call; of several where a call with a warm cache is short.
         sustained_s: if above 0, the product also runs back to back for so many seconds after the clocks have settled.
         seed: seed of the random operands.
     """
@@ -107,8 +107,9 @@ class Matmul(Workload):
     name = "matmul"
     Parameters = MatmulParameters
     # Each repeat is timed by itself on the same random inputs; the output is rewritten; the GPU's settings stay. On a
-    # CPU, repeats that other processes disturb are measured again (new in 4).
-    benchmark_version = "burst/4"
+    # CPU, repeats that other processes disturb are measured again (new in 4). On a GPU the cost of events is
+    # subtracted, short warm calls are timed many at once, and the flush reads and writes (new in 5).
+    benchmark_version = "burst/5"
     work = ("model", "dtype", "output_dtype", "accumulation", "statistic")
     ways = ("layout", "backend", "warmup", "warmup_s", "repeats", "sustained_s", "seed")
     is_matmul_ceiling = True

@@ -12,9 +12,10 @@ from workloads.matmul.operands import take_rows
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
 # tf32 rounds its operands to 11 bits. Rounded to nearest, random operands give 2.9e-4, truncated ones 7.7e-4, at any k
-# up to 20480. gfx942 truncates them and rounds the sum of every four products down (MMA-Sim, arXiv:2511.10909):
-# hipBLASLt on an MI300X gave 7.7e-4 at k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis).
-# gfx950 has no tf32 units: hipBLASLt emulates tf32 by bf16 there (ROCm/hipBLASLt#1806), which is not native.
+# up to 20480. An H200 gives 2.8e-4 to 3.0e-4 (k from 512 to 16384, both libraries, torch 2.11). gfx942 truncates them
+# and rounds the sum of every four products down (MMA-Sim, arXiv:2511.10909): hipBLASLt on an MI300X gave 7.7e-4 at
+# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: hipBLASLt emulates tf32
+# by bf16 there (ROCm/hipBLASLt#1806), which is not native.
 TF32_TOLERANCE = {"gfx942": 2e-3}
 TF32_TOLERANCE_ELSEWHERE = 1e-3
 

@@ -15,13 +15,14 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
+from workloads.caches import MIB, flush_mib
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands
 from workloads.mx_scales import rocm_of_build
 from workloads.telemetry import GpuReadings, monitor_gpu
-from workloads.timing import FLUSH_BYTES, sustained_times, time_steps
+from workloads.timing import calls_in_reading, event_metrics, sustained_times, time_steps
 
 # Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
 PAUSES_S = (5.0, 15.0)
@@ -100,7 +101,7 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     operands = make_operands(parameters, device, generator, architecture)
     with _tuned(parameters, operands) as tuning:
-        times_s, readings = _time_untainted(operands.multiply, device, parameters)
+        times_s, readings, calls = _time_untainted(operands.multiply, device, parameters)
         step_time_s = statistics.median(times_s)
         sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
         c = operands.fetch(operands.multiply())
@@ -112,6 +113,8 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
         **library(parameters, architecture),
     }
     metrics = readings.metrics() | sustained_metrics
+    if device.type != "cpu":
+        metrics |= event_metrics(device) | {"calls_per_reading": float(calls)}
     if tuning is not None:
         machine_info["tuned_kernel"], metrics["tuning_s"] = tuning.kernel, tuning.seconds
     executed = _executed(parameters, operands, c, architecture) | {
@@ -139,7 +142,7 @@ def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable
     if parameters.backend != "tunable":
         yield None
         return
-    rotating_mib = FLUSH_BYTES // 2**20 if parameters.statistic.endswith("_cold") else 0
+    rotating_mib = flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
     product = f"{parameters.dtype} {parameters.shape()}"
     with tunable.tuned(operands.multiply, product, rotating_mib) as tuning:
         yield tuning
@@ -163,8 +166,14 @@ def _values_per_element(matrix: torch.Tensor) -> int:
 
 def _time_untainted(
     step: Callable[[], object], device: torch.device, parameters: MatmulParameters
-) -> tuple[tuple[float, ...], GpuReadings]:
-    """Time the step and return its times and the GPU's readings; repeat it after each of PAUSES_S while tainted."""
+) -> tuple[tuple[float, ...], GpuReadings, int]:
+    """Time the step; repeat it after each of PAUSES_S while tainted.
+
+    Returns:
+        Its times, the GPU's readings, and the calls that each time is the mean of.
+    """
+    cold_cache = parameters.statistic.endswith("_cold")
+    calls = 1 if cold_cache else calls_in_reading(step, device)
     for pause_s in (*PAUSES_S, None):
         with monitor_gpu(device) as readings:
             times_s = time_steps(
@@ -172,12 +181,13 @@ def _time_untainted(
                 device,
                 warmup=parameters.warmup,
                 repeats=parameters.repeats,
-                cold_cache=parameters.statistic.endswith("_cold"),
+                cold_cache=cold_cache,
+                calls=calls,
             )
         if pause_s is None or not readings.tainted:
             break
         time.sleep(pause_s)
-    return times_s, readings
+    return times_s, readings, calls
 
 
 @cache
@@ -205,7 +215,7 @@ def _sustain(
     if not parameters.sustained_s:
         return (), {}
     device = operands.a.device
-    copies = FLUSH_BYTES // operands.bytes
+    copies = flush_mib(device) * MIB // operands.bytes
     buffers = [operands, *(make_operands(parameters, device, generator, architecture) for _ in range(copies))]
     with monitor_gpu(device) as readings:
         times_s = sustained_times(

@@ -12,7 +12,7 @@ from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import fp8_dtype
 from workloads.precision import CastParameters, formats
 from workloads.telemetry import monitor_gpu
-from workloads.timing import time_in_turns
+from workloads.timing import event_metrics, time_in_turns
 
 Cast = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
@@ -45,7 +45,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
         | {"rows": matrix.shape[0], "columns": matrix.shape[1], "repeats": len(times_s)},
         step_times_s=times_s,
         bytes_per_step=float(moved_bytes),
-        metrics=watch.metrics(),
+        metrics=watch.metrics() | event_metrics(device),
         machine_info=devices.machine_info(device),
     )
 

@@ -15,7 +15,7 @@ from workloads.llama.shapes import gemm_shape
 from workloads.mx_scales import rocm_of_build
 from workloads.precision import GemmParameters, formats
 from workloads.telemetry import monitor_gpu
-from workloads.timing import time_in_turns
+from workloads.timing import event_metrics, time_in_turns
 
 SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed from
 
@@ -93,7 +93,7 @@ def _run_native(
         steps.insert(0, formats.native_gemm(parameters.recipe, *converted))
     with monitor_gpu(a.device) as watch:
         times_s = time_in_turns(steps, a.device, warmup=parameters.warmup, repeats=parameters.repeats)
-    return _Run(steps[0]()[sample.rows][:, sample.columns], times_s, watch.metrics())
+    return _Run(steps[0]()[sample.rows][:, sample.columns], times_s, watch.metrics() | event_metrics(a.device))
 
 
 def _run_emulated(

@@ -15,7 +15,7 @@ from workloads.llama.model import swiglu
 from workloads.llama.shapes import MODELS
 from workloads.precision import LinearParameters, formats, layers
 from workloads.telemetry import monitor_gpu
-from workloads.timing import time_in_turns
+from workloads.timing import event_metrics, time_in_turns
 
 
 class SwiGLU(nn.Module):
@@ -92,7 +92,7 @@ def _time_modules(
     steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
     with monitor_gpu(x.device) as watch:
         times_s = time_in_turns(steps, x.device, warmup=parameters.warmup, repeats=parameters.repeats)
-    return times_s, watch.metrics()
+    return times_s, watch.metrics() | event_metrics(x.device)
 
 
 def _linear_layers(module: nn.Module) -> list[nn.Linear]:
