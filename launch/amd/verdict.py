@@ -56,8 +56,11 @@ class Check:
         """Why there are no figures; empty if the check ended well."""
         if self.exit_code in TIMED_OUT:
             return f"not finished after {self.seconds:.0f} s"
+        if not self.exit_code:
+            return ""
+        problems = [line[2:] for line in self.out.splitlines() if line.startswith("! ")]  # the doctor's
         lines = [line for line in self.err.splitlines() if line.strip() and not line.startswith("{")]
-        return (lines[-1] if lines else f"see {self.name}.out") if self.exit_code else ""
+        return "; ".join(problems) or (lines[-1] if lines else f"see {self.name}.out")
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Target:
     def describe_foreign_use(self) -> list[str]:
         """Return a line for each GPU of the target whose memory other processes use."""
         return [
-            f"other processes use {gib:.1f} GiB of GPU {number}; results will be skewed (see nvidia-smi)"
+            f"other processes use {gib:.1f} GiB of GPU {number}; results will be skewed (see nvidia-smi, amd-smi)"
             for node in self.nodes
             for number, gib in node.gpus_used_gib
             if gib > FOREIGN_USE_GIB and self.is_gpu

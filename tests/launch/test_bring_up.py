@@ -43,7 +43,7 @@ case "$*" in
   *verdict.py*) exec {python} "$@" ;;
   *--record*) echo '{{"uuid": "12345678-9abc-def0-1234-56789abcdef0"}}' >"${{*: -1}}" ;;
   *timing_cost.py*) echo '{{"empty_pair_us": 6.2, "reading_ms": 14.0, "slowdown_percent": 0.3}}' ;;
-  *sweeper.doctor*) echo "on $HOSTNAME: 1 problem found"; exit 1 ;;
+  *sweeper.doctor*) printf '! n0 GPU 5: its power is limited\\n  amd-smi set\\n1 problem found\\n'; exit 1 ;;
   *k=3840*) sleep 30 ;;
   *m=10240*) best '"tflops": 668.4' ;;
   *m=16*) best '"tflops": 91.5' ;;
@@ -127,7 +127,7 @@ def test_a_failing_check_ends_nothing_but_itself(run: tuple[subprocess.Completed
     assert result.returncode == 1, result.stderr
     assert result.stdout.startswith("AMD Instinct MI300X\n")
     assert verdicts["record"] == verdicts["product_cold"] == verdicts["allreduce_2"] == "pass"
-    assert verdicts["doctor"] == "FAIL" and "doctor.out" in rows["doctor"]
+    assert verdicts["doctor"] == "FAIL" and "n0 GPU 5: its power is limited" in rows["doctor"]
     assert verdicts["product_warm"] == "FAIL" and "not finished after" in rows["product_warm"]
     assert verdicts["cache_cold"] == "FAIL" and "84.8" not in rows["cache_cold"] and "91.5" in rows["cache_cold"]
     assert verdicts["tf32"] == "FAIL" and "0.0031" in rows["tf32"]
