@@ -24,6 +24,10 @@ INVALID = 2  # of a command whose input does not fit the machine, such as gpus=8
 FAILED = ("FAIL", "not run")
 
 
+def _is_json(line: str) -> bool:
+    return line.startswith("{") and line.endswith("}")
+
+
 @dataclass(frozen=True)
 class Check:
     """A check that ran: its exit code, its seconds, and what it printed."""
@@ -35,16 +39,13 @@ class Check:
     err: str
 
     @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of JSON that the check printed; a sweep's are on standard error, the last one has its results."""
+        return [json.loads(line) for line in [*self.out.splitlines(), *self.err.splitlines()] if _is_json(line)]
+
+    @property
     def report(self) -> Mapping[str, Any]:
-        """The last line of JSON that the check printed; a sweep's results are on standard error."""
-        for line in reversed([*self.err.splitlines(), *self.out.splitlines()]):
-            if line.startswith("{"):
-                try:
-                    values: dict[str, Any] = json.loads(line)
-                    return values
-                except json.JSONDecodeError:
-                    continue
-        return {}
+        return self.events[-1] if self.events else {}
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -59,8 +60,9 @@ class Check:
         if not self.exit_code:
             return ""
         problems = [line[2:] for line in self.out.splitlines() if line.startswith("! ")]  # the doctor's
-        lines = [line for line in self.err.splitlines() if line.strip() and not line.startswith("{")]
-        return "; ".join(problems) or (lines[-1] if lines else f"see {self.name}.out")
+        reasons = [event["reason"] for event in self.events if event.get("reason")]  # of a sweep's failed trial
+        lines = [line for line in self.err.splitlines() if line.strip() and not _is_json(line)]
+        return "; ".join(problems) or [f"see {self.name}.out", *lines, *reasons][-1]
 
 
 @dataclass(frozen=True)

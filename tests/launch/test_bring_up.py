@@ -48,6 +48,7 @@ case "$*" in
   *m=10240*) best '"tflops": 668.4' ;;
   *m=16*) best '"tflops": 91.5' ;;
   *tf32*) best '"relative_error": 3.1e-3' ;;
+  *QUEUES=8*) echo '{{"event": "trial", "reason": "OutOfMemoryError: HIP"}}' >&2; exit 1 ;;
   *llama1b*) best '"tokens_per_s": 30000' ;;
   *gpus=2*) best '"bus_gb_s": 49' ;;
   *gpus=*) echo "sweeper: gpus=8: the cluster has 2 GPUs" >&2; exit 2 ;;
@@ -133,6 +134,7 @@ def test_a_failing_check_ends_nothing_but_itself(run: tuple[subprocess.Completed
     assert verdicts["tf32"] == "FAIL" and "0.0031" in rows["tf32"]
     assert verdicts["allreduce_8"] == "not run" and "the cluster has 2 GPUs" in rows["allreduce_8"]
     assert verdicts["offload_queues_4"] == "noted" and "3e+04" in rows["offload_queues_4"]
+    assert verdicts["offload_queues_8"] == "FAIL" and "OutOfMemoryError: HIP" in rows["offload_queues_8"]
     timing = [line for line in lines if line.startswith("timing")]
     assert ["pass" in line for line in timing] == [True, False, True]
 
