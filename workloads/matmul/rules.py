@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workloads.api.recipes import RECIPES, unsupported_output_reason
+from workloads.api.recipes import RECIPES, unsupported_output_reason, unsupported_shape_reason
 
 if TYPE_CHECKING:
     from workloads.matmul import MatmulParameters
@@ -78,6 +78,15 @@ def _check_scaled(parameters: MatmulParameters, architecture: str) -> str:
     return f"backend={backend} does not support dtype={dtype}: set backend=torch"
 
 
+def _check_scaled_shape(parameters: MatmulParameters, architecture: str) -> str:
+    if not _is_scaled(parameters.dtype):
+        return ""
+    shape = parameters.shape()
+    if shape.layout != "nt":
+        return f"dtype={parameters.dtype} supports layout=nt only, not layout={shape.layout}"
+    return unsupported_shape_reason(parameters.dtype, shape.m, shape.n, shape.k, architecture)
+
+
 def _check_generated(parameters: MatmulParameters, architecture: str) -> str:
     if parameters.backend not in ("triton", "tinygrad"):
         return ""
@@ -127,6 +136,7 @@ def _check_tf32(parameters: MatmulParameters, architecture: str) -> str:
 
 CHECKS: tuple[Callable[[MatmulParameters, str], str], ...] = (
     _check_scaled,
+    _check_scaled_shape,
     _check_generated,
     _check_reduced,
     _check_fp32_output,

@@ -11,7 +11,7 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, Support, support, unsupported_rocm_reason, unsupported_shape_reason
-from workloads.llama.shapes import gemm_shape
+from workloads.llama.shapes import GemmShape, gemm_shape
 from workloads.mx_scales import rocm_of_build
 from workloads.precision import GemmParameters, formats
 from workloads.telemetry import monitor_gpu
@@ -37,6 +37,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     if state is Support.NATIVE and (unsupported := unsupported_rocm_reason(parameters.recipe, rocm_of_build())):
         raise Infeasible(unsupported)
     shape = gemm_shape(parameters.model, parameters.layer, parameters.product, parameters.tokens)
+    _check_shape(parameters, shape, architecture)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     a, b = (
         torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
@@ -58,6 +59,14 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
         metrics={"m": float(shape.m), "n": float(shape.n), "k": float(shape.k), **run.metrics, "sqnr_db": error_db},
         machine_info=devices.machine_info(device) | {"support": state.value},
     )
+
+
+def _check_shape(parameters: GemmParameters, shape: GemmShape, architecture: str) -> None:
+    """Check that the recipe supports the shape. Raises Infeasible if it does not."""
+    if parameters.recipe == "bf16":
+        return
+    if unsupported := unsupported_shape_reason(parameters.recipe, shape.m, shape.n, shape.k, architecture):
+        raise Infeasible(unsupported)
 
 
 class _Sample(NamedTuple):
@@ -109,13 +118,7 @@ def _run_emulated(
 
 
 def _convert_operands(parameters: GemmParameters, a: torch.Tensor, b: torch.Tensor, architecture: str) -> list[Any]:
-    """Return A[m, k] and B[n, k] in the recipe.
-
-    Raises:
-        Infeasible: the recipe does not support this shape.
-    """
-    if unsupported := unsupported_shape_reason(parameters.recipe, len(a), len(b), a.shape[1], architecture):
-        raise Infeasible(unsupported)
+    """Return A[m, k] and B[n, k] in the recipe."""
     # A weight gradient sums over tokens, so neither of its operands is a weight.
     b_role = "activation" if parameters.product == "weight_gradient" else "weight"
     operands = ((a, "activation"), (b, b_role))

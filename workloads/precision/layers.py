@@ -11,6 +11,7 @@ from torch import nn
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import Support, support
+from workloads.precision.support import unsupported_layer_reason
 
 # The format of a training recipe's GEMMs, and the number that the layers' sizes must be multiples of.
 FORMATS = {
@@ -52,6 +53,8 @@ def apply_recipe(module: nn.Module, recipe: str, architecture: str, tokens: int)
     sizes = {size for layer in module.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape}
     if unfit_sizes := sorted(size for size in sizes | {tokens} if size % multiple):
         raise Infeasible(f"{recipe} needs inputs, outputs and tokens in multiples of {multiple}, not {unfit_sizes[0]}")
+    if unsupported := unsupported_layer_reason(recipe, architecture):
+        raise Infeasible(unsupported)
     if recipe == "fp8_blockwise" and state is not Support.NATIVE:
         raise Infeasible(f"torchao has no emulation of its {recipe} layer, and {reason}")
     names = [name for name, layer in module.named_modules() if _is_converted(layer, name)]

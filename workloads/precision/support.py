@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from workloads.api.recipes import Support, support
 
 NO_EMULATION = "fp8_blockwise"  # torchao emulates the products of its layer in no other format
+# torchao 0.18's layer casts along columns with a CUDA kernel, and orders scales for NVIDIA's units.
+NVIDIA_LAYER = "mxfp8"
 
 
 OF_PRODUCTS = "the error of an emulated one is measured, its speed is not"
 OF_LAYERS = f"{OF_PRODUCTS}; an unsupported one is refused"
 OF_CASTS = "a cast is timed on any device: this is about the products that take its result"
+
+
+def unsupported_layer_reason(recipe: str, architecture: str) -> str:
+    """Return why torchao has no layer for a recipe that the device's units take; empty if it has."""
+    if recipe == NVIDIA_LAYER and architecture.startswith("gfx") and support(recipe, architecture)[0] is Support.NATIVE:
+        return f"torchao's {recipe} layer is for NVIDIA GPUs: its casts are CUDA kernels"
+    return ""
 
 
 def describe_support(recipes: Sequence[str], architecture: str, note: str) -> str:
@@ -29,5 +38,7 @@ def describe_support(recipes: Sequence[str], architecture: str, note: str) -> st
         level, reason = support(recipe.removesuffix("_gw_hp"), architecture)  # weight gradients in bf16
         if note == OF_LAYERS and recipe == NO_EMULATION and level is Support.EMULATED:
             level, reason = Support.UNSUPPORTED, f"{reason}, and torchao has no emulation of its layer"
+        if note == OF_LAYERS and (unsupported := unsupported_layer_reason(recipe, architecture)):
+            level, reason = Support.UNSUPPORTED, unsupported
         lines.append(f"  {recipe:{width}}  {level.value}{': ' if reason else ''}{reason}")
     return "\n".join([*lines, note])

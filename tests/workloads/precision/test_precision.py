@@ -14,10 +14,11 @@ import torch
 
 from sweeper.common.metrics import derive
 from tests.conftest import REPOSITORY, Workspace, environment
+from tests.support.amd_device import MI355X, amd_device
 from workloads.api.contract import Infeasible, Machine, Measurement, Rank
 from workloads.api.registry import load
 from workloads.api.trial import run_trial
-from workloads.precision import formats
+from workloads.precision import formats, layers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 GEMM = {"model": "llama_tiny", "layer": "gate_up", "tokens": 128, "repeats": 3}
@@ -123,6 +124,28 @@ def test_blockwise_layers_are_infeasible_where_they_are_not_native() -> None:
         run_trial("precision_linear", parameters, Rank())
 
 
+@pytest.mark.parametrize(
+    ("workload", "parameters", "rocm", "reason"),
+    [
+        ("precision", {"recipe": "mxfp8"}, "6.4.1", "mxfp8 needs ROCm 7.0 or later; this PyTorch was built with 6.4.1"),
+        ("precision", {"recipe": "mxfp4", "tokens": 16}, "7.2.1", "mxfp4 needs m in multiples of 32, not 16"),
+    ],
+)
+def test_formats_of_gfx950_are_infeasible_before_the_gpu_is_touched(
+    workload: str, parameters: dict[str, Any], rocm: str, reason: str
+) -> None:
+    """The GPU is a stand-in: a trial that got further would fail."""
+    with amd_device(MI355X, rocm=rocm), pytest.raises(Infeasible, match=reason):
+        run_trial(workload, {**GEMM, **parameters}, Rank(device="cuda"))
+
+
+def test_torchaos_mxfp8_layer_is_infeasible_on_amd_gpus() -> None:
+    layer = torch.nn.Linear(64, 64, bias=False)
+    with pytest.raises(Infeasible, match="torchao's mxfp8 layer is for NVIDIA GPUs"):
+        layers.apply_recipe(layer, "mxfp8", "gfx950:sramecc+:xnack-", tokens=64)
+    assert layers.apply_recipe(layer, "mxfp8", "gfx942", tokens=64)[1].startswith("emulated")
+
+
 @cache
 def train_model(recipe: str) -> Mapping[str, float]:
     """Return the metrics of 20 training steps of a tiny model."""
@@ -185,5 +208,8 @@ def test_a_plan_shows_what_is_native_on_the_device() -> None:
     assert "  fp8_rowwise_gw_hp  native" in preview("precision_training", "gfx942")
     (blockwise,) = [line for line in preview("precision_linear", "gfx942") if "blockwise" in line]
     assert blockwise.startswith("  fp8_blockwise      unsupported: gfx942 lacks 1x128")
+    (mxfp8,) = [line for line in preview("precision_training", "gfx950") if "mxfp8" in line]
+    assert mxfp8.startswith("  mxfp8              unsupported: torchao's mxfp8 layer is for NVIDIA GPUs")
+    assert "  mxfp8           native" in preview("precision", "gfx950")
     assert "a cast is timed on any device" in preview("precision_casts", "gfx942")[-1]
     assert "is unknown" in preview("precision", "")[0]
