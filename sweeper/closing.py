@@ -120,6 +120,7 @@ class FinishedRun:
             "artifacts": texts,
             "plots": plots,
             "abandoned": self.study.abandoned,
+            "written": self.study.trial_count if self.study.all_ended else None,
         }
 
     def _recording(self, tracking: TrackingClient, is_written: bool) -> Recording:

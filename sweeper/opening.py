@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
     opening = parent_run.opening_message(
         plan,
         study=study.id,
+        trials=study.trial_count,
         command=shlex.join(secrets.masked_arguments(arguments)),
         machine=plan_view.describe_devices(plan),
         provenance=gathered,
@@ -64,15 +66,20 @@ def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
         direction=section.direction,
         pruner=search.pruner,
     )
-    return Study(
-        plan.folder / "study.journal",
-        plan.identity,
-        plan.space,
-        settings,
-        initial_points=plan.initial_points,
-        retry=RETRIED[plan.config.retry] if plan.config.retry else (),
-        run_state=run_state,
-    )
+    gc.disable()  # nothing of what is read is freed, and with 20,000 trials each full collection takes 0.4 s
+    try:
+        return Study(
+            plan.folder / "study.journal",
+            plan.identity,
+            plan.space,
+            settings,
+            initial_points=plan.initial_points,
+            retry=RETRIED[plan.config.retry] if plan.config.retry else (),
+            run_state=run_state,
+        )
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _make_progress(plan: Plan, study: Study) -> SweepProgress:

@@ -7,7 +7,6 @@ sampler and the pruner see, so a new trial costs one line on disk instead of one
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -155,6 +154,16 @@ class Study:
         """The records of all trials that no retry has replaced."""
         return [record for record in self.records.values() if record.number not in self.replaced]
 
+    @property
+    def trial_count(self) -> int:
+        """The number of trials in the journal, remeasurements included."""
+        return self._trial_count
+
+    @property
+    def all_ended(self) -> bool:
+        """Return whether every trial of the journal has a record, or will never have one."""
+        return len(self.records) + len(self.abandoned) == self._trial_count
+
     def ask(self) -> Trial | None:
         """Return the next trial, or None when every point has a trial."""
         if self.unfinished:
@@ -280,8 +289,6 @@ class Study:
         states = RunStates(self._journal.study, self._trial_count, run_state)
         self._retries.fill(self.current_records, states.changes_since, self._allowed_keys)
         self._known_keys -= {point_key(point) for point in self._retries.points}
-        gc.collect()
-        gc.freeze()  # what was read stays; with 20,000 trials each full collection would examine it for 0.4 s
 
     def _load_remeasurement(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():

@@ -53,6 +53,7 @@ class TrackingClient:
         self._close_sent = False
         self._closed = threading.Event()
         self._restarts = 0
+        self._progress_count = 0  # of the process's answers that are no errors
         self._mutex = threading.RLock()
         self.experiment_id: str | None = None
         self.view_key = ""
@@ -94,7 +95,7 @@ class TrackingClient:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
         Returns:
-            Whether everything is written. It gives up after `patience_s` seconds in which no record was. A process that
+            Whether everything is written. It gives up after `patience_s` seconds without progress. A process that
             is still starting has START_PATIENCE_S.
         """
         with self._mutex:
@@ -102,13 +103,13 @@ class TrackingClient:
             self._send_waiting()
         started_s = time.monotonic()
         deadline_s = started_s + patience_s
-        pending = self.pending
+        progress = self._progress_count
         while not self._closed.wait(0.05) and time.monotonic() < deadline_s:
             self.restart_if_dead()
             is_starting = not (self.is_open or self.last_error) and time.monotonic() < started_s + START_PATIENCE_S
-            if is_starting or self.pending < pending:
+            if is_starting or self._progress_count > progress:
                 deadline_s = time.monotonic() + patience_s
-                pending = self.pending
+                progress = self._progress_count
         self._close_input()
         return self._closed.is_set()
 
@@ -156,10 +157,13 @@ class TrackingClient:
             answer = json.loads(line)
             with self._mutex:
                 self.last_error = answer.get("error", "")
+                self._progress_count += "error" not in answer
                 if "opened" in answer:
                     self.experiment_id = answer["opened"]["experiment_id"]
                     for number in answer["opened"]["written"]:
                         self._unwritten.pop(number, None)
+                    before = answer["opened"]["written_before"]
+                    self._unwritten = {n: record for n, record in self._unwritten.items() if n >= before}
                 if "written" in answer:
                     self._unwritten.pop(answer["written"], None)
                 if "closed" in answer:

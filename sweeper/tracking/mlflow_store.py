@@ -25,6 +25,7 @@ KIND = "sweeper.kind"
 STUDY = "sweeper.study"  # the id of the sweep's Optuna study, since names of sweeps are not unique
 TRIAL_NUMBER = "sweeper.trial"
 STARTED_AT = "sweeper.started_at"  # when the command that made the parent run started
+WRITTEN = "sweeper.written"  # of a parent run: so many first trials have ended and are written
 CONTENT = "sweeper.content"  # the digest of an imported file
 
 # Values of the tag KIND.

@@ -15,12 +15,13 @@ from workloads.api.secrets import masked
 
 
 def opening_message(
-    plan: Plan, *, study: str, command: str, machine: str, provenance: dict[str, Any], retry: str = ""
+    plan: Plan, *, study: str, trials: int, command: str, machine: str, provenance: dict[str, Any], retry: str = ""
 ) -> dict[str, Any]:
     """Return what the recording process opens a sweep with.
 
     Args:
         study: the identity of the sweep's study.
+        trials: the number of trials in the study.
         command: the command that runs the sweep, secrets masked.
         machine: the devices in words.
         provenance: of this run.
@@ -35,6 +36,7 @@ def opening_message(
         "study_id": study,
         "sweep": plan.name,
         "parent": {
+            "trials": trials,
             "started_at": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
             "params": {
                 "sweep.gpus": plan.resources.gpus,

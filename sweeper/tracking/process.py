@@ -6,7 +6,8 @@ Reads messages from standard input and answers on standard output, one JSON obje
 descriptor that holds the sweep's lock.
 
     message                         answer
-    {"open": {…Store's arguments}}  {"opened": {"experiment_id": …, "written": [numbers]}}
+    {"open": {…Store's arguments}}  {"listed": number} repeatedly, then
+                                    {"opened": {"experiment_id": …, "written_before": number, "written": [numbers]}}
     {"step": {…}}                   {}
     {"record": "…"}                 {"written": number}
     {"close": {…}, "view": {…}}     {"closed": {"view": key or ""}}
@@ -82,11 +83,13 @@ class RecordingProcess:
     def _handle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what a message asks for and return the answer."""
         if "open" in message:
-            self._store = Store(**message["open"])
-            return {"opened": {"experiment_id": self._store.experiment_id, "written": self._store.written_trials}}
+            store = self._store = Store(**message["open"], on_page=lambda count: self._answer({"listed": count}))
+            written = {"written_before": store.written_before, "written": store.written_trials}
+            return {"opened": {"experiment_id": store.experiment_id, **written}}
         assert self._store is not None
         if self._last_attempt_failed:
-            self._store.refresh()
+            if (number := _trial_of(message)) is not None:
+                self._store.doubt(number)
             self._last_attempt_failed = False
         if "step" in message:
             self._store.write_step(**message["step"])
@@ -131,6 +134,13 @@ class RecordingProcess:
             pass  # it has printed its error
         except Exception as error:
             print(mask(f"no report: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+
+
+def _trial_of(message: dict[str, Any]) -> int | None:
+    """Return the number of the trial that a message writes, if it writes one."""
+    if "record" in message:
+        return TrialRecord.from_json(message["record"]).number
+    return int(message["step"]["number"]) if "step" in message else None
 
 
 def _describe(error: Exception) -> str:

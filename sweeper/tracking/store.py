@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -26,6 +26,7 @@ from mlflow.exceptions import MlflowException
 
 from sweeper.common.trials import TrialRecord, TrialStatus, exact_value, run_name
 from sweeper.tracking import mlflow_store, mlflow_view, new_store
+from sweeper.tracking.child_runs import PAGE_SIZE, ChildRuns
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 
 # MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
@@ -36,7 +37,6 @@ RUN_STATUS = {
     TrialStatus.FAILED: "FAILED",
 }
 MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
-PAGE_SIZE = 1000  # each page has to arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 class Store:
@@ -48,7 +48,15 @@ class Store:
         parent_id: MLflow's id of the sweep's parent run.
     """
 
-    def __init__(self, uri: str, experiment: str, study_id: str, sweep: str, parent: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        study_id: str,
+        sweep: str,
+        parent: Mapping[str, Any],
+        on_page: Callable[[int], None] = lambda count: None,
+    ) -> None:
         """Open or create the experiment and the parent run, and read which trials are written.
 
         Args:
@@ -56,8 +64,9 @@ class Store:
             experiment: the name of the experiment.
             study_id: the id of the sweep's study, by which its runs are found.
             sweep: the name of the sweep.
-            parent: of the parent run: its `tags`, its `params`, its text `artifacts` by name, and `started_at`, the
-                time at which the command started.
+            parent: of the parent run: its `tags`, its `params`, its text `artifacts` by name, `started_at`, the time at
+                which the command started, and `trials`, the number of trials in the study then.
+            on_page: is called while runs are listed, with their number so far.
         """
         self.uri = uri
         self._study_id = study_id
@@ -66,27 +75,28 @@ class Store:
         new_store.create_if_missing(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
+        self._is_marked_running = True
+        self._written_before = 0
         self.parent_id = self._open_parent(parent)
-        self._children: dict[int, Any] = {}
-        self.refresh()
+        self._children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
+        if self._written_before and self._written_before == parent.get("trials"):
+            self._children.expect(self._written_before)
+        else:
+            self._children.list_all(on_page)
 
-    def refresh(self) -> None:
-        """Read which trials have runs. Needed after any failure: a server that went away may have executed the call.
-
-        Of two runs of one trial the other is deleted; a complete one is kept.
-        """
-        self._children = {}
-        for run in sorted(self._search_runs(mlflow_store.TRIAL_KIND), key=lambda run: run.info.status == "RUNNING"):
-            number = int(run.data.tags[mlflow_store.TRIAL_NUMBER])
-            if number in self._children:
-                self._client.delete_run(run.info.run_id)
-            else:
-                self._children[number] = run
+    @property
+    def written_before(self) -> int:
+        """So many first trials were all written when the sweep was last closed."""
+        return self._written_before
 
     @property
     def written_trials(self) -> list[int]:
-        """The numbers of the trials that were completely written at the last `refresh`."""
-        return [number for number, run in self._children.items() if run.info.status != "RUNNING"]
+        """The numbers of trials that were written completely when the store was opened, beside those."""
+        return self._children.written_trials
+
+    def doubt(self, number: int) -> None:
+        """Look up the run of a trial whose writing has failed: a server that went away may have executed the call."""
+        self._children.doubt(number)
 
     def write_trial(self, record: TrialRecord) -> None:
         """Write one trial. Repeating it changes nothing, whether all or a part of it was written."""
@@ -107,9 +117,9 @@ class Store:
         for path in filter(os.path.exists, record.files):  # a user may have deleted them since
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
-        if record.retry and record.status is not TrialStatus.CANCELLED and record.retry.trial in self._children:
-            earlier = self._children[record.retry.trial].info.run_id
-            self._client.set_tag(earlier, mlflow_store.RETRIED_AS, str(record.number))
+        is_cancelled = record.status is TrialStatus.CANCELLED
+        if record.retry and not is_cancelled and (earlier := self._children.find(record.retry.trial)):
+            self._client.set_tag(earlier.info.run_id, mlflow_store.RETRIED_AS, str(record.number))
 
     def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
         """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
@@ -126,6 +136,7 @@ class Store:
         artifacts: Mapping[str, str],
         plots: Sequence[str],
         abandoned: Sequence[int] = (),
+        written: int | None = None,
     ) -> None:
         """End the parent run with the results of the sweep.
 
@@ -137,9 +148,10 @@ class Store:
             plots: paths of image files.
             abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
                 run, which ends as cancelled.
+            written: so many first trials have ended and are written; None if one of them has not ended.
         """
         now_ms = int(time.time() * 1e3)
-        for run in (self._children[number] for number in abandoned if number in self._children):
+        for run in filter(None, map(self._children.find, abandoned)):
             self._client.set_tag(run.info.run_id, mlflow_store.OUTCOME, TrialStatus.CANCELLED.value)
             self._client.set_terminated(run.info.run_id, "KILLED", now_ms)
         self._client.log_batch(
@@ -151,6 +163,8 @@ class Store:
             self._client.log_text(self.parent_id, text, path)
         for path in plots:
             self._client.log_artifact(self.parent_id, path, "plots")
+        if written is not None:
+            self._client.set_tag(self.parent_id, mlflow_store.WRITTEN, str(written))
         self._client.set_terminated(self.parent_id, status, now_ms)
 
     def write_view(self, view: SweepView) -> str:
@@ -184,16 +198,18 @@ class Store:
         """Give the parent run and the best trials their places, by which the list of runs is sorted."""
         now_ms = int(time.time() * 1e3)
         numbers = {trial.number for trial in ranking}
-        for number, run in self._children.items():
-            if number not in numbers and mlflow_view.PLACE in run.data.metrics:  # before the sweep was extended
+        for number, run in self._children.find_with_metric(mlflow_view.PLACE).items():
+            if number not in numbers:  # it had a place before the sweep was extended
                 self._client.log_metric(run.info.run_id, mlflow_view.PLACE, math.nan, now_ms)
         self._client.log_metric(self.parent_id, mlflow_view.PLACE, 0, now_ms)
         if ranking and ranking[0].metrics:  # the parent run has the result of the finals too
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             metrics = {mlflow_view.PLACE: place, **trial.metrics}
+            run = self._children.find(trial.number)
+            assert run is not None  # its record is written
             self._client.log_batch(
-                self._children[trial.number].info.run_id,
+                run.info.run_id,
                 metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
                 tags=[RunTag(mlflow_view.INTERVAL, trial.interval)] if trial.interval else [],
             )
@@ -220,7 +236,8 @@ class Store:
         artifacts = dict(parent["artifacts"])
         if runs := self._search_runs(mlflow_store.SWEEP_KIND):
             run_id, earlier_tags = str(runs[0].info.run_id), runs[0].data.tags
-            self._client.update_run(run_id, status="RUNNING")
+            self._is_marked_running = runs[0].info.status == "RUNNING"
+            self._written_before = int(earlier_tags.get(mlflow_store.WRITTEN, 0))
             # The configuration that ran stays. Another command's differences are added and replace nothing.
             tags = {name: _add_line(earlier_tags.get(name, ""), value) for name, value in tags.items()}
             if earlier_tags.get(mlflow_store.STARTED_AT) != started_at:
@@ -241,20 +258,11 @@ class Store:
         return run_id
 
     def _child_id(self, number: int, name: str, started_at_s: float) -> str:
-        """Return the id of a trial's run, after creating it if needed."""
-        if number not in self._children:
-            self._children[number] = self._client.create_run(
-                self.experiment_id,
-                start_time=int(started_at_s * 1e3),
-                run_name=name,
-                tags={
-                    mlflow_store.PARENT_RUN: self.parent_id,
-                    mlflow_store.STUDY: self._study_id,
-                    mlflow_store.KIND: mlflow_store.TRIAL_KIND,
-                    mlflow_store.TRIAL_NUMBER: str(number),
-                },
-            )
-        return str(self._children[number].info.run_id)
+        """Return the id of a trial's run, after creating it if needed. With the first one, the sweep is running."""
+        if not self._is_marked_running:
+            self._client.update_run(self.parent_id, status="RUNNING")
+            self._is_marked_running = True
+        return str(self._children.find_or_create(number, name, started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
         remeasurement = record.remeasurement

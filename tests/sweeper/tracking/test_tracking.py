@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.client import TrackingClient
@@ -102,10 +103,72 @@ def test_of_two_runs_of_one_trial_one_is_deleted(uri: str, workspace: Workspace)
     store = open_store(uri)
     for _ in range(2):
         store.write_trial(record(5))
-        store._children.clear()
+        store._children._runs.clear()
     assert len(workspace.runs("trial")) == 2
-    store.refresh()
+    store.doubt(5)
+    store.write_trial(record(5))
     assert len(workspace.runs("trial")) == 1 and store.written_trials == [5]
+
+
+def count_searches(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the filters of the searches that follow, a list that grows."""
+    filters: list[str] = []
+    search = store._client.search_runs
+
+    def counted(experiments: Any, condition: str, **options: Any) -> Any:
+        filters.append(condition)
+        return search(experiments, condition, **options)
+
+    monkeypatch.setattr(store._client, "search_runs", counted)
+    return filters
+
+
+def test_a_finished_sweep_is_opened_without_a_listing_and_stays_finished(
+    uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = {**PARENT, "trials": 3}
+    store = open_store(uri)
+    for number in range(3):
+        store.write_trial(record(number))
+    store.close("FINISHED", {}, {}, {}, [], written=3)
+    pages = list[int]()
+    reopened = open_store(uri, parent=parent, on_page=pages.append)
+    assert (reopened.written_before, reopened.written_trials, pages) == (3, [], [])
+    (run,) = workspace.runs("sweep")
+    assert run.info.status == "FINISHED"
+    filters = count_searches(reopened, monkeypatch)
+    reopened.write_trial(record(1))  # one of the three: looked up by its number, not listed
+    reopened.write_trial(record(3))  # a new one: nothing to look up
+    assert len(filters) == 1 and "'1'" in filters[0]
+    assert len(workspace.runs("trial")) == 4 and workspace.runs("sweep")[0].info.status == "RUNNING"
+
+
+@pytest.mark.parametrize("written", [None, 2])
+def test_a_sweep_that_was_not_closed_with_all_of_its_trials_is_listed(uri: str, written: int | None) -> None:
+    store = open_store(uri)
+    for number in range(3):
+        store.write_trial(record(number))
+    store.close("KILLED", {}, {}, {}, [], written=written)
+    reopened = open_store(uri, parent={**PARENT, "trials": 3})
+    assert sorted(reopened.written_trials) == [0, 1, 2]
+
+
+def test_an_error_costs_one_lookup(uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server executed the call that creates the run and went away before it answered."""
+    store = open_store(uri)
+    create_run = store._client.create_run
+    filters = count_searches(store, monkeypatch)
+
+    def created_without_an_answer(*arguments: Any, **options: Any) -> None:
+        create_run(*arguments, **options)
+        raise MlflowException("connection reset")
+
+    monkeypatch.setattr(store._client, "create_run", created_without_an_answer)
+    with pytest.raises(MlflowException):
+        store.write_trial(record(7))
+    store.doubt(7)
+    store.write_trial(record(7))
+    assert len(workspace.runs("trial")) == 1 and len(filters) == 1
 
 
 def test_characters_that_mlflow_does_not_allow_in_a_metrics_name_are_replaced(uri: str, workspace: Workspace) -> None:

@@ -1,0 +1,90 @@
+"""The MLflow runs of a sweep's trials: listed where some may be incomplete, else looked up one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlflow import MlflowClient
+
+from sweeper.tracking import mlflow_store
+
+PAGE_SIZE = 1000  # each page has to arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
+
+
+class ChildRuns:
+    """The runs of the trials of one sweep, by number.
+
+    A listing takes 1.2 ms a run. So a sweep whose trials are all written is not listed.
+    """
+
+    def __init__(self, client: MlflowClient, experiment_id: str, study_id: str, parent_id: str) -> None:
+        self._client = client
+        self._experiment_id = experiment_id
+        self._tags = {mlflow_store.STUDY: study_id, mlflow_store.KIND: mlflow_store.TRIAL_KIND}
+        self._parent_id = parent_id
+        self._runs: dict[int, Any] = {}
+        self._may_exist: Callable[[int], bool] = lambda number: False  # of a number that is not among the runs
+
+    def list_all(self, on_page: Callable[[int], None]) -> None:
+        """Read all runs. `on_page` is called with the number of runs so far after each page.
+
+        Of two runs of one trial the other is deleted; a complete one is kept.
+        """
+        self._runs = {}
+        for count, run in enumerate(self._search(self._tags), start=1):
+            self._add(run)
+            if count % PAGE_SIZE == 0:
+                on_page(count)
+        self._may_exist = lambda number: False
+
+    def expect(self, trials: int) -> None:
+        """Look up the runs of this many first trials when they are needed. All of those that have ended are written."""
+        self._may_exist = lambda number: number < trials
+
+    def doubt(self, number: int) -> None:
+        """Look this run up again: a server that went away may have executed the call that failed."""
+        self._runs.pop(number, None)
+        may_exist = self._may_exist
+        self._may_exist = lambda other: other == number or may_exist(other)
+
+    @property
+    def written_trials(self) -> list[int]:
+        """The numbers of the trials whose runs were read and are complete."""
+        return [number for number, run in self._runs.items() if run.info.status != "RUNNING"]
+
+    def find(self, number: int) -> Any | None:
+        """Return the run of a trial; None if it has none."""
+        if number not in self._runs and self._may_exist(number):
+            for run in self._search({**self._tags, mlflow_store.TRIAL_NUMBER: str(number)}):
+                self._add(run)
+        return self._runs.get(number)
+
+    def find_or_create(self, number: int, name: str, started_at_s: float) -> Any:
+        """Return the run of a trial, after creating it if needed."""
+        if run := self.find(number):
+            return run
+        tags = {mlflow_store.PARENT_RUN: self._parent_id, **self._tags, mlflow_store.TRIAL_NUMBER: str(number)}
+        start_ms = int(started_at_s * 1e3)
+        run = self._client.create_run(self._experiment_id, start_time=start_ms, run_name=name, tags=tags)
+        self._runs[number] = run
+        return run
+
+    def find_with_metric(self, metric: str) -> dict[int, Any]:
+        """Return the runs that have a value of this metric above zero."""
+        condition = f"{mlflow_store.tag_filter(self._tags)} and metrics.`{metric}` > 0"
+        page = self._client.search_runs([self._experiment_id], condition, max_results=PAGE_SIZE)
+        return {int(run.data.tags[mlflow_store.TRIAL_NUMBER]): run for run in page}
+
+    def _search(self, tags: Mapping[str, str]) -> Any:
+        return mlflow_store.search_runs(self._client, [self._experiment_id], tags, PAGE_SIZE)
+
+    def _add(self, run: Any) -> None:
+        number = int(run.data.tags[mlflow_store.TRIAL_NUMBER])
+        other = self._runs.get(number)
+        if other is None:
+            self._runs[number] = run
+            return
+        kept, deleted = (run, other) if other.info.status == "RUNNING" else (other, run)
+        self._client.delete_run(deleted.info.run_id)
+        self._runs[number] = kept
