@@ -62,7 +62,7 @@ def test_the_default_workload_measures_this_machine(matmul_sweep: FinishedSweep)
         flops = 2 * int(row["param.m"]) * 256 * int(row["param.k"])
         assert float(row["tflops"]) == pytest.approx(flops / float(row["step_time_ms"]) / 1e9, rel=1e-6)
         assert float(row["relative_error"]) < 1e-4
-        assert (row["param.n"], row["param.dtype"], row["param.accumulation"]) == ("256", "fp32", "reduced")
+        assert (row["param.n"], row["param.dtype"], row["param.accumulation"]) == ("256", "fp32", "auto")
     run = workspace.runs("trial")[0]
     assert {"n": "256", "dtype": "fp32", "backend": "torch"}.items() <= run.data.params.items()
     assert json.loads(run.data.tags["work"]) | {"m": "searched", "n": "256"} == json.loads(run.data.tags["work"])
