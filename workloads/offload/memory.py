@@ -11,8 +11,9 @@ from typing import Literal
 
 import torch
 
-from workloads.api.contract import OutOfMemory
+from workloads.api.contract import OutOfMemory, Scalar
 from workloads.api.host import available_memory_bytes
+from workloads.offload import numa
 
 ALIGNMENT_BYTES = 512
 Traffic = Literal["parameters", "activations"]
@@ -23,10 +24,13 @@ class Arena:
     """The only host memory that a training run stores state in: one block, pinned where there is a GPU.
 
     Nothing that is allocated from it is returned to it.
+
+    Attributes:
+        placement: on a machine with several NUMA nodes, those of the GPU and of the block's pages; else empty.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Allocate the block and pin it.
+        """Allocate the block on the GPU's NUMA node and pin it.
 
         Raises:
             OutOfMemory: the host has less memory available, or does not pin as much.
@@ -38,7 +42,8 @@ class Arena:
                 f"the arena for host_gib needs {size_bytes / 2**30:.1f} GiB of host memory, "
                 f"{available / 2**30:.1f} GiB are available"
             )
-        self._block = torch.zeros(size_bytes, dtype=torch.uint8)  # touched, then registered: eight times as fast
+        self._block = torch.empty(size_bytes, dtype=torch.uint8)
+        self.placement = self._place_block(device)
         self._pinned = device.type == "cuda" and size_bytes > 0
         if self._pinned:
             error = torch.cuda.cudart().cudaHostRegister(self._block.data_ptr(), size_bytes, 0)
@@ -47,6 +52,16 @@ class Arena:
                     f"cudaHostRegister failed with error {int(error)}: the host does not pin {size_bytes / 2**30:.1f} "
                     "GiB for host_gib"
                 )
+
+    def _place_block(self, device: torch.device) -> dict[str, Scalar]:
+        """Bind the block's pages and touch them: pages that are touched are pinned in an eighth of the time."""
+        node = numa.node_of(device)
+        error = numa.bind_pages(self._block, node) if node is not None else ""
+        self._block.zero_()
+        if node is None:
+            return {}
+        nodes = " ".join(map(str, sorted(numa.read_nodes(self._block)))) or "unknown"
+        return {"gpu_numa_node": node, "host_numa_nodes": f"{nodes} (not bound: {error})" if error else nodes}
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat tensor of `numel` numbers.
@@ -86,7 +101,8 @@ class CopyStreams:
     """The CUDA streams of a training run: the current one computes, others copy. On a CPU every copy is synchronous.
 
     Each kind of traffic has one stream in each direction, so that a copy that is needed soon is not queued behind one
-    that has to wait.
+    that has to wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue
+    wait for each other (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches their number.
 
     Attributes:
         copied_bytes: bytes of all copies so far, in both directions.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.fp8_block import FP8_RECIPE
 from workloads.llama.shapes import MODELS, LlamaShape
-from workloads.offload import OffloadParameters
+from workloads.offload import OffloadParameters, allocator
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.engine import Engine
@@ -65,10 +64,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         precision.token_multiple,
     )
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
-    if device.type == "cuda" and not torch.version.hip:
-        # Otherwise a small budget is lost to fragmentation.
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    with _device_memory_limit(device, parameters.device_gib):
+    allocator.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
+    with allocator.device_memory_limit(device, parameters.device_gib):
         rates = measure_device_rates(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
         budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
@@ -156,6 +153,8 @@ def _train(
         | readings.machine_info()
         | {"plan": "; ".join(describe_plan(prediction)), "attention": kernel.name}
         | engine.describe_types()
+        | arena.placement
+        | allocator.describe(device)
         | activity,
         files=files,
     )
@@ -287,19 +286,3 @@ def describe_plan(prediction: Prediction) -> list[str]:
         f"device {prediction.device_bytes / GIB:.2f} GiB, host {prediction.host_bytes / GIB:.2f} GiB",
         f"{prediction.times.step_s:.3g} s per step, {prediction.times.copy_wait_s:.3g} s of it waiting for copies",
     ]
-
-
-@contextmanager
-def _device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
-    """Limit the allocator of a GPU: allocations past `device_gib` are out-of-memory errors."""
-    if device.type == "cpu":
-        yield
-        return
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    if device_gib * GIB > total_bytes:
-        raise Infeasible(f"device_gib={device_gib:g} exceeds the {total_bytes / GIB:.1f} GiB of this GPU")
-    torch.cuda.set_per_process_memory_fraction(device_gib * GIB / total_bytes, device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -1,0 +1,65 @@
+"""PyTorch's allocator of device memory: its limit, and segments that grow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from workloads.api.contract import Infeasible, Scalar
+from workloads.offload.plan import GIB
+
+# The variables that PyTorch reads its settings from, the first one that is set.
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def supports_expandable_segments(device: torch.device) -> bool:
+    """Return whether segments can grow: on CUDA, and on ROCm from 7.0.
+
+    CUDAAllocatorConfig.h asks for ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). A PyTorch that is older than
+    these accepts the setting with a warning and ignores it; `describe` says which it was.
+    """
+    if device.type == "cpu":
+        return False
+    return not torch.version.hip or int(torch.version.hip.partition(".")[0]) >= 7
+
+
+def enable_expandable_segments(device: torch.device) -> None:
+    """Let segments grow, where the device supports it and the environment does not say otherwise.
+
+    Other settings of the environment are repeated: new settings replace all of the old ones.
+    """
+    settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
+    if supports_expandable_segments(device) and "expandable_segments" not in settings:
+        with_segments = ",".join(filter(None, (settings, "expandable_segments:True")))
+        torch.cuda.memory._set_allocator_settings(with_segments)
+
+
+def describe(device: torch.device) -> dict[str, Scalar]:
+    """Return whether the device's memory is in segments that grow, read from the allocator; empty on a CPU."""
+    if device.type == "cpu":
+        return {}
+    segments = torch.cuda.memory_snapshot()
+    return {"expandable_segments": any(segment.get("is_expandable", False) for segment in segments)}
+
+
+@contextmanager
+def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
+    """Limit the allocator of a GPU: allocations past `device_gib` are out-of-memory errors.
+
+    Raises:
+        Infeasible: the GPU has less memory.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    if device_gib * GIB > total_bytes:
+        raise Infeasible(f"device_gib={device_gib:g} exceeds the {total_bytes / GIB:.1f} GiB of this GPU")
+    torch.cuda.set_per_process_memory_fraction(device_gib * GIB / total_bytes, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
