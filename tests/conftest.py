@@ -168,6 +168,15 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     cluster.close()
 
 
+@pytest.fixture(scope="session")
+def amd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A `tests.support.amd_head.TokenCluster`; tests that use it are of the xdist group amd_cluster."""
+    from tests.support.amd_head import amd_head
+
+    with amd_head(tmp_path_factory.mktemp("r")) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def short_ray_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray waits more than a minute for a node that does not answer; here it waits seconds."""

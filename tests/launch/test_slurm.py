@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROBE, REPOSITORY, CommandResult, Workspace, environment, find_processes, wait_for
+from tests.support.amd import stand_in_environment
 
 SCRIPT = REPOSITORY / "launch" / "slurm" / "sweep.sbatch"
 
@@ -35,7 +36,12 @@ assert len(nodes) == int(options["nodes"]) == int(options["ntasks"]), options
 env = dict(os.environ, SLURM_CPUS_ON_NODE="1")
 with open(__file__ + ".folders", "a") as folders:
     print(os.environ["RAY_FOLDER"], file=folders)
-steps = [subprocess.Popen(command, env=dict(env, SLURMD_NODENAME=n, SLURM_PROCID=str(i))) for i, n in enumerate(nodes)]
+steps = []
+for i, n in enumerate(nodes):
+    step = dict(env, SLURMD_NODENAME=n, SLURM_PROCID=str(i))
+    if "ROCR_VISIBLE_DEVICES" in env:  # on AMD nodes: here GPU 1 of node1, and GPU 2 of node2
+        step["ROCR_VISIBLE_DEVICES"] = n.removeprefix("node")
+    steps.append(subprocess.Popen(command, env=step))
 signal.signal(signal.SIGTERM, lambda *_: [step.terminate() for step in steps])
 sys.exit(max(step.wait() for step in steps))
 """
@@ -99,7 +105,10 @@ def job(workspace: Workspace) -> Iterator[Job]:
 
 @pytest.mark.long(26)
 def test_a_job_runs_on_all_its_nodes_and_leaves_no_process(job: Job) -> None:
-    process = job.start(*PROBE, "gpus=2", "search=random", "budget.trials=4", f"space.ledger={job.ledger}")
+    """Of AMD nodes; the one below is of nodes without GPUs."""
+    job.env |= stand_in_environment() | {"ROCR_VISIBLE_DEVICES": "1"}  # Ray's import fails with the variable
+    arguments = [*PROBE, "hardware=mi300x", "gpus=2", "search=random", "budget.trials=4", f"space.ledger={job.ledger}"]
+    process = job.start(*arguments)
     try:
         (state,) = wait_for(lambda: list(job.home.glob(".sweeper-4711-*")))
         token = wait_for(lambda: (state / "token").exists() and (state / "token").read_text().strip())
@@ -114,7 +123,7 @@ def test_a_job_runs_on_all_its_nodes_and_leaves_no_process(job: Job) -> None:
     assert not list(job.home.iterdir())
     assert "4 complete" in result.out and token not in result.out + result.err
     ranks = Counter(line.split()[2] for line in job.ran())
-    assert ranks == {"0": 4, "1": 4}  # each node has one core: a gang of two has room only on both
+    assert ranks == {"0": 4, "1": 4}  # each node has one GPU: a gang of two has room only on both
 
 
 @pytest.mark.soak
@@ -156,8 +165,8 @@ def test_a_head_that_does_not_start_gives_a_message(job: Job) -> None:
 @pytest.mark.parametrize(
     ("site", "seen"),
     [
-        ({"ROCR_VISIBLE_DEVICES": "4,5"}, ["HIP_VISIBLE_DEVICES=4,5"]),
-        ({"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1"}, ["HIP_VISIBLE_DEVICES=5"]),
+        ({"ROCR_VISIBLE_DEVICES": "9"}, ["HIP_VISIBLE_DEVICES=1"]),  # srun names the GPUs of each node
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, ["HIP_VISIBLE_DEVICES=4,5"]),
     ],
 )
 def test_ray_starts_on_a_node_with_the_gpus_that_slurm_names(job: Job, site: dict[str, str], seen: list[str]) -> None:

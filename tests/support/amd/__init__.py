@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import PYTHONPATH
 
 FOLDER = str(Path(__file__).parent)
 
@@ -14,9 +17,9 @@ FOLDER = str(Path(__file__).parent)
 def stand_in_environment(scenario: str = "mi300x") -> dict[str, str]:
     """Return the variables with which a process imports the stand-in `amdsmi` (see there for the scenarios).
 
-    It must be first on the path of every process that Ray starts, and no variable may hide its GPUs.
+    Every process that Ray starts needs them, and no variable may hide its GPUs.
     """
-    return {"PYTHONPATH": FOLDER, "AMDSMI_STAND_IN": scenario}
+    return {"PYTHONPATH": os.pathsep.join([FOLDER, PYTHONPATH]), "AMDSMI_STAND_IN": scenario}
 
 
 def use_stand_in(monkeypatch: pytest.MonkeyPatch, scenario: str = "mi300x") -> None:

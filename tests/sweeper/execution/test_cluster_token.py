@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from tests.conftest import PROBE, CommandResult, Workspace, environment, wait_for
+from tests.conftest import PROBE, CommandResult, Workspace
+from tests.support.amd_head import TokenCluster
+
+pytestmark = pytest.mark.xdist_group("amd_cluster")
 
 
-@dataclass
-class TokenCluster:
-    address: str
-    token: Path
-
-
-@pytest.fixture
-def token_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenCluster]:
-    temp = tmp_path_factory.mktemp("r", numbered=True)
-    token = temp / "token"
-    token.write_text("of-this-cluster" * 3)
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=1", "--block"]
-    command += ["--include-dashboard=false", f"--temp-dir={temp}"]
-    env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
-    head = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        address_file = temp / "ray_current_cluster"
-        yield TokenCluster(wait_for(lambda: address_file.exists() and address_file.read_text()), token)
-    finally:
-        os.killpg(head.pid, signal.SIGKILL)
-
-
-@pytest.mark.long(12)
-def test_another_token_than_the_clusters_is_refused(workspace: Workspace, token_cluster: TokenCluster) -> None:
-    arguments = [*PROBE, f"cluster.address={token_cluster.address}", "budget.trials=2"]
+def test_another_token_than_the_clusters_is_refused(workspace: Workspace, amd_cluster: TokenCluster) -> None:
+    arguments = [*PROBE, f"cluster.address={amd_cluster.address}", "budget.trials=2"]
     other_token = workspace.path / "other"
     other_token.write_text("of-another-cluster" * 3)
     refused = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(other_token), timeout_s=20)
     assert refused.code == 2 and "requires a different token" in refused.err
     assert len(refused.err.splitlines()) == 1
-
-
-@pytest.mark.soak  # `make test` uses the right token in tests/launch/test_slurm.py
-def test_the_clusters_token_is_accepted(workspace: Workspace, token_cluster: TokenCluster) -> None:
-    arguments = [*PROBE, f"cluster.address={token_cluster.address}", "budget.trials=2"]
-    result = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(token_cluster.token))
-    assert result.code == 0 and workspace.states() == {"COMPLETE": 2}, result.err
 
 
 def test_a_local_cluster_without_a_token_is_refused(
