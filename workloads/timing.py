@@ -33,7 +33,7 @@ LONGEST_SETTLING_S = 20.0
 LEAD_CYCLES = 100_000
 
 # With a warm cache, calls shorter than SHORT_S are timed many at once, for READING_S or longer: what is left of the
-# events' cost after its subtraction, 0.2 to 0.6 µs on an H200, is then less than 0.5% of a reading, and at most 1.2% of
+# events' cost after its subtraction, up to 0.7 µs on an H200, is then less than 0.4% of a reading, and at most 1.4% of
 # a longer call. At most MAX_CALLS, as a GPU's queue holds about a thousand.
 SHORT_S = 50e-6
 READING_S = 200e-6

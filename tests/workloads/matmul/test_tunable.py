@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from torch.cuda import tunable as torch_tunable
 from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible
 from workloads.matmul import MatmulParameters, gemm, tunable
+from workloads.matmul.operands import make_operands
 
 
 @dataclass
@@ -89,6 +90,20 @@ def test_results_stay_out_of_the_users_folder(stand_in: StandInTunableOp) -> Non
     with tunable.tuned(stand_in.multiply, "64", rotating_mib=0):
         folder = Path(stand_in.filename).parent
         assert folder.is_dir() and folder.parent == Path(tempfile.gettempdir())
+
+
+@pytest.mark.parametrize(("statistic", "rotating_mib"), [("median_cold", 512), ("median_warm", 0)])
+def test_the_search_has_the_cache_of_the_measurement(
+    statistic: str, rotating_mib: int, stand_in: StandInTunableOp
+) -> None:
+    parameters = MatmulParameters(m=8, n=8, k=8, dtype="fp32", backend="tunable", statistic=statistic)  # type: ignore[arg-type]
+    device = torch.device("cpu")
+    operands = make_operands(parameters, device, torch.Generator().manual_seed(0), "gfx942")
+    with gemm._tuned(parameters, replace(operands, multiply=stand_in.multiply)) as tuning:
+        assert tuning is not None and tuning.kernel == "Gemm_Hipblaslt_64"
+    assert stand_in.rotating_mib == rotating_mib
+    with gemm._tuned(replace(parameters, backend="torch"), operands) as tuning:
+        assert tuning is None and not stand_in.enabled
 
 
 def test_tunableop_for_every_product_is_refused_for_other_backends(stand_in: StandInTunableOp) -> None:
