@@ -119,12 +119,24 @@ def test_other_gpus_have_the_cache_that_their_driver_reports(monkeypatch: pytest
     assert caches.flush_mib(torch.device("cpu")) == 512
 
 
-def test_a_flush_reads_and_writes_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_reads_and_writes_every_element_of_the_whole_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer on the CPU stands in for a GPU's: a sum of calls in every element shows that it was read."""
+    buffers = list[torch.Tensor]()
+
+    def create(size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        buffers.append(torch.ones(size, dtype=dtype))
+        return buffers[-1]
+
     monkeypatch.setattr(caches, "LEAST_FLUSH_MIB", 1)
-    flush = caches.Flush(torch.device("cpu"))
-    flush()
-    flush()
-    assert flush._buffer.numel() == 2**18 and set(flush._buffer.tolist()) == {2}
+    monkeypatch.setattr(caches.torch, "zeros", create)
+    with amd_device(StandInProperties("AMD GPU", "gfx90a", 9, 0, 104, 2**36)):
+        flush = caches.Flush(DEVICE)
+        flush()
+        flush()
+    caches.Flush(torch.device("cpu"))()
+    on_gpu, on_cpu = buffers
+    assert on_gpu.nbytes == 32 * 2**20 and bool((on_gpu == 3).all())
+    assert on_cpu.nbytes == 2**20 and bool((on_cpu == 0).all())
 
 
 @pytest.mark.gpu
