@@ -11,7 +11,13 @@ from workloads.api.contract import Measurement, OutOfMemory, ParameterMismatch, 
 from workloads.api.registry import load
 
 # Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
-_CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+# What other allocations than those of PyTorch's allocator for GPUs raise, such as a library's workspace.
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+)
 
 
 def run_trial(
@@ -57,7 +63,7 @@ def is_out_of_memory(error: Exception) -> bool:
     torch = sys.modules.get("torch")  # not imported here: a workload without torch does not wait for it
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _first_line(error: BaseException) -> str:

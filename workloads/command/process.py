@@ -25,12 +25,13 @@ POLL_INTERVAL_S = 1.0  # between checks whether the program has ended or has to 
 MAX_LOG_BYTES = 2**20  # the end of the log that is stored
 
 # Lines that programs print when they have failed, even if they do not end for a long time.
-OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP)(?: error:)? out of memory")
 COLLECTIVE_FAILED = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN.*unhandled)|unhandled (?:cuda|system) error"
 )
-# The line of a traceback that names the error, or an interpreter's message that it cannot open the program.
-ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]")
+# The line of a traceback that names the error, an interpreter's message that it cannot open the program, or the last
+# word of ROCm's runtime on an invalid address, after which it aborts.
+ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]|Memory access fault by GPU")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible
+from workloads.llama import sdpa
 from workloads.llama.attention import AttentionShape
 from workloads.llama.sdpa import causal_attention, choose_backend, fused_attention
 
@@ -26,6 +28,25 @@ def test_without_a_fused_kernel_a_trial_is_infeasible_with_the_reasons_of_pytorc
 def test_on_a_cpu_nothing_is_restricted() -> None:
     with fused_attention(SHAPE, torch.device("cpu")) as name:
         assert name == "" and torch.backends.cuda.math_sdp_enabled()
+
+
+def test_on_an_amd_gpu_the_library_is_set_as_long_as_its_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors are on the CPU, whose flash kernel is the one that PyTorch takes for them."""
+    tensors = [torch.zeros(1, heads, 16, 32) for heads in (4, 2, 2)]
+    monkeypatch.setattr(sdpa, "_draw_inputs", lambda shape, device: tensors)
+    monkeypatch.setattr(sdpa, "choose_rocm_library", lambda shape, device: "ck")
+    monkeypatch.setattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: True)
+    before = torch.backends.cuda.preferred_rocm_fa_library()
+    with amd_device():
+        with sdpa.fused_attention(SHAPE, torch.device("cuda", 0)) as name:
+            assert name == "ck flash"
+            assert torch.backends.cuda.preferred_rocm_fa_library() == torch._C._ROCmFABackend.Ck
+            assert not torch.backends.cuda.math_sdp_enabled()
+        assert torch.backends.cuda.preferred_rocm_fa_library() == before
+        tensors[2] = torch.zeros(1, 2, 16, 16)
+        with pytest.raises(Infeasible), sdpa.fused_attention(SHAPE, torch.device("cuda", 0)):
+            pass
+    assert torch.backends.cuda.preferred_rocm_fa_library() == before and torch.backends.cuda.math_sdp_enabled()
 
 
 @pytest.mark.gpu

@@ -9,6 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.amd import use_stand_in
+from tests.support.amd_device import amd_device
+from workloads import telemetry
 from workloads.offload import numa
 from workloads.offload.memory import Arena
 
@@ -33,6 +36,19 @@ def test_a_node_is_chosen_only_where_it_is_known_and_one_of_several(
     monkeypatch.setattr(numa, "find_gpu", lambda device: gpu)
     monkeypatch.setattr(numa, "_usable_nodes", lambda: usable)
     assert numa.node_of(GPU) == expected
+
+
+@pytest.mark.parametrize(("visible", "node"), [("3", 0), ("5", 1)])
+def test_the_node_is_that_of_the_workers_amd_gpu(visible: str, node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the stand-in's eight GPUs the first four are on node 0."""
+    use_stand_in(monkeypatch)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", visible)
+    for name in ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(numa, "find_gpu", telemetry.find_gpu.__wrapped__)  # without the cache
+    monkeypatch.setattr(numa, "_usable_nodes", lambda: {0, 1})
+    with amd_device():
+        assert numa.node_of(GPU) == node
 
 
 def test_without_a_driver_or_a_gpu_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
