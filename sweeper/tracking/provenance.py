@@ -19,7 +19,10 @@ from workloads.api.gpus.interface import Gpu
 from workloads.api.node_state import describe_gpu
 from workloads.api.secrets import masked_arguments
 
-PACKAGES = ("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton", "flash-attn-4")
+PACKAGES = (
+    *("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton"),
+    *("flash-attn-4", "flash-attn", "amd-aiter"),  # attention kernels
+)
 
 MAX_PROGRAM_BYTES = 16 * 2**20
 

@@ -14,7 +14,10 @@ from workloads.api import host, kernel
 from workloads.api.gpus import open_gpus
 from workloads.api.gpus.interface import Gpu
 
-PACKAGES = ("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "flash-attn-4")
+PACKAGES = (
+    *("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
+    *("flash-attn-4", "flash-attn", "amd-aiter"),  # attention kernels
+)
 
 
 def read_node_state(folder: str) -> dict[str, Any]:
