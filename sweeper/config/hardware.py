@@ -157,7 +157,8 @@ class Target:
     def _has_same_devices(self, node: Node) -> bool:
         if self.is_gpu:
             is_same_kind = has_hardware(node, self.hardware) and node.partitions == self.nodes[0].partitions
-            return is_same_kind and node.model == self.model
+            is_usable = node.gpu_problems in ((), self.nodes[0].gpu_problems)
+            return is_same_kind and is_usable and node.model == self.model
         return node.cpu_model == self.model
 
     def cores_of_whole_nodes(self, ranks: int) -> int:

@@ -13,7 +13,7 @@ SHOWN_NODES = 3  # that have the same problem
 
 
 def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
-    """Return the target of a sweep whose trials have so many ranks.
+    """Return the target of a sweep whose trials have so many ranks: no node that cannot use its GPUs is part of it.
 
     Raises:
         UserInputError: as `select_target`, or if no node can use its GPUs. For a named GPU that is no error of a plan,
@@ -22,14 +22,21 @@ def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks:
     config, problems = resolved.config, describe_problems(nodes)
     if config.hardware.name == "auto" and problems and not any(node.gpus for node in nodes):
         raise _unusable("auto", problems)
+    target = _select(resolved, nodes, ranks, problems)
+    if config.hardware.name != "auto" and (config.plan or resolved.settings is not None):
+        return target
+    usable = [node for node in target.nodes if not (target.is_gpu and node.gpu_problems)]
+    if not usable:
+        raise _unusable(config.hardware.name, describe_problems(target.nodes))
+    return target if len(usable) == len(target.nodes) else _select(resolved, usable, ranks, problems)
+
+
+def _select(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int, problems: list[str]) -> Target:
+    """Return the target. An error that no device is there, or too few, has the problems as further lines."""
     try:
-        target = select_target(config.hardware, nodes, ranks)
+        return select_target(resolved.config.hardware, nodes, ranks)
     except UserInputError as error:
         raise UserInputError("\n".join([str(error), *problems])) from error
-    is_tolerated = config.hardware.name != "auto" and (config.plan or resolved.settings is not None)
-    if target.is_gpu and all(node.gpu_problems for node in target.nodes) and not is_tolerated:
-        raise _unusable(config.hardware.name, describe_problems(target.nodes))
-    return target
 
 
 def describe_problems(nodes: Sequence[Node]) -> list[str]:

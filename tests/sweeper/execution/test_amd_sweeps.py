@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CommandResult, Workspace
+from tests.conftest import PYTHONPATH, CommandResult, Workspace
 from tests.support.amd import stand_in_environment, use_stand_in
 from tests.support.amd_head import TokenCluster
+from tests.support.ray_cluster import Cluster
 from workloads.api import gpu_setup
 
 SWEEP = ["hardware=mi300x", "search=random", "finals.top=0", "progress=never"]
@@ -161,3 +162,26 @@ def test_the_installed_commands_plan_with_the_stand_in(workspace: Workspace) -> 
     for arguments in (["workload=llama8b"], ["workload=parallel", "gpus=8"]):
         result = workspace.run(*arguments, "hardware=mi300x", "plan=true", **stand_in_environment())
         assert result.code == 0 and "8 x AMD Instinct MI300X" in result.out, result.err
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_plan_names_the_node_of_a_cluster_whose_gpus_torch_cannot_use(
+    workspace: Workspace, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Two nodes have the same GPUs; the second one has a /dev/kfd, and its torch is not built for ROCm."""
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    (tmp_path / "site" / "torch" / "__init__.py").touch()
+    (tmp_path / "site" / "torch" / "version.py").write_text("__version__ = '2.13.0'\ncuda = '13.0'\nhip = None\n")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "kfd").touch()
+    setup = f"from pathlib import Path; from workloads.api import gpu_setup; gpu_setup.DEVICES = Path('{tmp_path}/dev')"
+    (tmp_path / "site" / "sitecustomize.py").write_text(setup)
+    cluster.add(PYTHONPATH=f"{tmp_path}/site:{PYTHONPATH}")
+    arguments = ["workload=probe", f"cluster.address={cluster.address}", "cluster.insecure=true", "plan=true"]
+    result = workspace.run(*arguments, "hardware=auto")
+    assert result.code == 0 and "device   2 x H200" in result.out, result.out + result.err
+    (warning,) = [line for line in result.out.splitlines() if line.startswith("warning")]
+    assert "): there are AMD GPUs, but torch 2.13.0 is built without ROCm; remedy: " in warning
+    result = workspace.run(*arguments, "gpus=4")
+    assert result.code == 2 and "gpus=4: the cluster has 2 GPUs" in result.err and "without ROCm" in result.err

@@ -81,9 +81,13 @@ def test_a_plan_and_a_command_for_named_gpus_do_without_torch_here(overrides: tu
     assert select_usable_target(resolved, [gpu_node("n1", TORCH)], 1).devices == 8
 
 
-def test_one_node_that_can_use_its_gpus_is_enough() -> None:
+def test_a_sweep_uses_the_nodes_that_can_use_their_gpus() -> None:
     nodes = [gpu_node("n1", TORCH), gpu_node("n2")]
-    assert select_usable_target(resolved_for("workload=matmul"), nodes, 1).devices == 16
+    target = select_usable_target(resolved_for("workload=matmul"), nodes, 1)
+    assert [node.address for node in target.nodes] == ["n2"]
+    assert len(target.with_nodes([gpu_node("n3"), gpu_node("n4", TORCH)]).nodes) == 2  # nodes that join
+    with pytest.raises(UserInputError, match=r"^gpus=16: the cluster has 8 GPUs .*\nn1: there are AMD GPUs"):
+        select_usable_target(resolved_for("workload=probe", "gpus=16"), nodes, 16)
     assert [finding.location for finding in check_gpu_setup(nodes)] == ["n1"]
 
 
