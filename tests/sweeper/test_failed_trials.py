@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROBE, Workspace
+from tests.conftest import PROBE, CommandResult, Workspace
 
+SECRET = "hunter2hunter2"
 ALL_BEHAVIOURS = "space.behaviour=ok,raise,hang,out_of_memory,killed,lie"
 
 
@@ -47,33 +51,71 @@ def test_each_kind_of_failure_has_an_outcome_and_the_sweep_continues(workspace: 
     assert "rank 0 executed x=1.0" in "".join((workspace.path / path).read_text() for path in shown)
 
 
-@pytest.mark.long(30)
-def test_a_sweep_that_is_broken_everywhere_stops_and_its_retry_completes(workspace: Workspace) -> None:
+@dataclass
+class BrokenSweep:
+    """A command that fails everywhere and prints a secret, until it is mended and its trials are tried again."""
+
+    workspace: Workspace
+    program: Path
+    stopped: CommandResult
+    states: Counter[str]  # of the trials of the run that stopped
+    retried: CommandResult
+
+
+@pytest.fixture(scope="module")
+def broken_sweep(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> BrokenSweep:
+    workspace = Workspace(tmp_path_factory.mktemp("broken"))
+    shutil.copy(empty_store, workspace.path)
     program = workspace.path / "train.sh"
-    program.write_text("echo config wrong; exit 3\n")
-    arguments = ["workload=command", f"command.run=[sh,{program},'{{x}}']", "command.log={step_time_s: 'step (.*)'}"]
+    program.write_text("echo $2 $SOME_TOKEN; echo config wrong; exit 3\n")
+    run = f"command.run=[sh,{program},'{{x}}','token={SECRET}']"
+    arguments = ["workload=command", run, "command.log={step_time_s: 'step (.*)'}"]
     arguments += ["command.warmup=0", "command.steps=1", "space.x=range(0,30)", "search=random", "finals.top=0"]
-    arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "budget.trials=4", "progress=json"]
-    arguments.append("budget.same_failures=3")
-    stopped = workspace.run(*arguments)
-    assert stopped.code == 1 and workspace.states() == {"FAIL": 3, "RUNNING": 1}, stopped.err
+    arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "progress=json"]
+    arguments += ["budget.same_failures=3", f"command.environment.SOME_TOKEN={SECRET}"]
+    stopped, states = workspace.run(*arguments, "budget.trials=4"), workspace.states()
+    program.write_text("echo step 0.1\n")
+    retried = workspace.run(*arguments, "budget.trials=5", "retry=failed")
+    return BrokenSweep(workspace, program, stopped, states, retried)
+
+
+@pytest.mark.long(30)
+@pytest.mark.xdist_group("broken_sweep")
+def test_a_sweep_that_is_broken_everywhere_stops(broken_sweep: BrokenSweep) -> None:
+    stopped = broken_sweep.stopped
+    assert stopped.code == 1 and broken_sweep.states == {"FAIL": 3, "RUNNING": 1}, stopped.err
     reason = "3 trials failed for the same reason: the program ended with exit code 3: config wrong"
     assert f"stopped  {reason}\n" in stopped.out
     retry = next(line for line in stopped.out.splitlines() if line.startswith("retry    "))
     assert shlex.split(retry)[-1] == "retry=failed"
 
-    program.write_text("echo step 0.1\n")
-    retried = workspace.run(*arguments, "retry=failed")
-    assert retried.code == 0 and "4 complete" in retried.out and "retried  3 trials" in retried.out, retried.err
-    assert workspace.states() == {"FAIL": 3, "COMPLETE": 4}
+
+@pytest.mark.long(30)
+@pytest.mark.xdist_group("broken_sweep")
+def test_a_retry_of_failed_trials_with_a_larger_budget_continues_the_sweep(broken_sweep: BrokenSweep) -> None:
+    workspace, retried = broken_sweep.workspace, broken_sweep.retried
+    assert retried.code == 0 and "5 complete" in retried.out and "retried  3 trials" in retried.out, retried.err
+    assert workspace.states() == {"FAIL": 3, "COMPLETE": 5}
+    assert len(workspace.runs("trial")) == 3 + 5 and len(workspace.runs("sweep")) == 1
     runs = {run.data.tags["sweeper.trial"]: run.data.tags for run in workspace.runs("trial")}
     attempts = [tags for tags in runs.values() if "retried_as" in tags]
     assert {tags["outcome"] for tags in attempts} == {"failed"} and len(attempts) == 3
     for tags in attempts:
         assert runs[tags["retried_as"]]["retry_of"] == tags["sweeper.trial"]
-        assert f"file {program} was " in runs[tags["retried_as"]]["changed"]
+        assert f"file {broken_sweep.program} was " in runs[tags["retried_as"]]["changed"]
     end = json.loads(retried.err.splitlines()[-1])
-    assert end["outcomes"] == {"complete": 4} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
+    assert end["outcomes"] == {"complete": 5} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
+
+
+@pytest.mark.long(30)
+@pytest.mark.xdist_group("broken_sweep")
+def test_no_file_store_or_terminal_holds_a_secret_of_the_command_line(broken_sweep: BrokenSweep) -> None:
+    for result in (broken_sweep.stopped, broken_sweep.retried):
+        assert SECRET not in result.out + result.err, result.out + result.err
+    for path in broken_sweep.workspace.path.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path
+    assert {oct(path.stat().st_mode)[-3:] for path in broken_sweep.workspace.sweeps} == {"700"}
 
 
 def test_a_ray_that_does_not_start_gives_one_line(workspace: Workspace) -> None:
