@@ -107,8 +107,6 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
 
 def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
     """Return the scales [rows, blocks] in the order of the layout."""
-    from torchao.prototype.mx_formats.utils import to_blocked
-
     if not layout.is_tiled:
         return scale
     if rocm_of_build():
@@ -116,6 +114,8 @@ def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tenso
             f"PyTorch for ROCm {rocm_of_build()} takes block scales in tiles of 32 x 8, which torchao does not write; "
             "workload=matmul measures the rate"
         )
+    from torchao.prototype.mx_formats.utils import to_blocked
+
     return to_blocked(scale)
 
 
