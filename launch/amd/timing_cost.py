@@ -1,7 +1,7 @@
 """Measure what timing itself costs on a GPU: an empty pair of events, a reading of the sensors, polling them.
 
-Prints one line of JSON: the microseconds between two events with nothing between them, the milliseconds of a reading,
-and by how many percent a series of products is slower while the sensors are polled.
+Prints one line of JSON: the microseconds between two events with nothing between them, which are subtracted from every
+timing, the milliseconds of a reading, and by how many percent products are slower while the sensors are polled.
 """
 
 from __future__ import annotations
@@ -14,20 +14,10 @@ from collections.abc import Callable
 import torch
 
 from workloads.telemetry import find_gpu, monitor_gpu
+from workloads.timing import event_cost_s
 
-PAIRS, READINGS, ROUNDS = 200, 50, 5
+READINGS, ROUNDS = 50, 5
 PRODUCTS = 200  # of 8192 cubed in bf16: about 0.3 s on an MI300X
-
-
-def empty_pair_us() -> float:
-    """Return the median time between two events that are recorded one right after the other."""
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(PAIRS)]
-    torch.cuda._sleep(100_000_000)  # the host runs ahead, so that its launches are not timed
-    for start, end in pairs:
-        start.record()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
 
 
 def reading_ms(device: torch.device) -> float | None:
@@ -66,7 +56,7 @@ def _wall_s(call: Callable[[], object]) -> float:
 def main() -> None:
     """Print the figures of the first visible GPU."""
     device = torch.device("cuda", 0)
-    figures = {"device": torch.cuda.get_device_name(device), "empty_pair_us": empty_pair_us()}
+    figures = {"device": torch.cuda.get_device_name(device), "event_cost_us": event_cost_s(device) * 1e6}
     figures |= {"reading_ms": reading_ms(device), "slowdown_percent": slowdown_percent(device)}
     print(json.dumps({name: value for name, value in figures.items() if value is not None}))
 

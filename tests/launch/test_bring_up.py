@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -42,7 +43,7 @@ best() {{ echo '{{"event": "end", "device": "AMD Instinct MI300X", "best": {{"me
 case "$*" in
   *verdict.py*) exec {python} "$@" ;;
   *--record*) echo '{{"uuid": "12345678-9abc-def0-1234-56789abcdef0"}}' >"${{*: -1}}" ;;
-  *timing_cost.py*) echo '{{"empty_pair_us": 6.2, "reading_ms": 14.0, "slowdown_percent": 0.3}}' ;;
+  *timing_cost.py*) echo '{{"event_cost_us": 6.2, "reading_ms": 14.0, "slowdown_percent": 0.3}}' ;;
   *sweeper.doctor*) printf '! n0 GPU 5: its power is limited\\n  amd-smi set\\n1 problem found\\n'; exit 1 ;;
   *k=3840*) sleep 30 ;;
   *m=10240*) best '"tflops": 668.4' ;;
@@ -149,3 +150,11 @@ def test_the_file_to_send_back_has_the_table_and_every_log_masked(
     assert {"masked/table.txt", "masked/machine.json", "masked/checks.tsv", "masked/fsdp8.err"} <= names
     assert texts["masked/table.txt"].strip() in result.stdout
     assert "12345678-9abc" not in "".join(texts.values()) and "masked-1" in texts["masked/machine.json"]
+
+
+def test_the_page_names_every_check_and_tests_that_exist(checks: dict[str, tuple[int, list[str]]]) -> None:
+    page = (REPOSITORY / "docs" / "amd.md").read_text()
+    assert not [path for path in re.findall(r"`(tests/[\w/]+\.py)", page) if not (REPOSITORY / path).exists()]
+    assert not [name for name in checks if f"`{re.sub('_[48]$', '_2', name)}`" not in page]
+    rows = [line.split("|")[1:-1] for line in page.partition("## What was tested")[2].splitlines() if line[:2] == "| "]
+    assert len(rows) > 22 and not [row[0] for row in rows if not row[2].strip()]  # a test, or why there is none
