@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from sweeper.common.errors import UserInputError
 from sweeper.config import partitions
 from sweeper.config.catalogue import catalogue, is_kind
+from sweeper.config.placement import count_placements, find_ranks_per_node
 from sweeper.config.schema import Hardware
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
@@ -31,6 +32,7 @@ class Node:
         gpu_problems: what keeps GPUs that it has from being used.
         id: Ray's id of a node of a running cluster.
         memory_gib: what the scheduler may give out; None before a cluster runs.
+        gpu_domain: Ray's label of the NVLink domain that the node shares with others, as of GB200 NVL72.
     """
 
     address: str
@@ -44,6 +46,7 @@ class Node:
     id: str | None = None
     cpu_architecture: str = "cpu"
     memory_gib: float | None = None
+    gpu_domain: str | None = None
 
     def capacity(self, host_gib: float) -> int:
         """Return how many processes fit that take a GPU and `host_gib` of memory each."""
@@ -125,7 +128,7 @@ class Target:
         Raises:
             UserInputError: if more are requested than fit.
         """
-        limit = (sum(node.capacity(host_gib) for node in self.nodes) if self.is_gpu else self.devices) // ranks
+        limit = count_placements(ranks, self._capacities(host_gib)) if self.is_gpu else self.devices // ranks
         if whole_nodes and self.is_gpu and self.nodes:
             limit = len(self.nodes) // -(-ranks // min(node.gpus for node in self.nodes))
         if requested is not None and requested > limit:
@@ -136,6 +139,25 @@ class Target:
                 f"cluster.max_concurrent_trials={requested}: at most {limit} fit on {self.devices} {self.unit}{reason}"
             )
         return requested or (limit if self.is_gpu else 1)
+
+    def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
+        """Return how many ranks of a gang share a node; of a gang that does not fit, as many as the largest node has.
+
+        Args:
+            host_gib: memory of its node that each process takes.
+        """
+        if not self.is_gpu:
+            return min(ranks, max(node.cpus for node in self.nodes))
+        most = max(node.gpus for node in self.nodes)
+        return find_ranks_per_node(ranks, self._capacities(host_gib)) or min(ranks, most)
+
+    def fits_gpu_domain(self, nodes: int) -> bool:
+        """Return whether a gang on so many nodes, more than one, fits into one NVLink domain of several nodes."""
+        domains = Counter(node.gpu_domain for node in self.nodes if node.gpu_domain)
+        return nodes > 1 and max(domains.values(), default=0) >= nodes
+
+    def _capacities(self, host_gib: float) -> list[int]:
+        return [node.capacity(host_gib) for node in self.nodes]
 
     def describe_foreign_use(self) -> list[str]:
         """Return a line for each GPU of the target whose memory other processes use."""

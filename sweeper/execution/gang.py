@@ -71,6 +71,7 @@ class Gang:
         pending_handshakes: those that have not arrived.
         locations: the results of the handshakes by rank, once all have arrived.
         trials: the running trial, then the next one.
+        planned_ranks_per_node: how many ranks were to share each node; None where it does not matter.
         killed: its workers were killed.
         draining: its nodes are no longer used: it ends when the trials that it holds end.
         retiring: a waiting trial needs another environment: it ends likewise, and a gang for that trial starts.
@@ -84,6 +85,7 @@ class Gang:
     environment: Environment = ()
     locations: list[dict[str, Scalar]] = field(default_factory=list)
     trials: deque[RunningTrial] = field(default_factory=deque)
+    planned_ranks_per_node: int | None = None
     killed: bool = False
     draining: bool = False
     retiring: bool = False
@@ -106,6 +108,15 @@ class Gang:
     def ranks_per_node(self) -> int:
         """The greatest common divisor of the ranks on each node: so many consecutive ranks always share a node."""
         return math.gcd(*Counter(location["address"] for location in self.locations).values())
+
+    @property
+    def misplacement(self) -> str:
+        """How the ranks of a gang that has started differ from the plan; empty if they are placed as planned."""
+        counts = Counter(str(location["node_id"]) for location in self.locations).values()
+        if self.planned_ranks_per_node is None or {*counts} == {self.planned_ranks_per_node}:
+            return ""
+        placed = " + ".join(map(str, sorted(counts, reverse=True)))
+        return f"Ray placed {placed} ranks on {len(counts)} nodes, and {self.planned_ranks_per_node} a node are planned"
 
     @property
     def rendezvous(self) -> str:

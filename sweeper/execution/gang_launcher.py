@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sweeper.config.hardware import Target
@@ -80,18 +80,34 @@ class GangLauncher:
         options = self._ray_options()
         if environment:
             options["runtime_env"] = {"env_vars": dict(environment)}
-        group = None
-        if ranks > 1:
-            bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._resources.host_bytes}
-            bundle = {resource: amount for resource, amount in bundle.items() if amount}
-            selector = options.pop("label_selector")
-            group = placement_group([bundle] * ranks, strategy="PACK", bundle_label_selector=[selector] * ranks)
+        share = self.target.ranks_per_node(ranks, self._resources.host_gib)
+        group = self._reserve(options, share) if ranks > 1 else None
         workers = []
         for rank in range(ranks):
-            strategy = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
+            # On a CPU a bundle has one rank: the cores of one machine may be on several nodes of Ray.
+            bundle = rank // share if self.target.is_gpu else rank
+            strategy = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
             workers.append(ray.remote(Worker).options(max_restarts=0, **options, **strategy).remote())
         handshakes = [worker.handshake.remote() for worker in workers]
-        return Gang(f"worker {self._launched}", workers, group, handshakes, list(handshakes), environment)
+        gang = Gang(f"worker {self._launched}", workers, group, handshakes, list(handshakes), environment)
+        gang.planned_ranks_per_node = share if self.target.is_gpu else None
+        return gang
+
+    def _reserve(self, options: dict[str, Any], share: int) -> PlacementGroup:
+        """Reserve the resources of all ranks at once, and take the selector of nodes out of the options of a rank.
+
+        On GPUs a bundle is a node, so a gang is never placed otherwise than planned. PACK would split one
+        that fits a node if no node has enough free GPUs.
+        """
+        ranks, selector = self._resources.ranks, options.pop("label_selector")
+        amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._resources.host_bytes}
+        ranks_of_bundle = share if self.target.is_gpu else 1
+        bundle = {resource: amount * ranks_of_bundle for resource, amount in amounts.items() if amount}
+        count = ranks // ranks_of_bundle
+        strategy: dict[str, Any] = {"strategy": "STRICT_SPREAD" if self.target.is_gpu else "PACK"}
+        if self.target.is_gpu and self.target.fits_gpu_domain(count):
+            strategy = {"topology_strategy": {"ray.io/node-id": "STRICT_SPREAD", "ray.io/gpu-domain": "STRICT_PACK"}}
+        return placement_group([bundle] * count, bundle_label_selector=[selector] * count, **strategy)
 
     def _ray_options(self) -> dict[str, Any]:
         """Return the resources of one rank and the nodes that it may run on.

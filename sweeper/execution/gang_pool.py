@@ -307,8 +307,13 @@ class GangPool:
                 return
             gang.pending_handshakes.remove(handshake)
         if gang.ready:
-            self._failed_starts = 0
             gang.assign_ranks()
+            if reason := gang.misplacement:  # its trials would be measured under another layout's name
+                self._failed_starts += 1
+                self._start_error = reason
+                self._replace(gang)
+                return
+            self._failed_starts = 0
             self._by_load.push(gang)
 
     def _replace(self, gang: Gang) -> None:

@@ -107,7 +107,7 @@ def build_machine(target: Target, world_size: int, network_gb_s: float, achieved
     """Return what is known about the devices of a trial of `world_size` ranks."""
     hardware = target.hardware
     assumed_tflops = {dtype: hardware.achieved_share * peak for dtype, peak in hardware.dense_peak_tflops.items()}
-    ranks_per_node = min(world_size, max(node.gpus if target.is_gpu else node.cpus for node in target.nodes))
+    ranks_per_node = target.ranks_per_node(world_size)
     if target.is_gpu:
         memory_gib = USABLE_MEMORY * hardware.memory_gib if hardware.memory_gib else None
     else:  # ranks on one processor share its memory

@@ -43,6 +43,20 @@ def test_two_sweeps_on_one_cluster_both_complete(tmp_path: Path, cluster: Cluste
 
 
 @pytest.mark.soak
+def test_a_gang_that_fits_a_node_waits_for_one_and_is_never_split(tmp_path: Path, cluster: Cluster) -> None:
+    """Another sweep holds three of four GPUs at first, and one GPU of a node stays free."""
+    singles, pairs = make_places(tmp_path, "singles", "pairs")
+    single_sweep = start_sweep(singles, cluster, 6, "space.sleep_s=4", "gpus=1", "cluster.max_concurrent_trials=3")
+    wait_for(lambda: count_completions(singles))
+    pair_sweep = start_sweep(pairs, cluster, 4, "space.sleep_s=0.2", "gpus=2")
+    for sweep in (single_sweep, pair_sweep):
+        _, err = sweep.communicate(timeout=150)
+        assert sweep.returncode == 0, err
+    assert_completed_once(pairs, 4, ranks=2)
+    assert {len(node_ids(run)) for run in pairs.runs("trial")} == {1}
+
+
+@pytest.mark.soak
 def test_small_trials_run_on_the_gpus_that_large_ones_leave_free(tmp_path: Path, cluster: Cluster) -> None:
     """A gang of four leaves two of six GPUs free, on which trials of one GPU run meanwhile."""
     cluster.add()
