@@ -102,6 +102,13 @@ def test_a_fast_kernel_with_wrong_results_is_excluded(
     assert re.search(r"spoilt is excluded: its results differ by (\d+|inf)% from fp32", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 17])
+def test_rounding_of_bf16_excludes_no_kernel_at_short_lengths(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "TIMED_TOKENS", 128)
+    shape = replace(SHAPE, length=length, dtype=torch.bfloat16)
+    assert fastest_kernel(shape, CPU, (CPU_KERNEL,)) == CPU_KERNEL
+
+
 def test_the_fastest_of_right_kernels_is_chosen_by_its_fastest_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times are given: those of a busy CPU would be those of its other processes."""
     monkeypatch.setattr(attention, "TIMED_TOKENS", SHAPE.length)
