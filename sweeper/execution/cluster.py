@@ -214,8 +214,10 @@ def start(target: Target) -> None:
         return
     try:
         # "local" ignores an address file that another cluster may have left behind.
+        node = target.nodes[0]
+        cpus = max(node.cpus, node.gpus)  # a worker takes one of each; a container may have fewer cores than GPUs
         with without_unused_processes():
-            init_ray(address="local", num_cpus=target.nodes[0].cpus, object_store_memory=128 * 2**20)
+            init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
     except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
         raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error
 
