@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b"]
+ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
 
@@ -97,6 +97,7 @@ MODELS: dict[str, LlamaShape] = {
     "llama3_8b": LlamaShape(32, 4096, 32, 8, 128, 14336, 128256),
     "llama3_70b": LlamaShape(80, 8192, 64, 8, 128, 28672, 128256),
     "qwen2_5_7b": LlamaShape(28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6),
+    "qwen2_5_14b": LlamaShape(48, 5120, 40, 8, 128, 13824, 152064, qkv_bias=True, rope_theta=1e6, norm_eps=1e-5),
 }
 
 

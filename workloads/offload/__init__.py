@@ -11,8 +11,8 @@ from workloads.offload.plan import count_training_state_bytes
 
 
 def _count_min_cpu_gib(model: str) -> float:
-    """Return the GiB of weights, gradients and optimizer states with two bytes per number."""
-    return count_training_state_bytes(shapes.MODELS[model], 2) / 2**30
+    """Return the GiB of bf16 weights and gradients and int8 optimizer states."""
+    return count_training_state_bytes(shapes.MODELS[model], 2, 2) / 2**30
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class OffloadParameters:
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
         dtype: data type of weights, gradients and activations. With fp8_tensorwise they are bf16, and the operands of
             the matrix products of blocks are fp8 (`workloads.llama.fp8`); embedding, attention and head stay in bf16.
-        master_weights: keep the optimizer's states and a copy of the weights in fp32.
+        master_weights: keep a copy of the weights in fp32, which AdamW updates. With dtype=fp32 the weights are that.
+        optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale
+            for each block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: as the weights,
+            but fp32 with master weights.
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
@@ -46,7 +49,8 @@ class OffloadParameters:
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32", "fp8_tensorwise"] = "bf16"
-    master_weights: bool = False
+    master_weights: Literal["none", "fp32"] = "none"
+    optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
@@ -63,7 +67,7 @@ class Offload(Workload):
 
     name = "offload"
     Parameters = OffloadParameters
-    work = ("model", "sequence_length", "sequences_per_step", "dtype", "master_weights")
+    work = ("model", "sequence_length", "sequences_per_step", "dtype", "master_weights", "optimizer_states")
     ways = ("warmup", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
     exclusive = "node"  # another trial on the node would use its host memory and its links

@@ -75,7 +75,7 @@ class ModelSizes:
 
     shape: LlamaShape
     element_bytes: int
-    state_bytes_per_parameter: int
+    state_bytes_per_parameter: float
     cast_bytes_per_parameter: int = 0
     token_multiple: int = 1
 
@@ -88,7 +88,7 @@ class ModelSizes:
         return self.shape.layer_parameters * self.element_bytes
 
     @cached_property
-    def layer_state_bytes(self) -> int:
+    def layer_state_bytes(self) -> float:
         return self.shape.layer_parameters * self.state_bytes_per_parameter
 
 
@@ -307,7 +307,8 @@ def predict_block_times(
 
     Args:
         recompute_s_per_token: the time in which the backward pass recomputes activations; mean over layers and chunks.
-        host_bytes: the saved activations of a round that are copied to the host, of all layers.
+        host_bytes: the saved activations of a round that are copied to the host, of all layers; its last dimension is
+            that of `recompute_s_per_token`.
     """
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
     # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.

@@ -197,7 +197,7 @@ def _measure_optimizer(device: torch.device, precision: Precision) -> float:
     # More than any cache holds, and still within a budget of one GiB.
     numel = 1 << 25 if device.type == "cuda" else 1 << 16
     weights, gradients = (torch.zeros(numel, device=device, dtype=precision.dtype) for _ in range(2))
-    states = [torch.zeros(numel, device=device, dtype=precision.state_dtype) for _ in range(precision.state_count)]
+    states = [torch.zeros(size, device=device, dtype=dtype) for size, dtype in precision.list_state_vectors(numel)]
     times_s = _measure_medians_s([lambda: AdamW().apply(1, weights, gradients, *states)], device)
     return times_s[0] / (numel * precision.dtype.itemsize)
 

@@ -32,6 +32,7 @@ class EmbeddingAndHead:
         copy_streams: CopyStreams,
         allocate_states: Callable[[int], tuple[Buffer, ...]],
         states_on: Location,
+        has_master_weights: bool,
     ) -> None:
         """Allocate weights, gradients and states.
 
@@ -39,6 +40,7 @@ class EmbeddingAndHead:
             allocate_states: returns the optimizer states of so many parameters, stored on `states_on`.
         """
         self._math, self._copy_streams, self._states_on = block_math, copy_streams, states_on
+        self._has_master_weights = has_master_weights
         self.sizes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (shape.vocabulary, shape.hidden_size),
             "norm.weight": (shape.hidden_size,),
@@ -98,7 +100,7 @@ class EmbeddingAndHead:
         for name, weight in self._weights.items():
             value = get_weight(name)
             weight.copy_(value)
-            for master in self._states[name][2:]:
+            for master in self._states[name][-1:] if self._has_master_weights else ():
                 master.tensor.copy_(value.flatten())
 
     @property

@@ -27,7 +27,7 @@ from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, LayerPlan, Location, Plan, list_saved_tensors
 from workloads.offload.slots import LayerSlots, NamedTensors
 
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8"}
 
 
 @dataclass
@@ -35,7 +35,7 @@ class LayerState:
     """The stored tensors of one layer, each where the plan says.
 
     Attributes:
-        optimizer_states: momentum, variance and, with master weights, the weights in fp32.
+        optimizer_states: the vectors that `Precision.list_state_vectors` lists.
         gradients: None if they stay in their slot, because a step has one round.
     """
 
@@ -93,9 +93,8 @@ class Engine:
         return Buffer(torch.zeros(numel, dtype=dtype, device=self.device))
 
     def _allocate_states(self, numel: int, location: Location) -> tuple[Buffer, ...]:
-        return tuple(
-            self._allocate(numel, location, self.precision.state_dtype) for _ in range(self.precision.state_count)
-        )
+        vectors = self.precision.list_state_vectors(numel)
+        return tuple(self._allocate(size, location, dtype) for size, dtype in vectors)
 
     def _allocate_layer(self, layer: LayerPlan) -> LayerState:
         keeps_gradients = self.plan.accumulation_rounds > 1 or layer.gradients == "device"
@@ -125,6 +124,7 @@ class Engine:
             self.copy_streams,
             lambda numel: self._allocate_states(numel, location),
             location,
+            self.precision.master_weights,
         )
 
     def _split(self, flat: Tensor) -> NamedTensors:
@@ -283,7 +283,8 @@ class Engine:
         for n, layer in enumerate(self._layers):
             # Read once: a function that draws weights would return others for the master weights.
             flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
-            for buffer in (layer.weights, *layer.optimizer_states[2:]):
+            masters = layer.optimizer_states[-1:] if self.precision.master_weights else ()
+            for buffer in (layer.weights, *masters):
                 buffer.tensor.copy_(flat)
         self._weights.invalidate()
         self._embedding_and_head.load(get_weight)
@@ -320,8 +321,13 @@ class Engine:
 
     @property
     def has_master_weights(self) -> bool:
-        """Whether the optimizer's states hold the weights in fp32."""
-        return len(self._layers[0].optimizer_states) > 2
+        """Whether the optimizer has the weights in fp32: its other vectors are two, or four with int8."""
+        return len(self._layers[0].optimizer_states) % 2 == 1
+
+    @property
+    def state_format(self) -> str:
+        """The data type of momentum and variance."""
+        return DTYPE_NAMES[self._layers[0].optimizer_states[0].tensor.dtype]
 
     def describe_types(self) -> dict[str, str]:
         """Return the data types of the tensors that the engine trains with, read from them."""
@@ -329,7 +335,8 @@ class Engine:
         types = {
             "type_of_block_products": self.matrix_dtype,
             "type_of_weights": DTYPE_NAMES[layer.weights.tensor.dtype],
-            "type_of_optimizer_states": DTYPE_NAMES[layer.optimizer_states[0].tensor.dtype],
+            "type_of_optimizer_states": self.state_format,
+            "type_of_master_weights": "fp32" if self.has_master_weights else "none",
             "type_of_embedding_and_head": DTYPE_NAMES[self._embedding_and_head.dtype],
         }
         return types | ({"scales_of_block_products": self._math.scales} if self._math.scales else {})

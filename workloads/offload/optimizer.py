@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +13,9 @@ from torch import Tensor
 from workloads.api.recipes import MULTIPLES
 
 CPU_UPDATE_NUMEL = 1 << 24  # numbers that a CPU updates at a time, so that the fp32 intermediates stay small
+INT8_BLOCK = 256  # numbers with one scale, as in Dettmers et al. 2022 and torchao
+StateFormat = Literal["fp32", "bf16", "int8"]
+STATE_DTYPES: dict[StateFormat, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -18,26 +24,36 @@ class Precision:
 
     Attributes:
         dtype: of weights, gradients and activations.
-        master_weights: the optimizer's states are fp32, and one of them is a copy of the weights.
+        master_weights: the optimizer has a copy of the weights in fp32.
+        optimizer_states: of momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale for each
+            block of INT8_BLOCK. None: as the weights, but fp32 with master weights.
         recipe: of `workloads.api.recipes`, for the matrix products of blocks; empty: they are in `dtype`.
     """
 
     dtype: torch.dtype = torch.bfloat16
     master_weights: bool = False
     recipe: str = ""
+    optimizer_states: StateFormat | None = None
 
     @property
-    def state_dtype(self) -> torch.dtype:
-        return torch.float32 if self.master_weights else self.dtype
+    def state_format(self) -> StateFormat:
+        default: StateFormat = "bf16" if self.dtype == torch.bfloat16 and not self.master_weights else "fp32"
+        return self.optimizer_states or default
+
+    def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
+        """Return the length and data type of each vector that the optimizer stores for so many parameters.
+
+        They are momentum, variance, with int8 the scales of both, and last the master weights if there are any.
+        """
+        vectors = 2 * [(numel, STATE_DTYPES[self.state_format])]
+        if self.state_format == "int8":
+            vectors += 2 * [(numel // math.gcd(numel, INT8_BLOCK), torch.float32)]
+        return vectors + self.master_weights * [(numel, torch.float32)]
 
     @property
-    def state_count(self) -> int:
-        """Number of states of a parameter: momentum, variance and possibly the master weight."""
-        return 3 if self.master_weights else 2
-
-    @property
-    def state_bytes_per_parameter(self) -> int:
-        return self.state_count * self.state_dtype.itemsize
+    def state_bytes_per_parameter(self) -> float:
+        vectors = self.list_state_vectors(INT8_BLOCK)
+        return sum(numel * dtype.itemsize for numel, dtype in vectors) / INT8_BLOCK
 
     @property
     def cast_bytes_per_parameter(self) -> int:
@@ -60,45 +76,88 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
 
-    def apply(self, step: int, w: Tensor, g: Tensor, m: Tensor, v: Tensor, master: Tensor | None = None) -> None:
-        """Update the weights `w` and the states `m` and `v` in place.
+    def apply(self, step: int, w: Tensor, g: Tensor, *states: Tensor) -> None:
+        """Update the weights `w` and the states in place.
 
         Args:
             step: the number of the step, from one.
-            w, g, m, v: flat vectors: weights, gradients, momentum and variance.
-            master: the weights in fp32. Where they are given, they are updated, and `w` is rounded from them.
+            w, g: flat vectors: weights and gradients.
+            states: as `Precision.list_state_vectors` lists them. Where there are master weights, they are updated, and
+                `w` is rounded from them.
         """
         # No tensor is passed twice: a compiled function that writes to it would copy it first.
-        vectors = [w, g, m, v] if master is None else [w, g, m, v, master]
-        numel = CPU_UPDATE_NUMEL if w.device.type == "cpu" else w.numel()
-        # Numbers that change from step to step are tensors: a compiled function would be compiled again for others.
+        vectors = [w, g, *states]
+        pieces = -(-w.numel() // CPU_UPDATE_NUMEL) if w.device.type == "cpu" else 1
+        # Numbers that differ between steps or trials are tensors: others would compile a compiled function again.
         rate = torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device)
         correction = torch.full((), 1 / (1 - self.beta2**step), device=w.device)
-        decay = 1 - self.learning_rate * self.weight_decay
+        decay = torch.full((), 1 - self.learning_rate * self.weight_decay, device=w.device)
+        maps = _load_int8_maps(w.device) if states[0].dtype == torch.uint8 else ()
         update = _update if w.device.type == "cpu" else _compiled_update
+        sizes = [-(-CPU_UPDATE_NUMEL * len(vector) // len(w)) if pieces > 1 else len(vector) for vector in vectors]
         with torch.no_grad():
-            for parts in zip(*(vector.split(numel) for vector in vectors), strict=True):
-                update(parts, rate, correction, decay, self.beta1, self.beta2, self.epsilon)
+            for parts in zip(*(v.split(size) for v, size in zip(vectors, sizes, strict=True)), strict=True):
+                update(parts, maps, rate, correction, decay, self.beta1, self.beta2, self.epsilon)
 
 
 def _update(
     vectors: tuple[Tensor, ...],
+    int8_maps: tuple[Tensor, ...],
     rate: Tensor,
     correction: Tensor,
-    decay: float,
+    decay: Tensor,
     beta1: float,
     beta2: float,
     epsilon: float,
 ) -> None:
-    w, g, m, v, *masters = vectors
+    w, g, m, v, *others = vectors
+    scales, masters = (others[:2], others[2:]) if int8_maps else ([], others)
     g32 = g.float()
-    m32 = torch.lerp(g32, m.float(), beta1)
-    v32 = torch.lerp(g32 * g32, v.float(), beta2)
+    m32, v32 = _read_states([m, v], scales, int8_maps)
+    m32 = torch.lerp(g32, m32, beta1)
+    v32 = torch.lerp(g32 * g32, v32, beta2)
     w32 = (masters[0] if masters else w).float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
     for target in (w, *masters):
         target.copy_(w32)
-    m.copy_(m32)
-    v.copy_(v32)
+    _write_states([m, v], scales, int8_maps, [m32, v32])
+
+
+def _read_states(states: list[Tensor], scales: list[Tensor], int8_maps: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return momentum and variance in fp32."""
+    if not int8_maps:
+        return [state.float() for state in states]
+    from torchao.optim.quant_utils import dequant_with_qmap
+
+    return [
+        dequant_with_qmap(state, table, scale) for state, table, scale in zip(states, int8_maps, scales, strict=True)
+    ]
+
+
+def _write_states(
+    states: list[Tensor], scales: list[Tensor], int8_maps: tuple[Tensor, ...], values: list[Tensor]
+) -> None:
+    """Round the values into the states; int8 with the largest magnitude of each block as its scale."""
+    if not int8_maps:
+        for state, value in zip(states, values, strict=True):
+            state.copy_(value)
+        return
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
+
+    for state, scale, table, value in zip(states, scales, int8_maps, values, strict=True):
+        scaled, largest = scale_tensor(value, value.numel() // scale.numel())
+        state.copy_(quantize_8bit_with_qmap(scaled, table))
+        scale.copy_(largest)
+
+
+@cache
+def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the numbers that the codes of momentum (signed) and variance (not negative) stand for."""
+    from torchao.optim.quant_utils import create_dynamic_map
+
+    signed, unsigned = (
+        torch.tensor(create_dynamic_map(signed=is_signed), device=device) for is_signed in (True, False)
+    )
+    return signed, unsigned
 
 
 _compiled_update = torch.compile(_update, dynamic=False)

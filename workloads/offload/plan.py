@@ -122,12 +122,9 @@ class Plan:
         return [layer.activations_of(chunk) for layer in self.layers for chunk in range(self.chunks_per_round)]
 
 
-def count_training_state_bytes(shape: LlamaShape, element_bytes: int) -> int:
-    """Return the bytes of weights, gradients and the optimizer's two states, all of `element_bytes` per number.
-
-    No training run needs less.
-    """
-    return 4 * shape.parameters * element_bytes
+def count_training_state_bytes(shape: LlamaShape, element_bytes: int, state_bytes_per_parameter: float) -> float:
+    """Return the bytes of weights, gradients and the optimizer's states. No training run needs less."""
+    return shape.parameters * (2 * element_bytes + state_bytes_per_parameter)
 
 
 def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequence: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ never predicted to be slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import combinations
@@ -64,27 +64,54 @@ def find_fastest_plan(
     Raises:
         Infeasible: no plan fits; the message has the GiB that are missing.
     """
-    shapes = _list_chunk_shapes(sequence_length, sequences_per_step, rates.min_chunk_tokens, model.token_multiple)
-    placements = list(_enumerate_placements(model.shape.layers, sequence_length, sequences_per_step, shapes))
-    memories = [compute_activation_memory(placement, model, budget, rates) for placement in placements]
-    bounded = [
-        (_predict_lower_bound_s(placement, model, rates), placement, memory)
-        for placement, memory in zip(placements, memories, strict=True)
-        if isinstance(memory, ActivationMemory)
-    ]
-    best: _Candidate | None = None
-    # The fastest bound first: once it is slower than the best plan, so are all that follow.
-    for bound_s, placement, memory in sorted(bounded, key=lambda entry: entry[0]):
-        if best and bound_s > best.times.step_s * (1 + 1e-9):
+    placements = _list_placements(model, sequence_length, sequences_per_step, rates)
+    if prediction := _search(placements, model, [budget], rates)[0]:
+        return prediction
+    memories = (compute_activation_memory(placement, model, budget, rates) for _, placement in placements)
+    smallest = min((memory for memory in memories if isinstance(memory, Shortfall)), default=None)
+    reason = f"at least {smallest.gib:.3g} GiB more needed ({smallest.needs})" if smallest else "no plan fits"
+    raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
+
+
+def find_fastest_plans(
+    model: ModelSizes,
+    sequence_length: int,
+    sequences_per_step: int,
+    budgets: Sequence[MemoryBudget],
+    rates: DeviceRates,
+) -> list[Prediction | None]:
+    """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
+    placements = _list_placements(model, sequence_length, sequences_per_step, rates)
+    return _search(placements, model, budgets, rates)
+
+
+def _search(
+    placements: list[tuple[float, Placement]], model: ModelSizes, budgets: Sequence[MemoryBudget], rates: DeviceRates
+) -> list[Prediction | None]:
+    """Return the fastest plan for each budget. `placements` are those of `_list_placements`."""
+    best: list[_Candidate | None] = [None] * len(budgets)
+    for bound_s, placement in placements:
+        # The fastest bound comes first: once it is slower than a budget's best plan, so are all that follow.
+        open_numbers = [n for n, plan in enumerate(best) if plan is None or bound_s <= plan.times.step_s * (1 + 1e-9)]
+        if not open_numbers:
             break
-        candidate = _choose_saved_activations(placement, memory, model, rates)
-        if candidate and (best is None or candidate.times.is_better_than(best.times)):
-            best = candidate
-    if best is None:
-        smallest = min((memory for memory in memories if isinstance(memory, Shortfall)), default=None)
-        reason = f"at least {smallest.gib:.3g} GiB more needed ({smallest.needs})" if smallest else "no plan fits"
-        raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
-    return _build_prediction(best, model, rates)
+        memories = {n: compute_activation_memory(placement, model, budgets[n], rates) for n in open_numbers}
+        enough = {n: memory for n, memory in memories.items() if isinstance(memory, ActivationMemory)}
+        for n, candidate in _choose_saved_activations(placement, enough, model, rates).items():
+            current = best[n]
+            if current is None or candidate.times.is_better_than(current.times):
+                best[n] = candidate
+    return [_build_prediction(candidate, model, rates) if candidate else None for candidate in best]
+
+
+def _list_placements(
+    model: ModelSizes, sequence_length: int, sequences_per_step: int, rates: DeviceRates
+) -> list[tuple[float, Placement]]:
+    """Return all placements with the seconds that a step takes at least, the fastest first."""
+    shapes = _list_chunk_shapes(sequence_length, sequences_per_step, rates.min_chunk_tokens, model.token_multiple)
+    placements = _enumerate_placements(model.shape.layers, sequence_length, sequences_per_step, shapes)
+    bounds = [(_predict_lower_bound_s(placement, model, rates), placement) for placement in placements]
+    return sorted(bounds, key=lambda pair: pair[0])
 
 
 def _enumerate_placements(
@@ -136,42 +163,59 @@ def _predict_lower_bound_s(placement: Placement, model: ModelSizes, rates: Devic
 
 
 def _choose_saved_activations(
-    placement: Placement, memory: ActivationMemory, model: ModelSizes, rates: DeviceRates
-) -> _Candidate | None:
-    """Return the placement with the fastest choice of saved activations, or None if none fits into `memory`.
+    placement: Placement, memories: Mapping[int, ActivationMemory], model: ModelSizes, rates: DeviceRates
+) -> dict[int, _Candidate]:
+    """Return the placement with the fastest choice of saved activations for each memory that any choice fits into.
 
     The activations of as many chunks as fit are saved on the device, those of the others on the host. The ways to
     divide the chunks of all layers among the choices are rows of a table [ways, choices], so that all of them are
-    judged at once.
+    judged at once, for all memories.
     """
+    if not memories:
+        return {}
+    device_bytes = np.array([[memory.device_bytes] for memory in memories.values()])
+    max_host_bytes = np.array([[memory.host_bytes] for memory in memories.values()])
     counts = _list_divisions(model.shape.layers * placement.chunks_per_round)
-    chunk_bytes = np.array(
-        [count_chunk_saved_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS], dtype=float
-    )
-    transfer_bytes = np.array(
-        [count_transfer_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS], dtype=float
-    )
-    all_on_device = counts @ chunk_bytes <= memory.device_bytes
-    # The choice that saves the most of those in a row needs the largest buffers for copies.
-    free_bytes = memory.device_bytes - np.where(all_on_device, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
-    on_device = np.zeros_like(counts)
-    for column, size in enumerate(chunk_bytes):
-        on_device[:, column] = np.clip(free_bytes // size, 0, counts[:, column])
-        free_bytes = free_bytes - on_device[:, column] * size
-    host_bytes = (counts - on_device) @ chunk_bytes
-    fits = (free_bytes >= 0) & (host_bytes <= memory.host_bytes)
-    if not fits.any():
-        return None
-    counts, on_device = counts[fits], on_device[fits]
+    on_device, host_bytes, fits = _fill_device(placement, counts, device_bytes, model)
     recompute_s = np.array([rates.recompute_s_per_token[saved] for saved in SAVED_ACTIVATIONS])
     mean_recompute_s = counts @ recompute_s / counts.sum(axis=1)
-    blocks = predict_block_times(placement, mean_recompute_s, host_bytes[fits], model, rates)
-    fastest = blocks.step_s <= blocks.step_s.min() * (1 + 1e-9)
-    best = np.flatnonzero(fastest)[np.argmin(blocks.copied_bytes[fastest])]
-    others = predict_embedding_and_head_times(placement, model, rates)
-    times = StepTimes(*(float(column[best]) + other for column, other in zip(blocks, astuple(others), strict=True)))
-    chunk_counts = _count_chunks(on_device[best].tolist(), (counts - on_device)[best].tolist())
-    return _Candidate(placement, chunk_counts, times)
+    blocks = predict_block_times(placement, mean_recompute_s, host_bytes, model, rates)
+    step_s = np.where(fits & (host_bytes <= max_host_bytes), blocks.step_s, np.inf)
+    others = astuple(predict_embedding_and_head_times(placement, model, rates))
+    candidates = {}
+    for row, n in enumerate(memories):
+        if not np.isfinite(fastest_s := step_s[row].min()):
+            continue
+        ways = np.flatnonzero(step_s[row] <= fastest_s * (1 + 1e-9))
+        way = ways[np.argmin(blocks.copied_bytes[row, ways])]
+        times = StepTimes(*(float(part[row, way]) + other for part, other in zip(blocks, others, strict=True)))
+        chunks_on_device = on_device[row, way]
+        chunk_counts = _count_chunks(chunks_on_device.tolist(), (counts[way] - chunks_on_device).tolist())
+        candidates[n] = _Candidate(placement, chunk_counts, times)
+    return candidates
+
+
+def _fill_device(
+    placement: Placement, counts: NDArray[np.int64], device_bytes: NDArray[np.float64], model: ModelSizes
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the chunks that are saved on the device, the bytes that are left for the host, and whether it all fits.
+
+    Args:
+        counts: the chunks by choice, [ways, choices].
+        device_bytes: of several memories, [memories, 1]; the results have the shape [memories, ways] in front.
+    """
+    chunk_bytes = [count_chunk_saved_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS]
+    transfer_bytes = np.array([count_transfer_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS])
+    total_bytes = counts @ np.array(chunk_bytes, dtype=float)
+    # The choice that saves the most of those in a row needs the largest buffers for copies.
+    free_bytes = device_bytes - np.where(total_bytes <= device_bytes, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
+    host_bytes = np.zeros_like(free_bytes)
+    on_device = np.zeros((*free_bytes.shape, counts.shape[1]), dtype=np.int64)
+    for column, size in enumerate(chunk_bytes):
+        on_device[..., column] = np.clip(free_bytes // size, 0, counts[:, column])
+        free_bytes = free_bytes - on_device[..., column] * size
+        host_bytes += (counts[:, column] - on_device[..., column]) * size
+    return on_device, host_bytes, free_bytes >= 0
 
 
 def _count_chunks(on_device: list[int], on_host: list[int]) -> ChunkCounts:

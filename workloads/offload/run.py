@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ from workloads.offload import OffloadParameters, allocator
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.engine import Engine
+from workloads.offload.kernel_cache import keep_compiled_kernels
 from workloads.offload.memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
@@ -48,12 +51,14 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
         ArithmeticError: the loss is not finite.
     """
+    started = time.perf_counter()
+    keep_compiled_kernels()
     device = devices.device_of(rank)
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape = MODELS[parameters.model]
     if device.type == "cpu":
-        _require_cpu_memory(shape, precision.dtype)
+        _require_cpu_memory(shape, precision)
     if parameters.checkpoint:
         checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
     model = ModelSizes(
@@ -72,7 +77,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         prediction = find_fastest_plan(model, parameters.sequence_length, parameters.sequences_per_step, budget, rates)
         print("\n".join(describe_plan(prediction)), flush=True)
         with Arena(_count_arena_bytes(prediction), device) as arena:
-            return _train(parameters, prediction, arena, device, precision)
+            return _train(parameters, prediction, arena, device, precision, started)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
@@ -86,7 +91,14 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     dtype, is_fp8 = DTYPES[parameters.dtype], parameters.dtype == FP8_RECIPE
     if is_fp8 and architecture.startswith("gfx"):
         raise Infeasible(f"dtype={FP8_RECIPE} has kernels for NVIDIA GPUs alone in this workload")
-    precision = Precision(dtype, parameters.master_weights and dtype != torch.float32, FP8_RECIPE if is_fp8 else "")
+    if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
+        raise Infeasible("optimizer_states=int8 needs the package torchao: pip install 'gpu-sweeper[precision]'")
+    precision = Precision(
+        dtype,
+        master_weights=parameters.master_weights == "fp32" and dtype != torch.float32,
+        recipe=FP8_RECIPE if is_fp8 else "",
+        optimizer_states=parameters.optimizer_states,
+    )
     if parameters.sequence_length % precision.token_multiple:
         raise Infeasible(
             f"sequence_length={parameters.sequence_length}: dtype={parameters.dtype} needs a multiple of "
@@ -95,13 +107,17 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     return precision
 
 
-def _require_cpu_memory(shape: LlamaShape, dtype: torch.dtype) -> None:
+def _require_cpu_memory(shape: LlamaShape, precision: Precision) -> None:
     """Reject a model that this machine cannot train without a GPU, where the device's memory is the host's.
 
     Raises:
         Infeasible: weights, gradients and optimizer states alone need more than the available memory.
     """
-    needed, available = count_training_state_bytes(shape, dtype.itemsize), available_memory_bytes()
+    state_bytes = precision.state_bytes_per_parameter
+    needed, available = (
+        count_training_state_bytes(shape, precision.dtype.itemsize, state_bytes),
+        available_memory_bytes(),
+    )
     if needed > available:
         raise Infeasible(
             f"weights, gradients and optimizer states need {needed / GIB:.1f} GiB, this machine has no GPU and "
@@ -125,6 +141,7 @@ def _train(
     arena: Arena,
     device: torch.device,
     precision: Precision,
+    started: float,
 ) -> Measurement:
     plan, shape = prediction.plan, MODELS[parameters.model]
     optimizer = AdamW(learning_rate=parameters.learning_rate)
@@ -133,6 +150,7 @@ def _train(
     engine = Engine(shape, plan, arena, device, kernel, precision=precision, optimizer=optimizer)
     _set_weights(engine, parameters)
     activity = node_activity()
+    setup_s = time.perf_counter() - started
     with monitor_gpu(device) as readings:
         run = _run_steps(engine, batches)
     copied_bytes = engine.copy_streams.copied_bytes
@@ -140,6 +158,7 @@ def _train(
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
     metrics = readings.metrics() | _compute_metrics(run, prediction) | _memory_metrics(arena, device)
+    metrics["startup_s"] = setup_s + run.times_s[0] - statistics.median(run.times_s)
     metrics["copied_gib_per_step"] = copied_bytes / len(batches) / GIB
     return Measurement(
         executed=_executed_parameters(parameters, engine, batches, run),
@@ -182,7 +201,10 @@ def _executed_parameters(
         "sequences_per_step": math.prod(sequences),
         "dtype": engine.matrix_dtype,
         # Weights in fp32 need no copies in fp32.
-        "master_weights": engine.has_master_weights or (engine.matrix_dtype == "fp32" and parameters.master_weights),
+        "master_weights": parameters.master_weights
+        if engine.matrix_dtype == "fp32"
+        else engine.describe_types()["type_of_master_weights"],
+        "optimizer_states": engine.state_format if parameters.optimizer_states else None,
         "steps": len(run.times_s) - parameters.warmup,
         "learning_rate": engine.optimizer.learning_rate,
     }

@@ -33,7 +33,7 @@ from workloads.offload.cost_model import (
 from workloads.offload.device_rates import measure_device_rates
 from workloads.offload.optimizer import Precision
 from workloads.offload.plan import GIB, ActivationPlan, LayerPlan
-from workloads.offload.planner import Prediction, find_fastest_plan
+from workloads.offload.planner import Prediction, find_fastest_plan, find_fastest_plans
 
 CPU = torch.device("cpu")
 SHAPE = replace(MODELS["llama3_8b"], layers=8)
@@ -79,6 +79,14 @@ def test_more_memory_is_never_slower_and_every_plan_fits(
     for prediction, (device_budget_gib, host_budget_gib) in zip((small, large), budgets, strict=True):
         assert prediction.device_bytes <= device_budget_gib * GIB and prediction.host_bytes <= host_budget_gib * GIB
         assert prediction.plan.tokens_per_step == 8 * 8192
+
+
+def test_plans_for_many_budgets_are_those_for_each() -> None:
+    budgets = [MemoryBudget(2, 1), MemoryBudget(16, 30), MemoryBudget(30, 8), MemoryBudget(200, 0)]
+    plans = find_fastest_plans(MODEL, 8192, 8, budgets, H200)
+    assert plans[0] is None
+    for budget, plan in list(zip(budgets, plans, strict=True))[1:]:
+        assert plan == find_plan(budget.device_gib, budget.host_gib)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +208,10 @@ def test_what_ran_is_read_back_from_the_engine(monkeypatch: pytest.MonkeyPatch) 
     """A trial that trains in other types than requested does not report those of the request."""
     monkeypatch.setattr(run, "select_precision", lambda *_: Precision(torch.float32))
     parameters = OffloadParameters(
-        device_gib=1.0, host_gib=0.0, **{**TINY, "dtype": "bf16", "master_weights": False, "steps": 1}
+        device_gib=1.0, host_gib=0.0, **{**TINY, "dtype": "bf16", "master_weights": "none", "steps": 1}
     )
     measurement = run.measure(parameters, Rank())
-    assert measurement.executed["dtype"] == "fp32" and measurement.executed["master_weights"] is False
+    assert measurement.executed["dtype"] == "fp32" and measurement.executed["master_weights"] == "none"
     assert measurement.machine_info["type_of_optimizer_states"] == "fp32"
     assert measurement.executed["model"] == "llama_tiny" and measurement.executed["sequence_length"] == 32
     assert measurement.executed["sequences_per_step"] == 4 and measurement.executed["steps"] == 1
