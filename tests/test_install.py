@@ -67,9 +67,12 @@ def test_a_shell_completes_groups_choices_and_keys(installed: dict[str, str], tm
         done
     """
     result = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=installed, capture_output=True, text=True)
-    names = sorted(path.stem for path in (REPOSITORY / "conf/workload").glob("*.yaml"))
+    names, gpus = (
+        sorted(path.stem for path in (REPOSITORY / "conf").glob(files))
+        for files in ("workload/*.yaml", "hardware/mi3*")
+    )
     assert result.stdout.splitlines() == [
         " ".join(f"workload={name}" for name in names),
-        "hardware=mi300x hardware=mi325x hardware=mi355x",
+        " ".join(f"hardware={name}" for name in gpus),
         "budget.time_s= budget.trials=",
     ]

@@ -15,8 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROBE, Server, Workspace, find_processes, wait_for
+from sweeper.config.space import Interval, Space
+from sweeper.search.study import SearchSettings, Study
+from tests.conftest import Server, Workspace, find_processes, wait_for
 from tests.support.ray_cluster import Cluster, RemoteNode, count_completions, sweep_arguments
+from tests.support.studies import ask_trial, finished
+from workloads.api.contract import Rank
+from workloads.api.trial import run_trial
 
 # Messages with which a driver may end, with code 1, or fail to start, with 1 or 2.
 EXPECTED_ERRORS = (
@@ -298,15 +303,23 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
     wait_for(lambda: not injector.cluster.count_placement_groups())
     wait_for(lambda: not find_processes("SWEEPER_TEST", workspace.path.name))
 
-    reference = Workspace(tmp_path / "reference")
-    reference.path.mkdir()
-    arguments = [*PROBE, "search=random", "seed=3", f"budget.trials={injector.trials}", "cluster.insecure=true"]
-    result = reference.run(*arguments, timeout_s=600)
-    assert result.code == 0, result.err
-    values, expected = searched_values(sweep_directory(injector)), searched_values(reference)
+    values, expected = searched_values(sweep_directory(injector)), compute_expected_values(tmp_path, injector.trials)
     assert values.keys() == expected.keys()
     assert all(values[point] in (expected[point], None) for point in values)
     assert sum(value is None for value in values.values()) == outcomes["timed_out"]
+
+
+def compute_expected_values(folder: Path, trials: int) -> dict[Any, float | None]:
+    """Return the objective of each point of the same search when one process runs its trials."""
+    space = Space({"x": Interval(-10.0, 10.0), "y": Interval(-10.0, 10.0)})
+    settings = SearchSettings(sampler="random", seed=3, objective="score", direction="maximize")
+    study = Study(folder / "expected.journal", {}, space, settings)
+    values: dict[Any, float | None] = {}
+    for _ in range(trials):
+        trial = ask_trial(study)
+        values[trial.params["x"], trial.params["y"]] = run_trial("probe", trial.params, Rank()).metrics["score"]
+        study.tell(finished(trial))
+    return values
 
 
 def sweep_directory(injector: FaultInjector) -> Workspace:
