@@ -64,20 +64,25 @@ def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: i
         interrupted: trials of earlier runs that run again.
     """
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
-    lines += [f"excluded {line}" for line in plan.excluded]
-    lines += [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
+    lines += _describe_limits(plan)
     if counts or interrupted:
         rerun = f"{count(interrupted, 'interrupted trial')} again" if interrupted else ""
         lines.append(f"resumed  {'; '.join(filter(None, [format_counts(counts) if counts else '', rerun]))}")
     return lines
 
 
+def _describe_limits(plan: Plan) -> list[str]:
+    """Return the values that the devices do not support, and what is wrong with the devices."""
+    lines = [f"excluded {line}" for line in plan.excluded]
+    return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
+
+
 def show_plan(plan: Plan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
     console = Console(width=terminal_width())
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
-    for line in plan.gpu_problems:
-        console.print(f"warning  {line}", highlight=False, soft_wrap=True)
+    for line in _describe_limits(plan):
+        console.print(line, highlight=False, soft_wrap=True)
     if estimate := duration.describe_plan(plan):
         console.print(estimate, highlight=False)
     if plan.space.constants:
