@@ -68,6 +68,8 @@ def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.execution import environment
 
         environment.prepare()
+        from sweeper.config.environment_defaults import default_names
+
         # Ray and Optuna take a second to import: not for --help, nor for invalid input.
         from sweeper.execution import cluster
         from sweeper.planning.plan import build_plan
@@ -79,7 +81,8 @@ def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         with sweep.located():
             if config.tracking.uri:
                 check_uri(config.tracking.uri)
-            nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure)
+            variables = default_names(config.hardware)
+            nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure, variables)
             typed_points = any(argument.startswith("search.initial_points=") for argument in command)
             plan = build_plan(resolved, nodes, strict_initial_points=typed_points)
         if config.plan:

@@ -47,9 +47,12 @@ def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
         study=study.id,
         trials=study.trial_count,
         command=shlex.join(secrets.masked_arguments(arguments)),
-        machine=plan_view.describe_devices(plan),
         provenance=gathered,
-        retry=retry_note,
+        texts={
+            "machine": plan_view.describe_devices(plan),
+            "environment": plan_view.describe_environment(plan),
+            "retry": retry_note,
+        },
     )
     tracking = TrackingClient(opening, plan.folder, plan.directory, sweep_lock.fileno())
     for record in study.records.values():

@@ -18,15 +18,15 @@ PREFIX = f"{SECTION}."
 # POSIX reserves lower case for applications; a variable in the wrong case would be set and have no effect.
 _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _DEVICES = "decides which GPUs a worker sees, which Ray sets"
-_LOADING = "decides which programs and libraries are loaded; set it where the cluster is started"
+_LOADING = "decides how programs and libraries are loaded; set it where the cluster is started"
 _RANKS = "is set for each rank"
 # Variables that a trial's environment does not set, with the reason.
 _RESERVED = (
     (r"(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|CUDA_DEVICE_ORDER", _DEVICES),
     (r"RAY_\w+", "configures Ray, which is running by then"),
     (r"SWEEPER_\w+", "is sweeper's own"),
-    (r"PATH|HOME|USER|SHELL|PWD|BASH_ENV|PYTHON(PATH|HOME|STARTUP)|LD_\w+|VIRTUAL_ENV|CONDA_\w+", _LOADING),
-    (r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|PYTHONUNBUFFERED|BEAM_LOCAL_MAX", _RANKS),
+    (r"PATH|HOME|USER|SHELL|PWD|BASH_ENV|PYTHON\w+|LD_\w+|VIRTUAL_ENV|CONDA_\w+", _LOADING),
+    (r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|BEAM_LOCAL_MAX", _RANKS),
 )
 
 

@@ -33,6 +33,7 @@ class Node:
         id: Ray's id of a node of a running cluster.
         memory_gib: what the scheduler may give out; None before a cluster runs.
         gpu_domain: Ray's label of the NVLink domain that the node shares with others, as of GB200 NVL72.
+        environment: those variables of its processes that `discover_nodes` was called with.
     """
 
     address: str
@@ -47,6 +48,7 @@ class Node:
     cpu_architecture: str = "cpu"
     memory_gib: float | None = None
     gpu_domain: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
 
     def capacity(self, host_gib: float) -> int:
         """Return how many processes fit that take a GPU and `host_gib` of memory each."""

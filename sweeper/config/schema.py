@@ -46,6 +46,7 @@ class Hardware:
         link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
         link_peers: to how many devices it has a link of its own, with an equal part of link_gb_s; null for a switch.
         power_w: the most power that one device draws.
+        environment: variables that every worker is started with, each with its value, reason and source.
         source: where the figures are from.
     """
 
@@ -66,6 +67,7 @@ class Hardware:
     link_gb_s: float | None = None
     link_peers: int | None = field(default=None, metadata={"min": 1})
     power_w: float | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
     source: str | None = None
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import ray
@@ -35,10 +35,10 @@ class ClusterError(Exception):
 # ── discovering nodes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def discover_nodes(address: str | None, insecure: bool = False) -> list[Node]:
+def discover_nodes(address: str | None, insecure: bool = False, variables: Collection[str] = ()) -> list[Node]:
     """Return the nodes of the cluster at `address` and connect to it, or return this machine without an address.
 
-    Starts nothing.
+    Starts nothing. Of the nodes' environment, only `variables` are read.
 
     Raises:
         UserInputError: no cluster answers, or, unless `insecure`, it accepts unauthenticated connections.
@@ -51,7 +51,7 @@ def discover_nodes(address: str | None, insecure: bool = False) -> list[Node]:
                 f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
                 " set RAY_AUTH_MODE=token or cluster.insecure=true"
             )
-        return [describe_local_node()]
+        return [describe_local_node(variables)]
     try:
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself retries for minutes and prints each attempt.
@@ -63,10 +63,10 @@ def discover_nodes(address: str | None, insecure: bool = False) -> list[Node]:
     except (OSError, ValueError, RuntimeError) as error:
         cause = "start one with `ray start --head`" if address == "auto" else summarize_ray_error(error)
         raise UserInputError(f"cluster.address={address}: no Ray cluster answers ({cause})") from error
-    return _query_nodes([entry for entry in ray.nodes() if entry["Alive"]])
+    return _query_nodes([entry for entry in ray.nodes() if entry["Alive"]], variables)
 
 
-def _query_nodes(entries: list[dict[str, Any]]) -> list[Node]:
+def _query_nodes(entries: list[dict[str, Any]], variables: Collection[str]) -> list[Node]:
     """Return the nodes that run tasks. A node may be lost at this moment: it is excluded with a message.
 
     Raises:
@@ -74,7 +74,7 @@ def _query_nodes(entries: list[dict[str, Any]]) -> list[Node]:
     """
     nodes: list[Node] = []
     problems: list[str] = []
-    for entry, description in [(entry, request_description(entry)) for entry in entries]:
+    for entry, description in [(entry, request_description(entry, variables)) for entry in entries]:
         try:
             nodes.append(build_node(entry, ray.get(description, timeout=NODE_REPLY_TIMEOUT_S)))
         except (RayError, GetTimeoutError) as error:

@@ -36,18 +36,21 @@ class GangsByLoad:
         return None
 
 
-def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang]) -> list[Environment]:
+def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
     """Return for each gang that has to be started the environment it needs, in the order of the waiting trials.
 
-    Gangs that are starting take as many of them as they hold.
+    Args:
+        waiting: the environment of each waiting trial.
+        gangs: those that are starting take waiting trials, too.
+        trials_per_gang: how many of them each takes.
     """
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
-    places = Counter({environment: TRIALS_PER_GANG * count for environment, count in Counter(starting).items()})
+    places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
     unserved = []
     for environment in waiting:
         if not places[environment]:
             unserved.append(environment)
-            places[environment] += TRIALS_PER_GANG
+            places[environment] += trials_per_gang
         places[environment] -= 1
     return unserved
 

@@ -340,14 +340,16 @@ class GangPool:
 
     def _make_room(self) -> None:
         """Launch gangs for the environments of waiting trials. Gangs that have to end for that take no more trials."""
-        unserved = find_unserved([self._environment_of(trial.params) for trial in self._backlog], self.gangs)
+        waiting = [self._environment_of(trial.params) for trial in self._backlog]
+        unserved = find_unserved(waiting, self.gangs, trials_per_gang=1)  # no device stays idle
+        self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
         retiring = sum(gang.retiring for gang in self.gangs)
-        for environment in unserved[self._vacancies() + retiring :]:
+        for environment in find_unserved(waiting, self.gangs, TRIALS_PER_GANG)[retiring:]:
             if gang := choose_retiring(environment, self.gangs):
                 gang.retiring = True
                 if not gang.trials:
                     self._replace(gang)
-        self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
+                    self.gangs.append(self._launcher.launch(environment))
 
 
 def _has_capacity(gang: Gang) -> bool:

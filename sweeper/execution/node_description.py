@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
 
 
-def describe_local_node() -> Node:
+def describe_local_node(variables: Collection[str] = ()) -> Node:
     """Describe this machine. Ray's own detection counts the GPUs, so that a local cluster has those of the plan."""
     manager = get_accelerator_manager_for_resource("GPU")
     visible = manager.get_current_process_visible_accelerator_ids()
@@ -40,14 +40,15 @@ def describe_local_node() -> Node:
         gpus_used_gib=used_gib if gpus else (),
         gpu_problems=tuple(gpu_setup.find_problems(gpus, os.environ)),
         cpu_architecture=host.cpu_architecture(),
+        environment=_read_variables(variables),
     )
 
 
-def request_description(entry: dict[str, Any]) -> Any:
+def request_description(entry: dict[str, Any], variables: Collection[str] = ()) -> Any:
     """Start a task on the node that describes its hardware. Returns the reference to its result."""
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     task = ray.remote(_describe_hardware).options(num_cpus=0, scheduling_strategy=on_node)
-    return task.remote(_count_gpus(entry))
+    return task.remote(_count_gpus(entry), variables)
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,22 @@ class Description:
     cpu_architecture: str
     gpu_identities: tuple[GpuIdentity, ...]
     gpu_problems: tuple[GpuProblem, ...]
+    environment: tuple[tuple[str, str], ...]
 
 
-def _describe_hardware(gpus: int) -> Description:
+def _describe_hardware(gpus: int, variables: Collection[str]) -> Description:
     """Describe the node that runs this, on which Ray counts so many GPUs.
 
     Ray's variables hide all GPUs from a task that asked for none: they say nothing about the node.
     """
     problems = tuple(gpu_setup.find_problems(gpus, {}))
-    return Description(host.cpu_name(), host.cpu_architecture(), host.gpu_identities(), problems)
+    return Description(
+        host.cpu_name(), host.cpu_architecture(), host.gpu_identities(), problems, _read_variables(variables)
+    )
+
+
+def _read_variables(names: Collection[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, os.environ[name]) for name in sorted(names) if name in os.environ)
 
 
 def _count_gpus(entry: dict[str, Any]) -> int:
@@ -91,4 +99,5 @@ def build_node(entry: dict[str, Any], description: Description) -> Node:
         id=entry["NodeID"],
         cpu_architecture=description.cpu_architecture,
         memory_gib=resources.get("memory", 0.0) / 2**30,
+        environment=description.environment,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sweeper.common.errors import UserInputError
 from sweeper.config import space_checks
 from sweeper.config.catalogue import catalogue
+from sweeper.config.environment_defaults import apply_defaults
 from sweeper.config.hardware import Node, Target, has_hardware, planned_target
 from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
 from sweeper.config.schema import Config
@@ -57,6 +58,7 @@ class Plan:
         achieved_tflops: measured matmul ceilings of the device by data type, of one rank.
         estimates: the cost model's estimates; None for a workload without any.
         projection_nodes: numbers of nodes that the best point is projected to.
+        variable_sources: by what each environment variable that all trials have is set.
     """
 
     resolved: ResolvedConfig
@@ -71,6 +73,7 @@ class Plan:
     achieved_tflops: dict[str, float]
     estimates: CostEstimates | None
     projection_nodes: list[int]
+    variable_sources: dict[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
@@ -108,6 +111,7 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     target, gpus = _select_devices(resolved, nodes)
     resolved = apply_strategy(resolved, target)
     space, excluded = space_checks.read_space(resolved, target.hardware.kind, target.architecture)
+    space, variable_sources = apply_defaults(space, target)
     check_program(resolved)
     if not target.is_gpu:
         space_checks.check_cpu_memory(resolved, space)
@@ -138,6 +142,7 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
         achieved_tflops=achieved_tflops,
         estimates=estimates,
         projection_nodes=projection_nodes,
+        variable_sources=variable_sources,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ from workloads.api.secrets import masked
 
 
 def opening_message(
-    plan: Plan, *, study: str, trials: int, command: str, machine: str, provenance: dict[str, Any], retry: str = ""
+    plan: Plan, *, study: str, trials: int, command: str, provenance: dict[str, Any], texts: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what the recording process opens a sweep with.
 
@@ -23,9 +24,8 @@ def opening_message(
         study: the identity of the sweep's study.
         trials: the number of trials in the study.
         command: the command that runs the sweep, secrets masked.
-        machine: the devices in words.
         provenance: of this run.
-        retry: which trials run again and what has changed, if any do.
+        texts: tags in words, such as the devices; empty ones are left out.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))
@@ -48,11 +48,10 @@ def opening_message(
                 "workload": config.workload.name,
                 "hardware": plan.target.hardware.name,
                 "device": plan.target.model,
-                "machine": machine,
                 "command": command,
                 "git_commit": provenance["git"].get("commit", ""),
                 **versions,
-                **({"retry": retry} if retry else {}),
+                **{name: text for name, text in texts.items() if text},
             },
             "artifacts": {"config.yaml": resolved, "provenance.json": json.dumps(provenance, indent=2)},
         },

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ MAX_PROGRAM_BYTES = 16 * 2**20
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the provenance as plain values.
 
-    Environment variables are not recorded, and secrets on the command line and in URLs are masked.
+    Secrets on the command line and in URLs are masked, and the nodes' environment variables are left out.
     """
     return {
         "command": masked_arguments(arguments),
@@ -40,7 +40,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
             "system": platform.platform(),
             "cpu_cores": os.cpu_count(),
             "model": target.model,
-            "nodes": [asdict(node) for node in target.nodes],
+            "nodes": [asdict(replace(node, environment=())) for node in target.nodes],
         },
         "gpus": gpu_states(),
         "hardware": vars(target.hardware),

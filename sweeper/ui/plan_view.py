@@ -12,6 +12,7 @@ from rich.table import Table
 from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from sweeper.common.metrics import LINEAR_BANDS
 from sweeper.common.trials import TrialStatus
+from sweeper.config.environment import PREFIX, without_variables
 from sweeper.config.schema import Config
 from sweeper.planning import cost_model
 from sweeper.planning.cost_model import CostEstimates, Projection
@@ -56,6 +57,16 @@ def describe_search(plan: Plan) -> str:
     return f"{varying} ({points}), sampler {sampler}, until {' or '.join(filter(None, limits))}"
 
 
+def describe_environment(plan: Plan) -> str:
+    """Return the environment variables that all trials have, by what sets them; empty if there are none."""
+    by_source = dict[str, list[str]]()
+    for name, source in plan.variable_sources.items():
+        value = plan.space.constants[name]
+        variable = name.removeprefix(PREFIX)
+        by_source.setdefault(source, []).append(f"no {variable}" if value is None else f"{variable}={value}")
+    return "; ".join(f"{' '.join(variables)} ({source})" for source, variables in by_source.items())
+
+
 def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
     """Return the lines that open a sweep, before anything expensive.
 
@@ -64,6 +75,7 @@ def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: i
         interrupted: trials of earlier runs that run again.
     """
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
+    lines += [f"env      {line}" for line in [describe_environment(plan)] if line]
     lines += _describe_limits(plan)
     if counts or interrupted:
         rerun = f"{count(interrupted, 'interrupted trial')} again" if interrupted else ""
@@ -85,8 +97,10 @@ def show_plan(plan: Plan) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     if estimate := duration.describe_plan(plan):
         console.print(estimate, highlight=False)
-    if plan.space.constants:
-        console.print(f"fixed    {format_point(plan.space.constants)}", highlight=False)
+    if environment := describe_environment(plan):
+        console.print(f"env      {environment}", highlight=False, soft_wrap=True)
+    if fixed := without_variables(plan.space.constants):
+        console.print(f"fixed    {format_point(fixed)}", highlight=False)
     if plan.estimates is None:
         for point in plan.initial_points:
             console.print(f"first    {format_point(point)}", highlight=False)

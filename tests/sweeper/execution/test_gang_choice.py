@@ -37,11 +37,12 @@ def test_a_gang_that_is_full_killed_or_ending_takes_no_trial() -> None:
 
 
 def test_a_starting_gang_serves_as_many_waiting_trials_as_it_holds() -> None:
-    assert find_unserved([TWO, TWO, TWO, NONE], []) == [TWO, TWO, NONE]
+    assert find_unserved([TWO, TWO, TWO, NONE], [], 2) == [TWO, TWO, NONE]
     starting = make_gang(TWO, starting=True)
-    assert find_unserved([TWO, NONE, TWO], [starting]) == [NONE]
-    assert find_unserved([TWO], [make_gang(TWO, trials=2)]) == [TWO]
-    assert find_unserved([TWO], [make_gang(TWO, starting=True, draining=True)]) == [TWO]
+    assert find_unserved([TWO, NONE, TWO], [starting], 2) == [NONE]
+    assert find_unserved([TWO, NONE, TWO], [starting], 1) == [NONE, TWO]
+    assert find_unserved([TWO], [make_gang(TWO, trials=2)], 2) == [TWO]
+    assert find_unserved([TWO], [make_gang(TWO, starting=True, draining=True)], 2) == [TWO]
 
 
 def test_the_gang_with_the_fewest_trials_makes_room_for_another_environment() -> None:
