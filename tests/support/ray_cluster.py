@@ -28,8 +28,13 @@ class Cluster:
     def __init__(self, nodes: int, port: int = 0) -> None:
         from ray.cluster_utils import Cluster as RayCluster
 
+        from sweeper.execution.local_ray import without_unused_processes
+
+        # A dashboard's agent costs a node 3 s of CPU time, and a node ends where its agent takes 15 s to start.
+        self._lean = without_unused_processes
         head = {"num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
-        self._ray = RayCluster(initialize_head=True, head_node_args=head)
+        with self._lean():
+            self._ray = RayCluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.add() for _ in range(nodes)]
         self._ray.wait_for_nodes()
 
@@ -44,7 +49,7 @@ class Cluster:
     def add(self, memory_gib: float = 8, **environment: str) -> Any:
         """Add a node whose processes have these environment variables."""
         for attempts_left in (2, 1, 0):
-            with pytest.MonkeyPatch.context() as patch:
+            with pytest.MonkeyPatch.context() as patch, self._lean():
                 for name, value in environment.items():
                     patch.setenv(name, value)
                 try:
@@ -56,7 +61,8 @@ class Cluster:
 
     def add_of(self, accelerator: str) -> Any:
         """Add a node with another kind of GPU."""
-        return self._ray.add_node(**{**NODE_RESOURCES, "resources": {f"accelerator_type:{accelerator}": 1}})
+        with self._lean():
+            return self._ray.add_node(**{**NODE_RESOURCES, "resources": {f"accelerator_type:{accelerator}": 1}})
 
     def count_alive(self) -> int:
         """Return how many nodes the head takes to be alive, itself included."""
