@@ -124,7 +124,7 @@ def test_a_ray_that_does_not_start_gives_one_line(workspace: Workspace) -> None:
     assert "Traceback" not in result.out + result.err
 
 
-@pytest.mark.long(20)
+@pytest.mark.long(14)
 def test_a_gang_runs_a_trial_on_all_its_ranks_and_one_failed_rank_ends_it(workspace: Workspace) -> None:
     ledger = workspace.path / "ledger"
     overrides = [*PROBE, "gpus=2", "search=grid", "space.x=1", "space.y=0", f"space.ledger={ledger}"]

@@ -42,7 +42,7 @@ def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> FinishedSweep:
     return FinishedSweep(workspace, workspace.run(*SHAPES, "budget.trials=8"))
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_the_default_workload_measures_this_machine(finished_sweep: FinishedSweep) -> None:
     workspace, result = finished_sweep.workspace, finished_sweep.result
@@ -64,7 +64,7 @@ def test_the_default_workload_measures_this_machine(finished_sweep: FinishedSwee
     assert "fixed    n=256" in result.out
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_a_matmul_sweep_records_its_rate_for_the_leaderboard(finished_sweep: FinishedSweep) -> None:
     (kept,) = ceilings.read(finished_sweep.workspace.path)
@@ -77,14 +77,14 @@ def test_a_matmul_sweep_records_its_rate_for_the_leaderboard(finished_sweep: Fin
     assert kept.device in table.stdout and "mean of 5 rounds" in table.stdout
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_a_users_folder_called_workloads_does_not_hide_the_package(finished_sweep: FinishedSweep) -> None:
     assert (finished_sweep.workspace.path / "workloads" / "__init__.py").exists()
     assert finished_sweep.result.code == 0 and "8 complete" in finished_sweep.result.out, finished_sweep.result.err
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_mlflow_holds_the_sweep(finished_sweep: FinishedSweep) -> None:
     workspace = finished_sweep.workspace
@@ -116,7 +116,7 @@ def test_mlflow_holds_the_sweep(finished_sweep: FinishedSweep) -> None:
         assert record["measurements"][0]["step_times_s"] and record["params"].keys() == {"m", "k"}
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_progress_json_prints_one_event_per_line(finished_sweep: FinishedSweep) -> None:
     events = [json.loads(line) for line in finished_sweep.result.err.splitlines()]
@@ -126,7 +126,7 @@ def test_progress_json_prints_one_event_per_line(finished_sweep: FinishedSweep) 
     assert all(event["outcome"] == "complete" and "tflops" in event["metrics"] for event in trials)
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_the_same_command_again_changes_nothing(
     finished_sweep: FinishedSweep, workspace: Workspace, run_cli: Callable[..., CommandResult]
@@ -139,7 +139,7 @@ def test_the_same_command_again_changes_nothing(
     assert len(workspace.runs("trial")) == 8 + 3 * 5 and len(workspace.runs("sweep")) == 1  # another store gets all
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
 def test_resuming_with_another_space_names_the_difference(
     finished_sweep: FinishedSweep, run_cli: Callable[..., CommandResult]

@@ -148,8 +148,8 @@ def test_torchaos_mxfp8_layer_is_infeasible_on_amd_gpus() -> None:
 
 @cache
 def train_model(recipe: str) -> Mapping[str, float]:
-    """Return the metrics of 20 training steps of a tiny model."""
-    parameters = {"scope": "model", "model": "llama_tiny", "sequence_length": 128, "steps": 20, "warmup": 0}
+    """Return the metrics of 10 training steps of a tiny model."""
+    parameters = {"scope": "model", "model": "llama_tiny", "sequence_length": 128, "steps": 10, "warmup": 0}
     return run_trial("precision_training", {**parameters, "learning_rate": 3e-3, "recipe": recipe}, Rank()).metrics
 
 
