@@ -14,6 +14,14 @@ from pathlib import Path
 from tests.conftest import environment, wait_for
 from tests.support.amd import stand_in_environment
 
+# Ray's command without the processes that a sweep does not use.
+RAY = """
+from ray.scripts.scripts import main
+from sweeper.execution.local_ray import without_unused_processes
+with without_unused_processes():
+    main()
+"""
+
 
 @dataclass(frozen=True)
 class TokenCluster:
@@ -31,7 +39,7 @@ def amd_head(folder: Path) -> Iterator[TokenCluster]:
     """Start Ray on a node with eight MI300X, eight cores and a site's CUDA_VISIBLE_DEVICES."""
     token = folder / "token"
     token.write_text("of-this-cluster" * 3)
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=8", "--block"]
+    command = [sys.executable, "-c", RAY, "start", "--head", "--port=0", "--num-cpus=8", "--block"]
     command += ["--include-dashboard=false", f"--temp-dir={folder}"]
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
     env = environment(**variables, **stand_in_environment())

@@ -42,30 +42,34 @@ space: {{ledger: {ledger}, at_once: {at_once}, x: "range(1, 100)"}}
 """
 
 
-def run_command(workspace: Workspace, cluster: TokenCluster, start: str, gpus: int) -> list[dict[str, str]]:
+def run_command(workspace: Workspace, cluster: TokenCluster, start: str, gpus: int, gangs: int) -> list[dict[str, str]]:
     """Run a sweep whose gangs all run at once. Returns the variables that choose GPUs, as the programs have them."""
     folder, ledger = workspace.path / "workload", workspace.path / "ledger"
     folder.mkdir()
     fields = {"python": sys.executable, "program": json.dumps(PROGRAM), "start": start, "ledger": str(ledger)}
-    (folder / "gpus.yaml").write_text(WORKLOAD.format(**fields, at_once=8 // gpus))
+    (folder / "gpus.yaml").write_text(WORKLOAD.format(**fields, at_once=gangs))
     # A gang takes two trials: with twice as many as gangs, each gang has one to run.
-    result = workspace.run(*COMMAND, *SWEEP, f"gpus={gpus}", f"budget.trials={16 // gpus}", **cluster.variables)
+    arguments = [f"gpus={gpus}", f"budget.trials={2 * gangs}", f"cluster.max_concurrent_trials={gangs}"]
+    result = workspace.run(*COMMAND, *SWEEP, *arguments, **cluster.variables)
     assert result.code == 0 and "8 x AMD Instinct MI300X" in result.err, result.out + result.err
     return [json.loads(line) for line in sorted(set(ledger.read_text().splitlines()))]
 
 
 @pytest.mark.long(15)
 @pytest.mark.xdist_group("amd_cluster")
-def test_a_sweep_uses_eight_gpus_by_eight_workers(workspace: Workspace, amd_cluster: TokenCluster) -> None:
+@pytest.mark.parametrize("workers", [3, pytest.param(8, marks=pytest.mark.soak)])
+def test_each_worker_has_a_gpu_of_its_own(workspace: Workspace, amd_cluster: TokenCluster, workers: int) -> None:
     """A site's CUDA_VISIBLE_DEVICES names all GPUs of the node; a worker and its program have their own alone."""
-    chosen = run_command(workspace, amd_cluster, "gpu", gpus=1)
-    assert chosen == [{"CUDA": str(number), "HIP": str(number)} for number in range(8)]
+    chosen = run_command(workspace, amd_cluster, "gpu", gpus=1, gangs=workers)
+    numbers = [program["CUDA"] for program in chosen]
+    assert len(set(numbers)) == workers and set(numbers) <= set("01234567")
+    assert chosen == [{"CUDA": number, "HIP": number} for number in numbers]
 
 
 @pytest.mark.soak
 @pytest.mark.xdist_group("amd_cluster")
 def test_two_gangs_of_four_share_no_gpu(workspace: Workspace, amd_cluster: TokenCluster) -> None:
-    chosen = run_command(workspace, amd_cluster, "node", gpus=4)
+    chosen = run_command(workspace, amd_cluster, "node", gpus=4, gangs=2)
     assert [(program["HIP"], program["CUDA"]) for program in chosen] == 2 * [("0,1,2,3", "0,1,2,3")]
     gpus = [number for program in chosen for number in program["ROCR"].split(",")]
     assert sorted(gpus) == [str(number) for number in range(8)]
