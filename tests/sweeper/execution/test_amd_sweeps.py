@@ -55,7 +55,7 @@ def run_command(workspace: Workspace, cluster: TokenCluster, start: str, gpus: i
     return [json.loads(line) for line in sorted(set(ledger.read_text().splitlines()))]
 
 
-@pytest.mark.long(15)
+@pytest.mark.long(22)
 @pytest.mark.xdist_group("amd_cluster")
 @pytest.mark.parametrize("workers", [3, pytest.param(8, marks=pytest.mark.soak)])
 def test_each_worker_has_a_gpu_of_its_own(workspace: Workspace, amd_cluster: TokenCluster, workers: int) -> None:
