@@ -39,7 +39,7 @@ WRONG = {
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
     "search.initial_points=[{m:100}]": ["search.initial_points", "m=100", "space.m is range(128"],
     "workload=llama_tiny space.data=/no/such": ["space.data=/no/such", "no such file"],
-    "workload=llama8b space.model=llama3_70b hardware=cpu": ["space.model=llama3_70b", "525.7 GiB", "without a GPU"],
+    "workload=llama8b space.model=llama3_70b hardware=cpu": ["space.model=llama3_70b", "394.2 GiB", "without a GPU"],
     "space.backend=tinygrad hardware=cpu": ["space.backend=tinygrad", "for GPUs"],
     "model=llama3_9b": ["model=llama3_9b", "Did you mean llama3_8b?"],
     "workload=matmul_layers space.m=64": ["space: m and model"],
