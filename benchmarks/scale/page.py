@@ -61,7 +61,7 @@ def render_page(results: dict[str, Any], trials: int, recorded: int) -> str:
 
 {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}.
 One run. Each value is the mean over the {WINDOW:,} trials before the number at its left, in CPU time of the process,
-which other work on the machine affects little. The study was on a RAM disk: waiting for a disk, three times a trial,
+which other work on the machine affects little. The study was on a RAM disk: waiting for a disk, once a round,
 comes on top. A trial takes {TRIAL_S[0]:.0f} to {TRIAL_S[1]:.0f} s.
 
 ## Work for a trial, by number of trials: {NODES:,} nodes of {GPUS_PER_NODE} GPUs, {largest["gangs"]:,} trials at once
@@ -101,8 +101,8 @@ recorded, a query of each resume.
 
 ## What limits larger sweeps
 
-- The samplers are Optuna's, and most examine every trial for each proposal. After {sampler_rows[-1]["trials"]:,} trials
-  one takes {proposal_ms["tpe"]} ms with `search=tpe`, the default, {proposal_ms["qmc"]} ms with `search=qmc` and
+- The samplers are Optuna's. TPE is given at most 1,000 finished trials. After {sampler_rows[-1]["trials"]:,} trials
+  a proposal takes {proposal_ms["tpe"]} ms with `search=tpe`, the default, {proposal_ms["qmc"]} ms with `search=qmc` and
   {proposal_ms["random"]} ms with `search=random`.
 - {largest["gangs"]:,} trials of {trial_s:.0f} s end {largest["gangs"] / trial_s:.0f} times a second. The driver is fast
   enough; a process that writes to SQLite has CPU time for {1e3 / results["record"][-1]["cpu_ms"]:.0f} a second. Trials
