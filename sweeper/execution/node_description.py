@@ -65,7 +65,7 @@ class Description:
 def _describe_hardware(gpus: int, variables: Collection[str]) -> Description:
     """Describe the node that runs this, on which Ray counts so many GPUs.
 
-    Ray's variables hide all GPUs from a task that asked for none: they say nothing about the node.
+    Ray's variables hide all GPUs from a task that requests none: they say nothing about the node.
     """
     problems = tuple(gpu_setup.find_problems(gpus, {}))
     return Description(

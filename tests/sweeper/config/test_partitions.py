@@ -5,8 +5,7 @@ Their driver is a stand-in for AMD SMI, made from its documentation.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,7 +20,7 @@ from sweeper.config.hardware import Node, Target, describe_inventory, hardware_o
 from sweeper.config.schema import Hardware
 from sweeper.planning.cost_model import build_machine
 from sweeper.tracking.provenance import gather
-from tests.support.amd import FOLDER
+from tests.support.amd import use_stand_in
 from workloads.api import host
 
 MI300X = catalogue()["mi300x"]
@@ -29,18 +28,15 @@ INSTINCTS = sorted(name for name, hardware in catalogue().items() if hardware.di
 
 
 @pytest.fixture
-def read_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Node]]:
+def read_node(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Node]:
     """Return a function that describes a node whose driver is the stand-in in a scenario."""
-    monkeypatch.syspath_prepend(FOLDER)
 
     def read(scenario: str) -> Node:
-        monkeypatch.setenv("AMDSMI_STAND_IN", scenario)
-        sys.modules.pop("amdsmi", None)
+        use_stand_in(monkeypatch, scenario)
         gpus = tuple(gpu for gpu in host.gpu_identities() if gpu.vendor == "amd")
         return Node(scenario, cpus=192, cpu_name="EPYC", gpus=len(gpus), gpu_identities=gpus)
 
-    yield read
-    sys.modules.pop("amdsmi", None)
+    return read
 
 
 @given(st.sampled_from(INSTINCTS), st.sampled_from(["DPX", "QPX", "CPX"]), st.sampled_from(["NPS1", "NPS2", "NPS4"]))

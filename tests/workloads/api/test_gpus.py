@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from tests.support.amd import FOLDER
+from tests.support.amd import use_stand_in
 from workloads import telemetry
 from workloads.api.gpus import amd, open_gpus
 from workloads.api.host import gpu_identities, gpus_used_gib, node_activity
@@ -17,17 +17,9 @@ from workloads.api.node_state import describe_gpu
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that makes `import amdsmi` the stand-in in a scenario."""
-    monkeypatch.syspath_prepend(FOLDER)
-
-    def load_scenario(scenario: str) -> None:
-        monkeypatch.setenv("AMDSMI_STAND_IN", scenario)
-        sys.modules.pop("amdsmi", None)
-        importlib.invalidate_caches()
-
-    yield load_scenario
-    sys.modules.pop("amdsmi", None)
+    return partial(use_stand_in, monkeypatch)
 
 
 def test_an_mi300x_is_described_in_our_units(load: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
+from workloads.api import visible_devices
 from workloads.api.gpus.interface import GpuErrors, GpuIdentity, GpuLimits, GpuReading
 
 # How long the GPU has been slowed down for each reason, by their names here. `throttle_status` is N/A on an MI300X.
@@ -168,18 +169,8 @@ def _watts(power: Any) -> float | None:
 
 
 def visible_numbers(environment: Mapping[str, str]) -> list[int] | None:
-    """Return HIP's numbers of the GPUs that a process with this environment sees; None if it sees all, or by UUID.
-
-    ROCR_VISIBLE_DEVICES acts first, and HIP_VISIBLE_DEVICES counts within what it leaves. CUDA_VISIBLE_DEVICES acts
-    where neither HIP's variable is set (HIP's documentation, "GPU isolation techniques").
-    """
-    hidden = [environment.get("ROCR_VISIBLE_DEVICES")]
-    hidden += [environment.get("HIP_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES")]
-    numbers: list[int] | None = None
-    for value in filter(None, hidden):
-        words = value.split(",")
-        if not all(word.strip().isdigit() for word in words):
-            return None
-        listed = [int(word) for word in words]
-        numbers = listed if numbers is None else [numbers[index] for index in listed if index < len(numbers)]
-    return numbers
+    """Return HIP's numbers of the GPUs that a process with this environment sees; None if it sees all, or by UUID."""
+    variables = dict(environment)
+    visible_devices.unify(variables)
+    numbers = variables.get(visible_devices.HIP, "").split(",")
+    return [int(number) for number in numbers] if all(number.strip().isdigit() for number in numbers) else None
