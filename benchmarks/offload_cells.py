@@ -1,12 +1,12 @@
-"""Compare offloaded training with every published cell of ml_dataflow: foreseen without a GPU, some cells measured.
+"""Compare offloaded training with every published cell of ml_dataflow: estimated without a GPU, some cells measured.
 
     python benchmarks/offload_cells.py rates llama3_8b:8192 …           # on a GPU: measure and store the device's rates
     python benchmarks/offload_cells.py measure llama3_8b:8192:70:40 …   # on a GPU: train within host and device GiB
-    python benchmarks/offload_cells.py foresee [--processes 2] [--replay 20]
+    python benchmarks/offload_cells.py estimate [--processes 2] [--replay 20]
     python benchmarks/offload_cells.py draw
 
 The cells are in `results/offload_h200_cells.csv`: Llama 3 8B and 1B, 512 to 262,144 tokens, all budgets up to 112 GiB
-of host memory that ml_dataflow (C and CUDA) publishes for an H100, with its steps and rates. `foresee` plans each
+of host memory that ml_dataflow (C and CUDA) publishes for an H100, with its steps and rates. `estimate` plans each
 cell's own step by the rates in `results/offload_h200_rates.json`, interpolated in the sequence length, and lets the
 replay run the plans of the cells with the lowest ratios. `measure` trains one warm-up step and three timed steps of
 about `--tokens` tokens.
@@ -40,8 +40,8 @@ RESULTS = Path(__file__).parent / "results"
 CELLS, RATES, PICTURE = (RESULTS / f"offload_h200_{name}" for name in ("cells.csv", "rates.json", "cells.svg"))
 REFERENCE = ("model", "sequence_length", "sequences_per_step", "host_gib", "device_gib", "reference_tokens_per_s")
 FORESEEN = (
-    "foreseen_tokens_per_s",
-    "foreseen_ratio",
+    "estimated_tokens_per_s",
+    "estimated_ratio",
     "replayed_tokens_per_s",
     "plan_host_gib",
     "plan_device_gib",
@@ -121,10 +121,10 @@ def store_rates(model: str, length: int) -> None:
     print(f"rates of {model}:{length}: {time.perf_counter() - started:.0f} s, {kernel}", flush=True)
 
 
-# ── foreseen ──
+# ── estimated ──
 
 
-def foresee_cells(stored: list[dict[str, Any]], replays: bool, cells: list[Cell]) -> list[Cell]:
+def estimate_cells(stored: list[dict[str, Any]], replays: bool, cells: list[Cell]) -> list[Cell]:
     """Return the columns of cells of the same model, length and step: what their plans or the replays reach."""
     first = cells[0]
     length, sequences = int(first["sequence_length"]), int(first["sequences_per_step"])
@@ -144,8 +144,8 @@ def _describe(prediction: Prediction, cell: Cell, rates: DeviceRates) -> Cell:
     tokens_per_s = plan.tokens_per_step / times.step_s
     recompute_s = statistics.fmean(rates.recompute_s_per_token[saved] for saved, _ in plan.list_activations())
     return {
-        "foreseen_tokens_per_s": f"{tokens_per_s:.0f}",
-        "foreseen_ratio": f"{tokens_per_s / float(cell['reference_tokens_per_s']):.3f}",
+        "estimated_tokens_per_s": f"{tokens_per_s:.0f}",
+        "estimated_ratio": f"{tokens_per_s / float(cell['reference_tokens_per_s']):.3f}",
         "plan_host_gib": f"{prediction.host_bytes / GIB:.1f}",
         "plan_device_gib": f"{prediction.device_bytes / GIB:.1f}",
         "link_share": f"{times.copied_bytes / 2 * rates.h2d_s_per_byte / times.step_s:.2f}",
@@ -163,26 +163,26 @@ def _replay(prediction: Prediction, model: str, rates: DeviceRates) -> Cell:
     return {"replayed_tokens_per_s": f"{prediction.plan.tokens_per_step / (two_s - one_s):.0f}"}
 
 
-def foresee(processes: int, replayed: int) -> None:
-    """Fill in the foreseen columns of all cells, and what the replay says of those with the lowest ratios."""
+def estimate(processes: int, replayed: int) -> None:
+    """Fill in the estimated columns of all cells, and what the replay says of those with the lowest ratios."""
     cells, stored = read_cells(), json.loads(RATES.read_text())
     groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell["model"], cell["sequence_length"], cell["sequences_per_step"]].append(cell)
     with ProcessPoolExecutor(processes) as pool:
         for group, rows in zip(
-            groups.values(), pool.map(partial(foresee_cells, stored, False), groups.values()), strict=True
+            groups.values(), pool.map(partial(estimate_cells, stored, False), groups.values()), strict=True
         ):
             for cell, columns in zip(group, rows, strict=True):
                 cell |= {"replayed_tokens_per_s": ""} | columns
             write_cells(cells)
-        worst = sorted(cells, key=lambda cell: float(cell["foreseen_ratio"]))[:replayed]
+        worst = sorted(cells, key=lambda cell: float(cell["estimated_ratio"]))[:replayed]
         for cell, rows in zip(
-            worst, pool.map(partial(foresee_cells, stored, True), [[cell] for cell in worst]), strict=True
+            worst, pool.map(partial(estimate_cells, stored, True), [[cell] for cell in worst]), strict=True
         ):
             cell |= rows[0]
             write_cells(cells)
-    ratios = sorted(float(cell["foreseen_ratio"]) for cell in cells)
+    ratios = sorted(float(cell["estimated_ratio"]) for cell in cells)
     below = sum(ratio < 1 for ratio in ratios)
     print(f"{len(cells)} cells: {below} below 1, lowest {ratios[0]}, median {statistics.median(ratios)}")
     for cell in worst:
@@ -242,7 +242,7 @@ def measure(names: list[str], tokens: int, steps: int) -> None:
 
 
 def draw() -> None:
-    """Draw the foreseen ratio of every cell, and frame those that were measured, which show the measured ratio."""
+    """Draw the estimated ratio of every cell, and frame those that were measured, which show the measured ratio."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -259,7 +259,7 @@ def draw() -> None:
             x = lengths.index(int(cell["sequence_length"]))
             y = budgets.index((float(cell["host_gib"]), float(cell["device_gib"])))
             measured = cell["measured_ratio"]
-            ratio = float(measured or cell["foreseen_ratio"])
+            ratio = float(measured or cell["estimated_ratio"])
             colour = pyplot.get_cmap("RdYlGn")(min(1.0, max(0.0, (ratio - 0.85) / 0.3)))
             edge = {"edgecolor": "black", "linewidth": 2, "zorder": 2} if measured else {"edgecolor": "white"}
             axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, **edge))
@@ -274,7 +274,7 @@ def draw() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["rates", "measure", "foresee", "draw"])
+    parser.add_argument("what", choices=["rates", "measure", "estimate", "draw"])
     parser.add_argument("names", nargs="*", help="model:sequence_length[:host_gib:device_gib]")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--replay", type=int, default=20)
@@ -286,8 +286,8 @@ def main() -> None:
             store_rates(model, int(length))
     elif args.what == "measure":
         measure(args.names, args.tokens, args.steps)
-    elif args.what == "foresee":
-        foresee(args.processes, args.replay)
+    elif args.what == "estimate":
+        estimate(args.processes, args.replay)
     else:
         draw()
 
