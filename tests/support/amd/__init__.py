@@ -26,6 +26,11 @@ def use_stand_in(monkeypatch: pytest.MonkeyPatch, scenario: str = "mi300x") -> N
     """Make `import amdsmi` the stand-in in this scenario, in this process and until the test ends."""
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setenv("AMDSMI_STAND_IN", scenario)
-    monkeypatch.setitem(sys.modules, "amdsmi", None)  # restored when the test ends, whatever is imported meanwhile
-    del sys.modules["amdsmi"]
+    forget_module(monkeypatch, "amdsmi")
     importlib.invalidate_caches()
+
+
+def forget_module(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the next import load a module anew; what the test imports under this name is gone when the test ends."""
+    monkeypatch.setitem(sys.modules, name, None)  # so that the end of the test restores the state of now
+    del sys.modules[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.amd import forget_module
 from workloads.api import gpu_setup
 from workloads.api.gpu_setup import find_broken_amdsmi, find_problems, read_torch_build
 
@@ -23,7 +24,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(gpu_setup, "DEVICES", tmp_path / "dev")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     for name in ("torch", "amdsmi"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        forget_module(monkeypatch, name)
     return tmp_path
 
 
