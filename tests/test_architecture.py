@@ -56,10 +56,18 @@ def test_a_package_imports_only_what_its_layer_allows(package: str) -> None:
     assert not {str(path): bad for path, names in imports.items() if (bad := names & FORBIDDEN[package])}
 
 
-def test_sweeper_imports_only_the_api_of_workloads() -> None:
+def test_sweeper_imports_only_the_api_and_the_planner_of_workloads() -> None:
     for path in python_files("sweeper"):
         modules = {m for m in imported_modules(path) if m.startswith("workloads.")}
-        assert all(module.startswith("workloads.api") for module in modules), f"{path}: {modules}"
+        assert all(module.startswith(("workloads.api", "workloads.planner")) for module in modules), path
+
+
+def test_the_planner_needs_the_standard_library_only() -> None:
+    allowed = {*sys.stdlib_module_names, "workloads.planner", "workloads.api"}
+    for path in python_files("workloads/planner"):
+        names = imported_modules(path)
+        others = {n for n in names if n.split(".")[0] not in allowed and ".".join(n.split(".")[:2]) not in allowed}
+        assert not others - {"workloads"}, path
 
 
 def test_each_package_imports_only_packages_below_it() -> None:

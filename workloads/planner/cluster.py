@@ -1,0 +1,64 @@
+"""The GPUs of a cluster and the network between them, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Wiring = Literal["switch", "pairs", "host"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    Attributes:
+        name: the key of its file in conf/hardware.
+        peak_tflops: dense peaks by data type, of the vendor's data sheet.
+        memory_gib: what the driver reports.
+        memory_gb_s: bandwidth of the device's memory, of the vendor's data sheet.
+        power_w: the power cap at which it runs.
+        sustained_tflops: measured rates of large matrix products under load, by data type; empty where none was.
+    """
+
+    name: str
+    peak_tflops: Mapping[str, float]
+    memory_gib: float
+    memory_gb_s: float
+    power_w: float | None
+    sustained_tflops: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Links and network of a cluster of equal nodes. Bandwidths are each way.
+
+    Attributes:
+        name: the key of its file.
+        gpus_per_domain: GPUs that reach each other without the network: of a node, or 72 of a GB200 NVL72.
+        wiring: `switch`: a GPU uses its whole bandwidth towards any other; `pairs`: one link to each other GPU, which
+            only collectives of the whole domain can all use (xGMI); `host`: PCIe, through the processors.
+        link_gb_s: of one GPU within its domain, all links together.
+        network_gb_s: of one GPU between domains: the NICs of a domain, divided by its GPUs.
+        oversubscription: how many times the bandwidth of the NICs exceeds that of the switches above them.
+        link_latency_s, network_latency_s: of one message.
+    """
+
+    name: str
+    gpus_per_domain: int
+    wiring: Wiring
+    link_gb_s: float
+    network_gb_s: float
+    oversubscription: float = 1.0
+    link_latency_s: float = 4e-6
+    network_latency_s: float = 12e-6
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal GPUs on a network."""
+
+    device: Device
+    topology: Topology
+    gpus: int

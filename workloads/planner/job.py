@@ -1,0 +1,150 @@
+"""A training job: a model, a layout and a trainer, as plain values.
+
+Degrees have the names of `workloads.parallel.layout.Layout`, which are torchtitan's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
+Positions = Literal["rope", "learned", "alibi", "none"]
+Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
+Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
+State = Literal["fp32", "amp", "bf16", "int8"]
+TensorOverlap = Literal["none", "async"]
+ContextMethod = Literal["allgather", "ring"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a decoder, dense or with a mixture of experts.
+
+    Attributes:
+        layers: number of blocks.
+        hidden_size: features of the residual stream.
+        heads, kv_heads, head_size: attention heads of the queries, of keys and values, and the features of one head.
+        intermediate_size: features inside a dense MLP; 0 where every block has experts.
+        vocabulary: number of tokens.
+        activation: of the MLP. Gated ones (`swiglu`, `gelu_gated`) have three matrices, the others two.
+        tied: the head shares the embedding's weights.
+        qkv_bias, mlp_bias: the projections, or the MLP, have biases.
+        positions: of the tokens; learned ones have weights.
+        max_positions: learned positions; 0 without.
+        window: tokens that a layer with sliding-window attention sees; 0 without.
+        window_every: one of so many layers attends to the whole sequence, the others to the window; 0 without.
+        experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense.
+        expert_intermediate_size: features inside one routed expert.
+        shared_expert_intermediate_size: features inside the shared expert; 0 without one.
+        dense_layers: blocks at the start that have a dense MLP although the others have experts.
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate_size: int
+    vocabulary: int
+    activation: Activation = "swiglu"
+    tied: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    positions: Positions = "rope"
+    max_positions: int = 0
+    window: int = 0
+    window_every: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    dense_layers: int = 0
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 3 if self.activation in ("swiglu", "gelu_gated") else 2
+
+
+@dataclass(frozen=True)
+class TrainingLayout:
+    """The division of a model and a batch over GPUs.
+
+    Attributes:
+        dp_replicate, dp_shard: data parallel: copies of the model, and GPUs that share one copy's states.
+        tp, cp, pp: tensor, context and pipeline parallel.
+        ep: expert parallel; its GPUs are some of those of the other degrees, so it does not enter `gpus`.
+        stages_per_rank: pipeline stages of a GPU; above 1 for interleaved and V schedules.
+        micro_batch: sequences that a data parallel rank computes at once.
+        global_batch: sequences in a step, of all GPUs together.
+        sharding: which states `dp_shard` divides: none (DDP), the optimizer's (zero1), gradients too (zero2), all.
+        reshard_after_forward: weights are gathered again for the backward pass (only where `sharding` divides them).
+        sequence_parallel: tensor parallel ranks divide the sequence outside attention and MLP.
+        tp_overlap: `async` computes while tensor parallel collectives run.
+        offload_optimizer: the optimizer's states and step are on the host.
+        checkpointing: what the backward pass computes again. `per_op` is torchtitan's selective mode, `selective` this
+            project's, `core_attention` Megatron's selective mode, `norm_act` norms and activations.
+        checkpointed_layers: blocks that are checkpointed; None for all.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    stages_per_rank: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batch: int = 1
+    global_batch: int = 1
+    sharding: Sharding = "fsdp2"
+    reshard_after_forward: bool = True
+    sequence_parallel: bool = True
+    tp_overlap: TensorOverlap = "none"
+    cp_method: ContextMethod = "allgather"
+    offload_optimizer: bool = False
+    checkpointing: Checkpointing = "none"
+    checkpointed_layers: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
+
+    @property
+    def dp(self) -> int:
+        """The number of groups of GPUs that train on different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def microbatches(self) -> int:
+        """The micro-batches that a GPU computes in a step."""
+        return self.global_batch // (self.micro_batch * self.dp)
+
+    def changes_from(self, other: TrainingLayout) -> dict[str, tuple[object, object]]:
+        """Return the fields in which two layouts differ, with the value of each."""
+        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trainer trains, and how.
+
+    Attributes:
+        trainer: whose rules, memory and efficiency apply: a key of the planner's table of trainers.
+        precision: the data type of matrix products: bf16, fp16 or an fp8 or fp4 recipe such as `fp8_tensorwise`.
+        state: `fp32`: fp32 master weights, moments and gradients' reduction; `amp`: fp32 weights that are cast for each
+            use; `bf16`: all in bf16; `int8`: 8-bit moments.
+        compiled: blocks are compiled by torch.compile.
+        document_tokens: mean length of a document that attention does not leave; 0 for whole sequences.
+    """
+
+    model: Model
+    layout: TrainingLayout
+    sequence_length: int
+    trainer: str = "own"
+    precision: str = "bf16"
+    state: State = "fp32"
+    compiled: bool = True
+    document_tokens: int = 0
