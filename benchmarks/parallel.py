@@ -26,11 +26,11 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.llama.attention import AttentionShape
-from workloads.llama.data import load_sequences
 from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, rope_table, swiglu
 from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.parallel.batches import TokenSource
 from workloads.parallel.layout import DEGREES, Layout
 
 LENGTH, WARMUP = 8192, 2
@@ -81,15 +81,14 @@ def train_plain_fsdp(training: Training, micro_batch: int = 2) -> None:
     llama.initialize(torch.Generator(device).manual_seed(rank))
     optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-4, fused=True)
     rope = rope_table(shape, LENGTH, device)
-    tokens = load_sequences(
-        None, None, count=training.global_batch, length=LENGTH + 1, vocabulary=shape.vocabulary, seed=0
-    )
-    local = tokens.chunk(ranks)[rank].to(device)
+    source, count = TokenSource(shape.vocabulary, LENGTH + 1, seed=0), training.global_batch // ranks
     times_s = []
     with fused_attention(AttentionShape.of_model(shape, LENGTH, torch.bfloat16), device):
-        for _ in range(WARMUP + training.steps):
+        for step in range(WARMUP + training.steps):
+            tokens = source.draw(step, range(rank * count, (rank + 1) * count)).pin_memory()
             dist.barrier()
             started = time.perf_counter()
+            local = tokens.to(device, non_blocking=True)
             for part in local.split(micro_batch):
                 (llama(part[:, :-1].contiguous(), part[:, 1:], rope) * len(part) / len(local)).backward()
             optimizer.step()

@@ -42,6 +42,7 @@ class ParallelParameters:
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
+        gc_freq: steps between collections of Python's garbage, as in torchtitan; 0 leaves them to Python.
         seed: seed of the random weights and tokens.
     """
 
@@ -64,6 +65,7 @@ class ParallelParameters:
     warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
+    gc_freq: int = field(default=50, metadata={"min": 0})
     seed: int = 0
 
     @property
@@ -94,8 +96,8 @@ class Parallel(Workload):
     name = "parallel"
     Parameters = ParallelParameters
     work = ("model", "sequence_length", "global_batch", "dtype")
-    ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "seed")
-    benchmark_version = "parallel/1"
+    ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
+    benchmark_version = "parallel/2"
     max_world_size = None
     has_estimates = True
     can_scale = True

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.distributed import process_group
 from workloads.llama.attention import AttentionShape
-from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
+from workloads.parallel.batches import TokenSource, local_sequences
 from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
+from workloads.parallel.garbage_collection import GarbageCollector, schedule_garbage_collection
 from workloads.parallel.layout import find_violation, uses_manual_backward
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
@@ -69,11 +73,9 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
-    tokens = load_sequences(
-        None, None, count=layout.global_batch, length=length + 1, vocabulary=shape.vocabulary, seed=parameters.seed
-    )
-    with monitor_gpu(device) as watch:
-        run = _run_steps(parameters, trainer, tokens, device)
+    source, sequences = TokenSource(shape.vocabulary, length + 1, parameters.seed), local_sequences(layout, groups)
+    with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
+        run = _run_steps(parameters, trainer, partial(_draw_tokens, source, sequences, device), collector, device)
     metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
     if device.type == "cuda":
         metrics["peak_device_gib"] = _peak_gib(device)
@@ -81,7 +83,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
     hardware_flops = hardware_flops_per_token(shape, length, _recomputed_products(parameters))  # type: ignore[arg-type]
     return Measurement(
-        executed=_executed_parameters(parameters, groups, stages, tokens.shape[1] - 1, len(run.times_s)),
+        executed=_executed_parameters(parameters, groups, stages) | run.executed,
         step_times_s=tuple(run.times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, length) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
@@ -113,25 +115,44 @@ def _model_spec(parameters: ParallelParameters) -> ModelSpec:
 class _TrainingRun:
     """The steps of a training run, warm-up included, and the communication metrics of the last warm-up step."""
 
-    times_s: list[float]
-    losses: list[float]
-    communication: dict[str, float]
+    times_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    communication: dict[str, float] = field(default_factory=dict)
+    executed: dict[str, Scalar] = field(default_factory=dict)
+
+
+def _draw_tokens(source: TokenSource, sequences: range, device: torch.device, step: int) -> Tensor:
+    """Return this rank's tokens of a step in the host's memory, ready to be copied without waiting."""
+    tokens = source.draw(step, sequences)
+    return tokens.pin_memory() if device.type == "cuda" else tokens
 
 
 def _run_steps(
-    parameters: ParallelParameters, trainer: Trainer, tokens: torch.Tensor, device: torch.device
+    parameters: ParallelParameters,
+    trainer: Trainer,
+    draw_tokens: Callable[[int], Tensor],
+    collector: GarbageCollector,
+    device: torch.device,
 ) -> _TrainingRun:
-    """Train on `tokens` [global_batch, sequence_length + 1] in each step, and profile the last warm-up step."""
-    run = _TrainingRun([], [], {})
+    """Train on new tokens in each step, and profile the last warm-up step.
+
+    Tokens are drawn between steps, as a data loader's processes prepare them; their copy to the device is timed.
+    """
+    run = _TrainingRun()
     for step in range(parameters.warmup + parameters.steps):
+        tokens = draw_tokens(step)
         dist.barrier()
         started = time.perf_counter()
+        collector.start_step(step)
         is_profiled = step == parameters.warmup - 1
         with profile_communication(device, run.communication) if is_profiled else nullcontext():
             run.losses.append(float(trainer.step(tokens)))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         run.times_s.append(time.perf_counter() - started)
+    run.executed["sequence_length"] = tokens.shape[1] - 1
+    run.executed["steps"] = len(run.times_s) - parameters.warmup
+    run.executed["gc_freq"] = collector.executed_freq
     return run
 
 
@@ -149,9 +170,7 @@ def _recomputed_products(parameters: ParallelParameters) -> dict[str, int]:
     return dict.fromkeys(products[parameters.checkpointing], layers)
 
 
-def _executed_parameters(
-    parameters: ParallelParameters, groups: Groups, stages: list[Stage], length: int, steps: int
-) -> dict[str, Scalar]:
+def _executed_parameters(parameters: ParallelParameters, groups: Groups, stages: list[Stage]) -> dict[str, Scalar]:
     """Return the parameters, as far as possible read back from the model that ran."""
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
     blocks = [block for stage in stages for block in stage.blocks.values()]
@@ -166,8 +185,6 @@ def _executed_parameters(
         "stages_per_rank": len(stages),
         "checkpointing": ", ".join(sorted(checkpointing)),
         "dtype": _block_dtype(stages[0]),
-        "sequence_length": length,
-        "steps": steps - parameters.warmup,
     }
 
 

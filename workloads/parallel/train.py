@@ -40,7 +40,7 @@ class Trainer:
         self._schedule = self._build_schedule() if layout.pp > 1 else None
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Train one step on tokens[global_batch, length + 1], each rank on its part. Returns the mean loss."""
+        """Train one step on this rank's tokens [sequences, length + 1]. Returns the mean loss of all ranks."""
         loss = self.compute_gradients(tokens)
         self.update()
         return loss
@@ -51,8 +51,8 @@ class Trainer:
         self._optimizer.zero_grad()
 
     def compute_gradients(self, tokens: Tensor) -> Tensor:
-        """Run a step's forward and backward passes. Returns the mean loss of all ranks."""
-        inputs, targets = self._local_batch(tokens)
+        """Run the forward and backward passes of this rank's tokens. Returns the mean loss of all ranks."""
+        inputs, targets = self._split_targets(tokens)
         loss = self._run_pipeline(inputs, targets) if self._schedule else self._run_microbatches(inputs, targets)
         if loss is None:  # only the last pipeline ranks have one
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
@@ -61,13 +61,10 @@ class Trainer:
         dist.all_reduce(sum_and_count)
         return sum_and_count[0] / sum_and_count[1]
 
-    def _local_batch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return this rank's inputs and targets [sequences, length]."""
-        layout, mesh = self.layout, self._groups.mesh
-        dp_rank = mesh["dp_shard_cp"].get_local_rank() // layout.cp
-        dp_rank += mesh["dp_replicate"].get_local_rank() * layout.dp_shard
-        local = tokens.chunk(layout.dp)[dp_rank].to(self._device)
-        inputs, targets = local[:, :-1], local[:, 1:]
+    def _split_targets(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets [sequences, length] on the device, of this rank's part of each sequence."""
+        layout, tokens = self.layout, tokens.to(self._device, non_blocking=True)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
         if self._groups.cp_group is not None:
             positions = local_positions(inputs.shape[1], layout.cp, dist.get_rank(self._groups.cp_group))
             positions = positions.to(self._device)

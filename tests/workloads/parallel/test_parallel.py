@@ -23,6 +23,7 @@ from workloads.distributed import process_group
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
+from workloads.parallel.batches import local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.layout import TORCH_VERSION, Layout
 from workloads.parallel.stage import build_initializer
@@ -89,11 +90,12 @@ def train(call: Call, rank: Rank) -> Trained:
         spec = ModelSpec(SHAPE, LENGTH, torch.float32, call.recipe, call.compiled)
         stages = build_stages(spec, layout, groups, device, build_initializer(0, CPU))
         trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
-        losses = [float(trainer.compute_gradients(tokens()))]
+        local = tokens()[list(local_sequences(layout, groups))]
+        losses = [float(trainer.compute_gradients(local))]
         gradients = gather_gradients(stages, SHAPE, layout.tp)
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
         trainer.update()
-        return losses + [float(trainer.step(tokens())) for _ in range(STEPS - 1)], gradients
+        return losses + [float(trainer.step(local)) for _ in range(STEPS - 1)], gradients
 
 
 def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:

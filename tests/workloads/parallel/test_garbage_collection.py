@@ -1,0 +1,46 @@
+"""Garbage collection at set steps: Python's own is off meanwhile, and on again afterwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from workloads.parallel.garbage_collection import schedule_garbage_collection
+
+
+class Cycle:
+    """An object that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_is_collected_at_the_set_steps_alone() -> None:
+    before = Cycle()
+    with schedule_garbage_collection(2) as collector:
+        assert collector.executed_freq == 2 and gc.get_freeze_count() > 0
+        cycle, frozen = weakref.ref(Cycle()), weakref.ref(before)
+        del before
+        alive = []
+        for step in range(3):
+            collector.start_step(step)
+            alive.append(cycle() is not None)
+        assert alive == [True, True, False]
+        gc.collect()
+        assert frozen() is not None
+    assert gc.isenabled() and gc.get_freeze_count() == 0 and collector.executed_freq == 0
+    gc.collect()
+    assert frozen() is None
+
+
+def test_zero_leaves_it_to_python() -> None:
+    with schedule_garbage_collection(0) as collector:
+        assert gc.isenabled() and collector.executed_freq == 0
+
+
+def test_pythons_collection_is_on_again_after_an_error() -> None:
+    with pytest.raises(ValueError), schedule_garbage_collection(2):
+        raise ValueError
+    assert gc.isenabled()
