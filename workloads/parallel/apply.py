@@ -162,9 +162,10 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
             if not isinstance(block, ManualBackwardBlock):
                 stage.blocks[name] = CheckpointedBlock(block, layout.checkpointing)  # type: ignore[arg-type]
     if spec.compiled and not uses_manual_backward(layout, spec.recipe):
+        fullgraph = layout.cp == 1  # ContextAttention is not compiled: a graph ends before it
         for block in stage.blocks.values():
             is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
-            (block.block if is_inside else block).compile(dynamic=False)  # type: ignore[union-attr]
+            (block.block if is_inside else block).compile(dynamic=False, fullgraph=fullgraph)  # type: ignore[union-attr]
     if groups.fsdp_mesh is not None:
         for block in stage.blocks.values():
             fully_shard(block, mesh=groups.fsdp_mesh, reshard_after_forward=layout.reshard_after_forward)

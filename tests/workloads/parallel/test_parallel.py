@@ -9,11 +9,13 @@ import socket
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from tests.conftest import Workspace
 from workloads import device as devices
@@ -21,6 +23,7 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.distributed import process_group
 from workloads.llama.model import Llama, rope_table
+from workloads.llama.sdpa import causal_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
 from workloads.parallel.batches import local_sequences
@@ -216,6 +219,27 @@ COMPILED = [
 @pytest.mark.parametrize("layout", [replace(layout, global_batch=BATCH) for layout in COMPILED], ids=str)
 def test_every_compiled_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
     assert_same_training(ranks.train(layout, compiled=True), reference)
+
+
+def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph break would be measured as the layout's own time."""
+    graphs: list[GraphModule] = []
+
+    def run_eagerly(graph: GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(compile_module, backend=run_eagerly))
+    layout = Layout(schedule="zero_bubble", micro_batch=BATCH, global_batch=BATCH)  # its blocks are compiled whole
+    with process_group(Rank(), CPU):
+        spec, groups = ModelSpec(SHAPE, LENGTH, torch.float32, compiled=True), build_groups(layout, "cpu")
+        (stage,) = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
+        stage(tokens()[:, :-1])
+        assert len(graphs) == 1
+        stage.blocks["0"].attention = torch.compiler.disable(causal_attention)
+        with pytest.raises(RuntimeError, match=r"torch\.compiler\.disable"):
+            stage(tokens()[:, :-1])
 
 
 @pytest.fixture(scope="module")
