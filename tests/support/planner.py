@@ -1,0 +1,18 @@
+"""Jobs and clusters for tests of the planner."""
+
+from __future__ import annotations
+
+from workloads.planner.cluster import Cluster, Device, Topology
+from workloads.planner.job import Job, Model, TrainingLayout
+
+LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256)
+H100 = Device("h100", {"bf16": 989, "fp16": 989, "fp8": 1979}, 79.6, 3350, 700, {})
+
+
+def cluster(gpus: int, gpus_per_domain: int = 8) -> Cluster:
+    """Return a cluster of H100s with NVSwitch and 400 Gb/s a GPU."""
+    return Cluster(H100, Topology("dgx_h100", gpus_per_domain, "switch", link_gb_s=450, network_gb_s=50), gpus)
+
+
+def job(layout: TrainingLayout, model: Model = LLAMA_8B) -> Job:
+    return Job(model, layout, sequence_length=8192)
