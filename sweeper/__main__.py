@@ -67,7 +67,7 @@ def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         resolved = sweep.resolve()
         from sweeper.execution import environment
 
-        environment.prepare()
+        environment.prepare(resolved.config.cluster.address, resolved.config.cluster.insecure)
         from sweeper.config.environment_defaults import default_names
 
         # Ray and Optuna take a second to import: not for --help, nor for invalid input.

@@ -146,6 +146,7 @@ def run_cli(
 
         monkeypatch.setattr(sys, "argv", ["sweeper", *arguments])
         monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "token"))  # as the command may set it
         monkeypatch.chdir(tmp_path)
         GlobalHydra.instance().clear()
         with pytest.raises(SystemExit) as exit_info:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,13 @@ def test_each_package_imports_only_packages_below_it() -> None:
             if module.startswith("sweeper.") and name != package and LEVEL[name] <= LEVEL.get(package, len(LAYERS)):
                 upward.append(f"{path.relative_to(REPOSITORY)} imports {module}")
     assert sorted(upward) == []
+
+
+def test_what_ray_does_not_document_is_imported_in_one_module() -> None:
+    """Names that begin with an underscore, on any level, of Ray, Optuna, MLflow and Hydra; also in programs' text."""
+    private = re.compile(r"\b(ray|optuna|mlflow|hydra|omegaconf)(\.\w+)*(\.| import )_\w+")
+    modules = {path.relative_to(REPOSITORY) for path in python_files("sweeper") if private.search(path.read_text())}
+    assert modules == {Path("sweeper/execution/ray_internals.py")}, "put the use there, with a test of its own"
 
 
 @pytest.mark.parametrize("package", ["planning", "tracking", "search", "execution"])

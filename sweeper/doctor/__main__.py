@@ -46,7 +46,7 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Diagnose the nodes, or record this machine. Returns the exit code."""
-    environment.prepare()  # before Ray is imported, here and in `_exercise`
+    environment.prepare(args.address, args.insecure)  # before Ray is imported, here and in `_exercise`
     return record_machine(args) if args.record else examine(args)
 
 

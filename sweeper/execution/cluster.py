@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import ray
-from ray._private.authentication.authentication_token_setup import _enable_token_auth
 from ray.exceptions import GetTimeoutError, RayError
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
+from sweeper.execution import ray_internals
+from sweeper.execution.environment import find_address
 from sweeper.execution.local_ray import without_unused_processes
 from sweeper.execution.node_description import build_node, describe_local_node, request_description
 
@@ -44,13 +45,13 @@ def discover_nodes(address: str | None, insecure: bool = False, variables: Colle
         UserInputError: no cluster answers, or, unless `insecure`, it accepts unauthenticated connections.
     """
     stop()  # an earlier sweep of this process may have left its connection open
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address in (None, "local"):
-        if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
-            raise UserInputError(
-                f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
-                " set RAY_AUTH_MODE=token or cluster.insecure=true"
-            )
+    if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
+        raise UserInputError(
+            f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
+            " set RAY_AUTH_MODE=token or cluster.insecure=true"
+        )
+    address = find_address(address)
+    if address is None:
         return [describe_local_node(variables)]
     try:
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
@@ -108,7 +109,6 @@ def _check_authentication(address: str) -> None:
             f"cluster.address={address}: no Ray cluster answers, or it requires a different token;"
             " set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
         )
-    _enable_token_auth()  # Ray does this itself for `auto`, but not for an explicit address
 
 
 def probe_authentication(address: str, auth_mode: str) -> bool:
@@ -116,9 +116,7 @@ def probe_authentication(address: str, auth_mode: str) -> bool:
 
     Runs in a separate process, because Ray reads the mode on import.
     """
-    program = "import sys; from ray._private import services; from ray._raylet import GcsClient;"
-    program += "GcsClient(address=services.canonicalize_bootstrap_address(sys.argv[1]))"
-    command = [sys.executable, "-c", program, address]
+    command = [sys.executable, "-c", ray_internals.PROBE, address]
     env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
     try:
         return subprocess.run(command, env=env, capture_output=True, timeout=30).returncode == 0
@@ -224,10 +222,8 @@ def start(target: Target) -> None:
 
 def init_ray(**options: Any) -> None:
     """Call `ray.init` with this project's defaults and start watching the head."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By default Ray starts a Python process for each core in advance; a sweep needs only a few.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; without it Ray warns
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **ray_internals.SETTINGS}.items():
+        os.environ.setdefault(name, value)
     umask = os.umask(0o077)  # Ray writes its access token with the umask
     try:
         ray.init(
@@ -251,9 +247,9 @@ def stop() -> None:
 def summarize_ray_error(error: BaseException) -> str:
     """Return the cause of an error in one line; Ray's messages have many."""
     text = str(error)
-    if "connection error code 2" in text:
+    if ray_internals.CRASHED in text:
         return "its process ended unexpectedly: killed, or crashed"
-    if exit_detail := re.search(r"exit detail: (.*?)(?: Some common causes|\n|$)", text):
+    if exit_detail := re.search(ray_internals.EXIT_DETAIL + r"(.*?)(?: Some common causes|\n|$)", text):
         return exit_detail[1].rstrip(". ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if "because" in line or "terminated" in line]

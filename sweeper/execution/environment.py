@@ -1,4 +1,4 @@
-"""What has to hold in this process before Ray is imported, which reads its visible GPUs on import."""
+"""What has to hold in this process before Ray is imported, which reads its visible GPUs and settings on import."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from sweeper.common.errors import UserInputError
 from workloads.api import gpu_setup, visible_devices
 
 
-def prepare() -> None:
-    """Name this process's GPUs where Ray reads them.
+def prepare(address: str | None = None, insecure: bool = False) -> None:
+    """Name this process's GPUs where Ray reads them, and let it use a token for the cluster at `address`.
+
+    For `auto` and on this machine Ray uses a token by itself, but not for an explicit address.
 
     Raises:
         UserInputError: an installed package makes Ray's import fail.
     """
     _unify_devices(os.environ)
+    if find_address(address) and not insecure:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     if problem := gpu_setup.find_broken_amdsmi():
         raise UserInputError(str(problem))
+
+
+def find_address(address: str | None) -> str | None:
+    """Return the address of the cluster to join, by default that in RAY_ADDRESS; None: start one on this machine."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    return None if address == "local" else address
 
 
 def shell_commands() -> str:

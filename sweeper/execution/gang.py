@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup
 
 from sweeper.common.trials import TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
+from sweeper.execution.ray_internals import LOW_MEMORY
 from sweeper.execution.worker import RankResult
 from sweeper.search.trial import Trial
 from workloads.api.contract import Rank, Scalar
@@ -273,7 +274,7 @@ def _classify_dead_worker(error: RayError) -> tuple[TrialStatus, str]:
     Another attempt would run out of memory again.
     """
     text = str(error)
-    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+    if isinstance(error, OutOfMemoryError) or LOW_MEMORY in text:
         return TrialStatus.INFEASIBLE, "out of memory: the node was running low on memory and Ray ended the worker"
     return TrialStatus.LOST, f"the worker is gone: {summarize_ray_error(error)}"
 

@@ -15,22 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import ray
-from ray._private import services
-from ray._private.node import Node
-
-# Methods of a private class of Ray. One that a later version does not have is not skipped, and costs its time.
-UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
-# The raylet's options that say the same as the agent. A raylet ends at an option that it does not know, so they are for
-# versions in which they were tried. The command must not be empty, and the raylet ends with it: `cat` runs until the
-# raylet's end closes its input.
-NO_AGENT_VERSIONS = ("2.60.",)
-NO_AGENT = (
-    "--metrics-agent-port=-1",
-    "--metrics_export_port=-1",
-    "--dashboard_agent_listen_port=-1",
-    "--dashboard_agent_command=cat",
-)
+from sweeper.execution.ray_internals import NO_AGENT, RAY_NODE, START_PROCESS, UNUSED
 
 
 def _start_nothing(*_: Any, **__: Any) -> None:
@@ -50,9 +35,8 @@ def _without_agent(start_process: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def without_unused_processes() -> Iterator[None]:
     """Let `ray.init` start a local cluster without them."""
-    replaced: dict[tuple[Any, str], Any] = {(Node, name): _start_nothing for name in UNUSED if hasattr(Node, name)}
-    if ray.__version__.startswith(NO_AGENT_VERSIONS):
-        replaced[services, "start_ray_process"] = _without_agent(services.start_ray_process)
+    replaced: dict[tuple[Any, str], Any] = {(RAY_NODE, name): _start_nothing for name in UNUSED}
+    replaced[START_PROCESS] = _without_agent(getattr(*START_PROCESS))
     originals = {(owner, name): getattr(owner, name) for owner, name in replaced}
     for (owner, name), replacement in replaced.items():
         setattr(owner, name, replacement)

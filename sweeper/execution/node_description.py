@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.config.hardware import Node
+from sweeper.execution import ray_internals
 from workloads.api import gpu_setup, host
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
@@ -19,9 +19,8 @@ from workloads.api.gpus.interface import GpuIdentity
 
 def describe_local_node(variables: Collection[str] = ()) -> Node:
     """Describe this machine. Ray's own detection counts the GPUs, so that a local cluster has those of the plan."""
-    manager = get_accelerator_manager_for_resource("GPU")
-    visible = manager.get_current_process_visible_accelerator_ids()
-    detected = manager.get_current_node_num_accelerators()
+    visible = ray_internals.visible_gpu_ids()
+    detected = ray_internals.count_gpus()
     gpus = min(detected, len(visible)) if visible is not None else detected
     identities = host.gpu_identities()
     used_gib = tuple(enumerate(host.gpus_used_gib()))
@@ -35,7 +34,7 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
         cpus=len(os.sched_getaffinity(0)),
         cpu_name=host.cpu_name(),
         gpus=gpus,
-        accelerator=manager.get_current_node_accelerator_type() if gpus else None,
+        accelerator=ray_internals.gpu_type() if gpus else None,
         gpu_identities=_responding(identities) if gpus else (),
         gpus_used_gib=used_gib if gpus else (),
         gpu_problems=tuple(gpu_setup.find_problems(gpus, os.environ)),

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray.exceptions import RayError
 
 from sweeper.config.environment import PREFIX
+from sweeper.execution.ray_internals import visible_gpus_variable
 from workloads.api.contract import (
     Infeasible,
     Measurement,
@@ -85,8 +85,7 @@ class Worker:
     """The actor of one rank. Its methods run one after the other, in the order in which they were called."""
 
     def __init__(self) -> None:
-        manager = get_accelerator_manager_for_resource("GPU")
-        settle(os.environ, manager.get_visible_accelerator_ids_env_var())
+        settle(os.environ, visible_gpus_variable())
 
     def handshake(self) -> dict[str, Scalar]:
         """Return the location of this process: its node, a free port for a rendezvous, its GPUs and its log."""

@@ -16,7 +16,7 @@ def test_another_token_than_the_clusters_is_refused(workspace: Workspace, amd_cl
     arguments = [*PROBE, f"cluster.address={amd_cluster.address}", "budget.trials=2"]
     other_token = workspace.path / "other"
     other_token.write_text("of-another-cluster" * 3)
-    refused = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(other_token), timeout_s=20)
+    refused = workspace.run(*arguments, RAY_AUTH_TOKEN_PATH=str(other_token), timeout_s=60)
     assert refused.code == 2 and "requires a different token" in refused.err
     assert len(refused.err.splitlines()) == 1
 

@@ -44,6 +44,32 @@ def test_variables_of_nvidia_gpus_stay_as_they_are(devices: Path, monkeypatch: p
     assert environment.shell_commands() == ""
 
 
+@pytest.mark.parametrize(
+    ("address", "insecure", "shell", "mode"),
+    [
+        (None, False, None, None),  # Ray uses a token on this machine by itself
+        ("local", False, None, None),
+        ("192.0.2.1:6379", False, None, "token"),
+        ("192.0.2.1:6379", True, None, None),
+        ("192.0.2.1:6379", False, "disabled", "disabled"),  # refused when the cluster is joined
+    ],
+)
+def test_ray_uses_a_token_for_the_address_of_a_cluster(
+    address: str | None,
+    insecure: bool,
+    shell: str | None,
+    mode: str | None,
+    devices: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", shell or "")
+    if shell is None:
+        monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    environment.prepare(address, insecure)
+    assert os.environ.get("RAY_AUTH_MODE") == mode
+
+
 @pytest.mark.parametrize("module", ["sweeper", "sweeper.doctor"])
 def test_an_amdsmi_with_which_ray_crashes_gives_a_message(module: str, tmp_path: Path) -> None:
     (tmp_path / "amdsmi.py").write_text("raise KeyError('libamd_smi.so')")

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray._private import services
-from ray._private.node import Node
 
-from sweeper.execution.local_ray import UNUSED, without_unused_processes
 from tests.conftest import environment, wait_for
 
 # Starts Ray as a sweep does, prints its processes and how a task with variables of its own ends, and waits.
@@ -26,18 +23,9 @@ input()
 """
 
 
-def test_ray_has_the_services_that_a_sweep_leaves_out() -> None:
-    """Fails where Ray renames one of these private methods, which then costs its time again."""
-    before = [vars(Node)[name] for name in UNUSED]
-    start_process = services.start_ray_process
-    with without_unused_processes():
-        assert all(vars(Node)[name] is not method for name, method in zip(UNUSED, before, strict=True))
-    assert [vars(Node)[name] for name in UNUSED] == before and services.start_ray_process is start_process
-
-
 @pytest.mark.long(8)
 def test_a_local_ray_has_no_dashboard_agent_and_ends_with_a_killed_driver() -> None:
-    """Fails with a version of Ray for which no options against the agent are known."""
+    """Fails where a version of Ray needs other options against the agent: `NO_AGENT` in ray_internals.py."""
     command = [sys.executable, "-c", PROGRAM]
     driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
     try:

@@ -1,0 +1,74 @@
+"""Every use of what Ray does not document: the only module that imports from `ray._private`.
+
+Ray is pinned to the minor versions in which these uses were tried (pyproject.toml).
+`tests/sweeper/execution/test_ray_internals.py` has a test for each of them, whose message says what to do when a later
+version breaks it. A new use comes with its test.
+"""
+
+from __future__ import annotations
+
+from ray._private import services
+from ray._private.accelerators import get_accelerator_manager_for_resource
+from ray._private.node import Node
+
+# 1. The GPUs of this machine as Ray counts them. `ray.init` counts with the same code, and no public function says
+#    what it would count before it has started.
+
+
+def visible_gpu_ids() -> list[str] | None:
+    """Return the GPUs that the environment of this process names; None if it names none."""
+    return get_accelerator_manager_for_resource("GPU").get_current_process_visible_accelerator_ids()
+
+
+def count_gpus() -> int:
+    """Return how many GPUs Ray detects on this machine, whatever the environment says."""
+    return int(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
+
+
+def gpu_type() -> str | None:
+    """Return Ray's name for the GPUs of this machine: its label `ray.io/accelerator-type`."""
+    return get_accelerator_manager_for_resource("GPU").get_current_node_accelerator_type()
+
+
+def visible_gpus_variable() -> str:
+    """Return the environment variable that chooses GPUs here, such as CUDA_VISIBLE_DEVICES."""
+    return str(get_accelerator_manager_for_resource("GPU").get_visible_accelerator_ids_env_var())
+
+
+# 2. The processes of a local Ray: `ray.init` has no option against those that a sweep does not use (local_ray.py).
+#    Methods of Ray's class for a node, each of which starts one process; and the function that starts the raylet.
+RAY_NODE = Node
+UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
+START_PROCESS = (services, "start_ray_process")
+# The raylet's options that say the same as the dashboard's agent, for which it waits otherwise. A raylet ends at an
+# option that it does not know. The command must not be empty, and the raylet ends with it: `cat` runs until the
+# raylet's end closes its input.
+NO_AGENT = (
+    "--metrics-agent-port=-1",
+    "--metrics_export_port=-1",
+    "--dashboard_agent_listen_port=-1",
+    "--dashboard_agent_command=cat",
+)
+
+# 3. A program that connects to the control store of the cluster whose address is its argument, and fails if it is
+#    refused. Ray's own client: `ray.init` tries for 20 s before it reports that it was refused (measured: 24 s against
+#    4 s on a busy machine), and it needs a node of the cluster on this machine.
+PROBE = """
+import sys
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient
+GcsClient(address=canonicalize_bootstrap_address(sys.argv[1]))
+"""
+
+# 4. Settings that Ray reads from the environment and does not list in its documentation.
+SETTINGS = {
+    # By default Ray starts a Python process for each core in advance; a sweep needs only a few.
+    "RAY_prestart_worker_first_driver": "0",
+    # The coming default; without it Ray warns.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+# 5. Parts of Ray's messages. The classes of its exceptions do not tell these cases apart.
+CRASHED = "connection error code 2"  # a worker's end, of which its node knows nothing more
+EXIT_DETAIL = "exit detail: "
+LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is no OutOfMemoryError
