@@ -10,6 +10,7 @@ belong to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
@@ -133,7 +134,7 @@ def attend(
     out, lse = kernel.forward(q, k, v, True)
     if past_kv is None:
         return out, lse
-    merge = _merge_attention if q.device.type == "cpu" else _compiled_merge_attention
+    merge = _merge_attention if q.device.type == "cpu" else _compile_merge_attention()
     return merge(out, lse, *kernel.forward(q, *past_kv, False))
 
 
@@ -144,7 +145,10 @@ def _merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tenso
     return (out * weight + past_out * past_weight).to(out.dtype), merged_lse
 
 
-_compiled_merge_attention = torch.compile(_merge_attention, dynamic=False)
+@cache
+def _compile_merge_attention() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Compile at the first use: `torch.compile` imports 2000 modules in 2 s, which a CPU does not need."""
+    return torch.compile(_merge_attention, dynamic=False)
 
 
 def attend_backward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -176,10 +177,13 @@ def _eager_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> 
     return loss, ((probabilities - one_hot.float()) * scale).to(logits.dtype)
 
 
-_compiled_loss_and_gradient = torch.compile(_eager_loss_and_gradient, dynamic=False)
+@cache
+def _compile_loss_and_gradient() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Compile at the first use, on a GPU: importing PyTorch's compiler takes 2 s."""
+    return torch.compile(_eager_loss_and_gradient, dynamic=False)
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type == "cpu":
         return _eager_loss_and_gradient(logits, targets, scale)
-    return _compiled_loss_and_gradient(logits, targets, scale)
+    return _compile_loss_and_gradient()(logits, targets, scale)

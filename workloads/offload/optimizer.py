@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -93,7 +94,7 @@ class AdamW:
         correction = torch.full((), 1 / (1 - self.beta2**step), device=w.device)
         decay = torch.full((), 1 - self.learning_rate * self.weight_decay, device=w.device)
         maps = _load_int8_maps(w.device) if states[0].dtype == torch.uint8 else ()
-        update = _update if w.device.type == "cpu" else _compiled_update
+        update = _update if w.device.type == "cpu" else _compile_update()
         sizes = [-(-CPU_UPDATE_NUMEL * len(vector) // len(w)) if pieces > 1 else len(vector) for vector in vectors]
         with torch.no_grad():
             for parts in zip(*(v.split(size) for v, size in zip(vectors, sizes, strict=True)), strict=True):
@@ -160,4 +161,7 @@ def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
     return signed, unsigned
 
 
-_compiled_update = torch.compile(_update, dynamic=False)
+@cache
+def _compile_update() -> Callable[..., None]:
+    """Compile at the first use, on a GPU: importing PyTorch's compiler takes 2 s."""
+    return torch.compile(_update, dynamic=False)
