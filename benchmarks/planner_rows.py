@@ -1,0 +1,245 @@
+"""Published runs as jobs: what the columns of `planner_rows.csv` mean to the planner."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeper.common.errors import UserInputError
+from sweeper.planning.clusters import build_cluster
+from workloads.planner.cluster import Cluster
+from workloads.planner.job import Checkpointing, Job, Model, Sharding, State, TrainingLayout
+from workloads.planner.models import UNSUPPORTED_FAMILIES, UnsupportedModel, load_model
+from workloads.planner.precisions import PRECISIONS
+from workloads.planner.sizes import model_flops_per_token, parameters
+from workloads.planner.trainers import SYNONYMS, TRAINERS
+
+SHARDINGS: dict[str, Sharding] = {
+    "none": "none",
+    "ddp": "none",
+    "zero1": "zero1",
+    "zero2": "zero2",
+    "zero3": "fsdp1",
+    "fsdp": "fsdp2",
+    "fsdp1": "fsdp1",
+    "fsdp2": "fsdp2",
+    "hsdp": "fsdp2",
+    "megatron_fsdp": "megatron_fsdp",
+}
+CHECKPOINTINGS: dict[str, Checkpointing] = {
+    "none": "none",
+    "per_op": "per_op",
+    "selective": "core_attention",
+    "core_attention": "core_attention",
+    "norm_act": "norm_act",
+    "full": "full",
+    "partial": "full",
+}
+RING_TRAINERS = {"nemo", "megatron-core", "megatron-bridge", "megatron-lm", "megatron", "primus", "nemo-automodel"}
+
+
+class UnsupportedRow(Exception):
+    """A row that cannot be expressed as a job, with the reason."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A row: the job, the cluster and what was measured.
+
+    Attributes:
+        pair: the trainer and the device, which share one calibrated efficiency.
+        step_s: of the whole step; None where the row has memory only.
+        memory_gib: None where the row has none. `is_reserved` tells which of the framework's two figures it is.
+    """
+
+    row: Mapping[str, str]
+    job: Job
+    cluster: Cluster
+    step_s: float | None
+    memory_gib: float | None
+    is_reserved: bool
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.job.trainer, self.cluster.device.name
+
+    @property
+    def family(self) -> str:
+        return "moe" if self.job.model.experts else "dense"
+
+    @property
+    def source(self) -> str:
+        return self.row["source"]
+
+    @property
+    def tokens(self) -> int:
+        return self.job.layout.global_batch * self.job.sequence_length
+
+    @property
+    def name(self) -> str:
+        layout = self.job.layout
+        degrees = [f"{key}{value}" for key in ("tp", "cp", "pp", "ep") if (value := getattr(layout, key)) > 1]
+        parts = [self.row["framework"], self.row["model_key"], f"{self.cluster.gpus}x{self.cluster.device.name}"]
+        return " ".join([*parts, *degrees, f"S{self.job.sequence_length}", self.row["precision_key"]])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as lines:
+        return [{key: (value or "").strip() for key, value in row.items() if key} for row in csv.DictReader(lines)]
+
+
+def read_run(row: Mapping[str, str]) -> PublishedRun:
+    """Return the run of a row.
+
+    Raises:
+        UnsupportedRow: the model, the layout or a key is not modelled.
+    """
+    try:
+        model = load_model(_model_name(row))
+        cluster = build_cluster(row["hardware_key"], row["cluster_key"], _integer(row, "gpus"))
+    except (UnsupportedModel, UserInputError, KeyError) as error:
+        raise UnsupportedRow(str(error)) from error
+    job = _job(row, model, cluster)
+    step_s = _step_s(row, job, cluster.gpus)
+    memory = _number(row, "memory_gib")
+    if step_s is None and memory is None:
+        raise UnsupportedRow("nothing was measured: no step_s, tokens/s, TFLOP/s or memory_gib")
+    is_reserved = "max_memory_allocated" not in row["note"] and "peak allocated" not in row["note"]
+    return PublishedRun(row, job, cluster, step_s, memory, is_reserved)
+
+
+def _model_name(row: Mapping[str, str]) -> str:
+    name = row["model_key"]
+    hybrid = next((family for family in UNSUPPORTED_FAMILIES if name.startswith(family)), None)
+    hybrid = "nemotron_h" if name.startswith("nemotron3") else hybrid
+    if hybrid:
+        raise UnsupportedModel(f"model {name} is not modelled: {UNSUPPORTED_FAMILIES[hybrid]}")
+    return name
+
+
+def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
+    trainer = SYNONYMS.get(row["framework"], row["framework"])
+    if trainer not in TRAINERS:
+        raise UnsupportedRow(f"unknown framework '{trainer}'. Available: {', '.join(TRAINERS)}")
+    precision = row["precision_key"]
+    if precision not in PRECISIONS:
+        raise UnsupportedRow(f"unknown precision '{precision}'. Available: {', '.join(PRECISIONS)}")
+    dtype = PRECISIONS[precision].dtype
+    if dtype not in cluster.device.peak_tflops:
+        raise UnsupportedRow(f"{cluster.device.name} has no matrix units for {dtype}")
+    note = row["note"].lower()
+    is_pure = "pure" in row["sharding_key"]
+    state: State = "amp" if precision.endswith("_amp") or trainer == "llm-foundry" else "fp32"
+    return Job(
+        model=model,
+        layout=_layout(row, trainer, cluster),
+        sequence_length=_integer(row, "seq_len"),
+        trainer=trainer,
+        precision=precision,
+        state=state,
+        compiled="compile" in note and "no compile" not in note,
+        gradient_bytes=2 if is_pure else None,
+        dispatcher="deepep" if "deepep" in note else "alltoall",
+        expert_overlap="1f1b overlap" in note or "a2a overlap" in note,
+    )
+
+
+def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster) -> TrainingLayout:
+    degrees = {key: _integer(row, key, 1) for key in ("tp", "pp", "cp", "ep", "dp")}
+    product = math.prod(degrees[key] for key in ("tp", "pp", "cp", "dp"))
+    if product != cluster.gpus:
+        raise UnsupportedRow(f"tp x pp x cp x dp = {product}, but there are {cluster.gpus} GPUs")
+    key = row["sharding_key"].removesuffix("_cpu_optimizer").removesuffix("_pure")
+    if key not in SHARDINGS:
+        raise UnsupportedRow(f"unknown sharding '{row['sharding_key']}'. Available: {', '.join(SHARDINGS)}")
+    dp, chunks = degrees.pop("dp"), _integer(row, "vpp", 1)
+    micro_batch, global_batch = _integer(row, "micro_batch", 1), _integer(row, "global_batch")
+    if global_batch % (micro_batch * dp):
+        raise UnsupportedRow(f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x dp {dp}")
+    shard = _shard_ranks(row, dp, cluster) if key == "hsdp" else dp
+    note, recompute = row["note"].lower(), row["recompute"].lower()
+    checkpointing, layers = _checkpointing(row)
+    is_async = "asynctp" in note or "async tp" in note or "tp overlap" in note or trainer == "megatron-bridge"
+    return TrainingLayout(
+        dp_replicate=dp // shard,
+        dp_shard=shard,
+        stages_per_rank=chunks,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        sharding=SHARDINGS[key],
+        # FSDP keeps the weights of a stage gathered while a pipeline's micro-batches go through it (torchtitan).
+        reshard_after_forward=degrees["pp"] == 1,
+        sequence_parallel=trainer != "megatron-lm" or "sequence parallel" in recompute,
+        tp_overlap="async" if is_async else "none",
+        cp_method="ring" if trainer in RING_TRAINERS else "allgather",
+        offload_optimizer=row["sharding_key"].endswith("cpu_optimizer"),
+        checkpointing=checkpointing,
+        checkpointed_layers=layers,
+        **degrees,
+    )
+
+
+def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
+    """Return over how many ranks HSDP shards: `shard 16` of the text, or one node."""
+    match = re.search(r"shard\D{0,12}(\d+)", row["sharding"].lower())
+    shard = int(match[1]) if match else min(dp, cluster.topology.gpus_per_domain)
+    if dp % shard:
+        raise UnsupportedRow(f"HSDP over {shard} ranks does not divide dp {dp}")
+    return shard
+
+
+def _checkpointing(row: Mapping[str, str]) -> tuple[Checkpointing, int | None]:
+    """Return what is recomputed, and in how many layers where the row gives a number."""
+    key = row["recompute_key"]
+    match = re.fullmatch(r"(full|partial)[_ ]?(\d+)(_layers?)?", key)
+    if match:
+        return "full", int(match[2])
+    if key not in CHECKPOINTINGS:
+        raise UnsupportedRow(f"unknown recomputation '{key}'. Available: {', '.join(CHECKPOINTINGS)}")
+    layers = re.search(r"(\d+)\s*(?:of \d+ )?layers", row["recompute"].lower()) if key == "partial" else None
+    return CHECKPOINTINGS[key], int(layers[1]) if layers else None
+
+
+def _step_s(row: Mapping[str, str], job: Job, gpus: int) -> float | None:
+    """Return the seconds of a step: as published, from tokens/s, or from TFLOP/s by the convention in the note."""
+    tokens = job.layout.global_batch * job.sequence_length
+    if step_s := _number(row, "step_s"):
+        return step_s
+    if rate := _number(row, "tokens_per_s_per_gpu"):
+        return tokens / rate / gpus
+    if tflops := _number(row, "tflops_per_gpu"):
+        return tokens * _convention_flops(row["note"].lower(), job) / (tflops * 1e12 * gpus)
+    return None
+
+
+def _convention_flops(note: str, job: Job) -> float:
+    """Return the FLOPs per token by the convention that a note names; full attention where it names none."""
+    causal = model_flops_per_token(job.model, job.sequence_length)
+    if "causal" in note:
+        return causal
+    if "6n" in note or "six_n" in note:
+        return 6.0 * parameters(job.model)
+    linear = model_flops_per_token(job.model, 1)
+    return linear + 2 * (causal - linear)
+
+
+def _number(row: Mapping[str, str], key: str) -> float | None:
+    text = row.get(key, "")
+    try:
+        return float(text) if text else None
+    except ValueError as error:
+        raise UnsupportedRow(f"{key} is '{text}', which is not a number") from error
+
+
+def _integer(row: Mapping[str, str], key: str, default: int | None = None) -> int:
+    value = _number(row, key)
+    if value is None and default is not None:
+        return default
+    if value is None or value < 1 or value != int(value):
+        raise UnsupportedRow(f"{key} is '{row.get(key, '')}', which is not a positive whole number")
+    return int(value)

@@ -1,0 +1,62 @@
+"""The planner's clusters, from the catalogue of GPUs and a topology by name or from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from sweeper.common.errors import UserInputError
+from sweeper.config.catalogue import catalogue
+from sweeper.config.schema import Hardware
+from workloads.planner.cluster import Cluster, Device, Topology
+from workloads.planner.topologies import build_topology, find_topology, measured_tflops
+
+
+def build_cluster(hardware: str, topology: str, gpus: int) -> Cluster:
+    """Return so many GPUs of a kind on a topology, which is a name of the planner's table or the path of a YAML file.
+
+    Raises:
+        UserInputError: the catalogue has no such GPU, or the topology is not known or not valid.
+    """
+    if hardware not in catalogue():
+        raise UserInputError(f"unknown hardware '{hardware}'. Available: {', '.join(catalogue())}")
+    try:
+        network = read_topology(Path(topology)) if topology.endswith((".yaml", ".yml")) else find_topology(topology)
+    except ValueError as error:
+        raise UserInputError(str(error)) from error
+    return Cluster(build_device(catalogue()[hardware]), network, gpus)
+
+
+def build_device(hardware: Hardware) -> Device:
+    """Return the planner's view of a GPU of the catalogue."""
+    peaks = {name: peak for name, peak in hardware.dense_peak_tflops.items() if peak}
+    rates = measured_tflops(hardware.name)
+    if not rates and hardware.achieved_share and "bf16" in peaks:
+        rates = {"bf16": hardware.achieved_share * peaks["bf16"]}
+    return Device(
+        name=hardware.name,
+        peak_tflops=peaks,
+        memory_gib=hardware.memory_gib or 0.0,
+        memory_gb_s=(hardware.bandwidth_tb_s or 0.0) * 1e3,
+        power_w=hardware.power_w,
+        sustained_tflops=rates,
+        architecture=hardware.architecture or "",
+    )
+
+
+def read_topology(path: Path) -> Topology:
+    """Return the topology of a YAML file with the keys of `Topology`.
+
+    Raises:
+        ValueError: the file cannot be read, or a key is missing or wrong.
+    """
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"topology {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"topology {path} has no keys")
+    return build_topology({"name": path.stem, **{str(key): value for key, value in values.items()}})

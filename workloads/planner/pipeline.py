@@ -1,0 +1,66 @@
+"""Stages of a pipeline: the layers of each rank, and what ranks wait for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from workloads.planner.job import Schedule, TrainingLayout
+
+# The bubble relative to that of 1F1B with as many stages a rank. Zero bubble delays the weights' gradients,
+# a third of the work, into the bubble (arXiv 2401.10241); V schedules fill it but for a remainder.
+BUBBLE_SHARE: dict[Schedule, float] = {
+    "1f1b": 1.0,
+    "interleaved": 1.0,
+    "zero_bubble": 1 / 3,
+    "zbv": 0.1,
+    "dualpipev": 0.2,
+}
+
+
+def rank_layers(layers: int, layout: TrainingLayout) -> list[list[int]]:
+    """Return the layers of each pipeline rank: its chunks of consecutive layers, evenly divided.
+
+    The first and the last chunk are the first to get fewer, since they also have the embedding and the head.
+    """
+    chunks = _chunks(layers, layout.pp * layout.stages_per_rank)
+    if layout.schedule in ("zbv", "dualpipev"):
+        return [[*chunks[rank], *chunks[-1 - rank]] for rank in range(layout.pp)]
+    return [[layer for chunk in chunks[rank :: layout.pp] for layer in chunk] for rank in range(layout.pp)]
+
+
+def _chunks(layers: int, count: int) -> list[range]:
+    base, remainder = divmod(layers, count)
+    longer = sorted(range(count), key=lambda chunk: (chunk in (0, count - 1), chunk))[:remainder]
+    starts = [0]
+    for chunk in range(count):
+        starts.append(starts[-1] + base + (chunk in longer))
+    return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+def head_rank(layout: TrainingLayout) -> int:
+    """Return the rank with the output layer: the first one of V schedules, else the last one."""
+    return 0 if layout.schedule in ("zbv", "dualpipev") and layout.stages_per_rank > 1 else layout.pp - 1
+
+
+def bubble_s(rank_s: list[float], layout: TrainingLayout) -> float:
+    """Return the seconds that the slowest rank waits while the pipeline fills and drains.
+
+    Args:
+        rank_s: the seconds of each rank for one micro-batch, forward and backward.
+    """
+    others = sum(rank_s) - max(rank_s)
+    return others / layout.stages_per_rank * BUBBLE_SHARE[layout.schedule]
+
+
+def in_flight(rank: int, layout: TrainingLayout) -> float:
+    """Return how many micro-batches' activations a rank holds at once, as a share of all its layers' for one.
+
+    1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk.
+    """
+    pp, chunks = layout.pp, layout.stages_per_rank
+    if layout.schedule in ("zbv", "dualpipev"):
+        return min(layout.microbatches, pp + (0.5 if layout.schedule == "dualpipev" else 0.0))
+    if chunks == 1:
+        return min(layout.microbatches, pp - rank)
+    warm_up = 2 * (pp - rank - 1) + (chunks - 1) * pp + 1
+    return min(warm_up, layout.microbatches * chunks) / chunks

@@ -1,0 +1,223 @@
+"""The estimate of a job: its step time and memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from workloads.planner import operations
+from workloads.planner.cluster import Cluster
+from workloads.planner.collectives import Group, all_reduce_s
+from workloads.planner.communication import (
+    context_s,
+    expert_s,
+    exposed,
+    gather_s,
+    pipeline_send_s,
+    reduce_s,
+    tensor_s,
+)
+from workloads.planner.estimate import JobEstimate, StepTime
+from workloads.planner.job import Job, Model
+from workloads.planner.memory import stage_memories
+from workloads.planner.operations import Seconds
+from workloads.planner.optimizer import host_copies_s, optimizer_s
+from workloads.planner.pipeline import bubble_s, head_rank, rank_layers
+from workloads.planner.setting import Setting
+from workloads.planner.sizes import (
+    embedding_weights,
+    expert_weights,
+    has_experts,
+    head_weights,
+    model_flops_per_token,
+    shared_weights,
+)
+from workloads.planner.trainers import find_efficiency
+
+# Bytes that FSDP2 copies for a weight that is gathered forward and backward: into and out of the collectives' buffers
+# (FSDP_COPY_PASSES of workloads/parallel/cost_model.py, two and four H200s). FSDP1 gathers in place.
+GATHER_COPY_BYTES = {"fsdp2": 20, "fsdp1": 8, "megatron_fsdp": 6}
+# Bytes of adding a micro-batch's gradient of a weight to those before: fp32 in Megatron, else bf16.
+GRADIENT_SUM_BYTES = {True: 6, False: 4}
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """Seconds of a block for one micro-batch. `weights` are those of one GPU, unsharded."""
+
+    forward: Seconds
+    backward: Seconds
+    tensor: float
+    context: float
+    expert: float
+    data: float
+    copies: float
+
+    @property
+    def total(self) -> float:
+        exchanges = self.tensor + self.context + self.expert + self.data
+        return self.forward.total + self.backward.total + exchanges + self.copies
+
+
+def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) -> JobEstimate:
+    """Return the estimate of a job's step time and memory on a cluster.
+
+    Args:
+        efficiency: the share of the kernels' rates that the trainer reaches; None for the calibrated one.
+
+    Raises:
+        ValueError: the device has no matrix units for the job's precision.
+        KeyError: the trainer or the precision is not in its table.
+    """
+    setting = Setting(job, cluster)
+    tokens = job.layout.global_batch * job.sequence_length
+    return JobEstimate(
+        step=_step_time(setting, efficiency or find_efficiency(job.trainer, cluster.device.name)),
+        stages=stage_memories(setting),
+        tokens=tokens,
+        model_flops=tokens * model_flops_per_token(job.model, job.sequence_length),
+        peak_tflops=cluster.device.peak_tflops.get(setting.precision.dtype),
+        gpus=job.layout.gpus,
+        not_modelled=tuple(_not_modelled(setting)),
+    )
+
+
+def _step_time(setting: Setting, efficiency: float) -> StepTime:
+    layout = setting.layout
+    ranks = rank_layers(setting.model.layers, layout)
+    blocks = {kind: _block_time(setting, layer, efficiency) for kind, layer in _kinds(setting.model).items()}
+    counts = [Counter(_kind(setting.model, layer) for layer in layers) for layers in ranks]
+    head = operations.head_s(setting) / efficiency
+    rank_s = [sum(blocks[kind].total * count for kind, count in rank.items()) for rank in counts]
+    rank_s[head_rank(layout)] += head
+    slowest = max(range(layout.pp), key=rank_s.__getitem__)
+    micro = layout.microbatches
+    block_counts = [(blocks[kind], count * micro) for kind, count in counts[slowest].items()]
+    sums = Seconds()
+    for block, count in block_counts:
+        sums += (block.forward + block.backward) * count
+    weights = _rank_weights(setting, ranks[slowest], has_head=slowest == head_rank(layout))
+    return StepTime(
+        products=sums.products,
+        attention=sums.attention,
+        head_and_loss=head * micro if slowest == head_rank(layout) else 0.0,
+        other_compute=sums.other,
+        bubble=bubble_s(rank_s, layout),
+        data_parallel=sum(block.data * count for block, count in block_counts)
+        + _step_data_parallel_s(setting, weights, rank_s[slowest]),
+        tensor_parallel=sum(block.tensor * count for block, count in block_counts),
+        context_parallel=sum(block.context * count for block, count in block_counts),
+        expert_parallel=sum(block.expert * count for block, count in block_counts),
+        pipeline=_pipeline_s(setting),
+        optimizer=optimizer_s(setting, _owned_weights(setting, weights)),
+        copies=sum(block.copies * count for block, count in block_counts)
+        + host_copies_s(setting, _owned_weights(setting, weights)),
+    )
+
+
+def _kind(model: Model, layer: int) -> tuple[bool, bool]:
+    """Return what distinguishes layers: experts, and attention to the whole sequence."""
+    is_full = not model.window or bool(model.window_every and layer % model.window_every == model.window_every - 1)
+    return has_experts(model, layer), is_full
+
+
+def _kinds(model: Model) -> dict[tuple[bool, bool], int]:
+    """Return one layer of each kind."""
+    return {_kind(model, layer): layer for layer in range(model.layers)}
+
+
+def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
+    layout = setting.layout
+    share = 1.0
+    if layout.checkpointed_layers is not None:
+        share = min(1.0, layout.checkpointed_layers / setting.model.layers * layout.pp)
+    repeated = operations.recomputed(setting, layer) * share
+    forward = operations.forward(setting, layer) * (1 / efficiency)
+    backward = (operations.backward(setting, layer) + repeated) * (1 / efficiency)
+    is_repeated = share if layout.checkpointing == "full" else 0.0
+    weights = _block_gpu_weights(setting, layer)
+    return BlockTime(
+        forward,
+        backward,
+        tensor=tensor_s(setting, 8) + tensor_s(setting, 4) * is_repeated,
+        context=context_s(setting, forward.attention, backward=False) * (1 + is_repeated)
+        + context_s(setting, backward.attention, backward=True),
+        expert=expert_s(setting, layer) * (2 + is_repeated),
+        data=_gathering_s(setting, weights, forward.total, backward.total),
+        copies=_copies_s(setting, weights),
+    )
+
+
+def _block_gpu_weights(setting: Setting, layer: int) -> float:
+    model, layout = setting.model, setting.layout
+    experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
+    return shared_weights(model, layer) / layout.tp + experts
+
+
+def _gathering_s(setting: Setting, weights: float, forward_s: float, backward_s: float) -> float:
+    """Return the exposed seconds of gathering a block's weights and reducing its gradients in each micro-batch."""
+    if not setting.is_sharded or not setting.layout.reshard_after_forward:
+        return 0.0
+    gather, reduce = gather_s(setting, weights), reduce_s(setting, weights)
+    return exposed(gather, forward_s) + exposed(gather + reduce, backward_s)
+
+
+def _copies_s(setting: Setting, weights: float) -> float:
+    copied = GATHER_COPY_BYTES.get(setting.layout.sharding, 0) if setting.layout.reshard_after_forward else 0
+    if setting.shard_group.ranks * setting.layout.dp_replicate == 1:
+        copied = 0
+    added = GRADIENT_SUM_BYTES[setting.trainer.main_gradients] if setting.layout.microbatches > 1 else 0
+    return setting.copy_s(weights * (copied + added))
+
+
+def _rank_weights(setting: Setting, layers: list[int], *, has_head: bool) -> float:
+    """Return the weights of a pipeline rank on one GPU, unsharded."""
+    blocks = sum(_block_gpu_weights(setting, layer) for layer in layers)
+    ends = head_weights(setting.model) if has_head else 0
+    ends += embedding_weights(setting.model) if setting.layout.pp == 1 and not setting.model.tied else 0
+    return blocks + ends / setting.layout.tp
+
+
+def _owned_weights(setting: Setting, weights: float) -> float:
+    """Return the weights that a GPU updates."""
+    return weights if setting.layout.sharding == "none" else weights / setting.shard_group.ranks
+
+
+def _step_data_parallel_s(setting: Setting, weights: float, micro_batch_s: float) -> float:
+    """Return the exposed seconds of what data parallelism does once a step."""
+    layout = setting.layout
+    reduce, gather = reduce_s(setting, weights), gather_s(setting, weights)
+    if setting.is_sharded:
+        if layout.reshard_after_forward:
+            # The first block's weights are gathered and its gradients reduced with nothing beside them.
+            return (reduce + gather) / max(1, setting.model.layers / layout.pp)
+        return exposed(gather, micro_batch_s / 3) + exposed(reduce, micro_batch_s * 2 / 3)
+    if layout.sharding == "none":
+        reduce, gather = all_reduced_s(setting, weights), 0.0
+    if not setting.trainer.overlaps_data_parallel:
+        return reduce + gather
+    return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
+
+
+def all_reduced_s(setting: Setting, weights: float) -> float:
+    """Return the seconds of averaging gradients that no rank divides."""
+    group = Group(setting.layout.dp * setting.layout.cp, setting.layout.tp)
+    return all_reduce_s(setting.cluster, group, weights * setting.gradient_bytes)
+
+
+def _pipeline_s(setting: Setting) -> float:
+    """Return the exposed seconds of sending between stages: nothing hides them but interleaving."""
+    layout = setting.layout
+    if layout.pp == 1:
+        return 0.0
+    sends = 2 * pipeline_send_s(setting) * layout.stages_per_rank * layout.microbatches
+    return exposed(sends, float("inf")) if layout.schedule != "1f1b" else sends
+
+
+def _not_modelled(setting: Setting) -> list[str]:
+    missing = []
+    if setting.layout.tp > setting.cluster.topology.gpus_per_domain:
+        missing.append("tensor parallelism over the network: latency of small messages under load")
+    if setting.cluster.device.architecture not in ("sm80", "sm90"):
+        missing.append(f"attention's rate on {setting.cluster.device.name}: no source has it")
+    return missing

@@ -1,0 +1,78 @@
+"""Topologies by name, and rates that were measured on devices: the planner's tables."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workloads.planner.cluster import Topology
+
+TABLES = Path(__file__).parent / "tables"
+NUMBERS = {"gpus_per_domain": int, "link_gb_s": float, "network_gb_s": float, "oversubscription": float}
+LATENCIES = {"link_latency_s": float, "network_latency_s": float}
+WIRINGS = ("switch", "pairs", "host")
+
+
+@cache
+def known_topologies() -> dict[str, Topology]:
+    with (TABLES / "topologies.csv").open(newline="") as lines:
+        return {row["name"]: build_topology(row) for row in csv.DictReader(lines)}
+
+
+def find_topology(name: str) -> Topology:
+    """Return a topology of the table.
+
+    Raises:
+        ValueError: the table has none of that name.
+    """
+    if name in known_topologies():
+        return known_topologies()[name]
+    close = difflib.get_close_matches(name, known_topologies(), n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ValueError(f"unknown topology '{name}'. Available: {', '.join(known_topologies())}.{hint}")
+
+
+def build_topology(values: Mapping[str, Any]) -> Topology:
+    """Return the topology in a row of the table or in a file of the user's own, which has the same keys.
+
+    Raises:
+        ValueError: a key is missing, unknown or has a value that is not allowed.
+    """
+    name = values.get("name", "topology")
+    allowed = {field.name for field in fields(Topology)}
+    unknown = [key for key in values if key not in allowed | {"source"}]
+    missing = [
+        key for key in ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s") if values.get(key) in (None, "")
+    ]
+    if unknown:
+        raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}")
+    if missing:
+        raise ValueError(f"{name}: {', '.join(missing)} missing")
+    if values["wiring"] not in WIRINGS:
+        raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}")
+    numbers = {
+        key: _number(name, key, kind, values[key]) for key, kind in (NUMBERS | LATENCIES).items() if key in values
+    }
+    return Topology(name=str(name), wiring=values["wiring"], **numbers)
+
+
+def _number(name: str, key: str, kind: type, value: Any) -> Any:
+    try:
+        number = kind(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {key} is '{value}', which is not a number") from error
+    if number <= 0:
+        raise ValueError(f"{name}: {key} is {value}, but has to be above 0")
+    return number
+
+
+@cache
+def measured_tflops(device: str) -> dict[str, float]:
+    """Return the measured rates of large products on a device by data type; empty where the table has none."""
+    with (TABLES / "device_rates.csv").open(newline="") as lines:
+        return {row["dtype"]: float(row["tflops"]) for row in csv.DictReader(lines) if row["device"] == device}
