@@ -186,7 +186,7 @@ class LayoutCommand(Command):
         if setting.shape.layers % layout.pp:
             reason = f"pp {layout.pp} does not divide {setting.shape.layers} layers"
             return Estimate(reason, "pp divides the layers", description=str(layout))
-        step_s = estimate_step_s(layout, setting, 2, machine)
+        step_s = estimate_step_s(layout, setting, machine)
         tokens = layout.global_batch * setting.sequence_length
         return Estimate(metrics={"tokens_per_s": tokens / step_s}, description=str(layout))
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
-from workloads.parallel.cost_model import estimate_memory, estimate_step_s
-from workloads.parallel.layout import Checkpointing, Layout, Schedule, Setting, find_violation
+from workloads.parallel.cost_model import estimate_step_s
+from workloads.parallel.layout import BlockKind, Checkpointing, Layout, Schedule, Setting, State, find_violation
+from workloads.parallel.memory import estimate_memory
 
 LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
 
@@ -38,7 +39,11 @@ class ParallelParameters:
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them whole for a step.
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.
-        dtype: fp8 applies to the matrix products of blocks (torchao's recipes), with bf16 weights.
+        dtype: data type of the matrix products; fp8 applies to those of blocks (torchao's recipes).
+        state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
+            gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
+        block: pytorch compiles a plain block, in every layout; manual has a backward pass of its own, where tp and cp
+            are 1. Results of the two are not ranked together, and those of the two states neither.
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
@@ -62,6 +67,8 @@ class ParallelParameters:
     tp_across_nodes: bool = False
     compile: bool = True
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise"] = "bf16"
+    state: State = "fp32"
+    block: BlockKind = "pytorch"
     warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
@@ -82,12 +89,9 @@ class ParallelParameters:
             tp_across_nodes=self.tp_across_nodes,
             compiled=self.compile,
             dtype=self.dtype,
+            state=self.state,
+            block=self.block,
         )
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of a weight and of a saved activation."""
-        return 4 if self.dtype == "fp32" else 2
 
 
 class Parallel(Workload):
@@ -95,8 +99,9 @@ class Parallel(Workload):
 
     name = "parallel"
     Parameters = ParallelParameters
-    work = ("model", "sequence_length", "global_batch", "dtype")
+    work = ("model", "sequence_length", "global_batch", "dtype", "state", "block")
     ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
+    # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
     benchmark_version = "parallel/2"
     max_world_size = None
     has_estimates = True
@@ -109,8 +114,8 @@ class Parallel(Workload):
         violation = find_violation(layout, setting)
         if violation is not None:
             return Estimate(violation.reason, violation.rule, description=str(layout))
-        memory_gib = estimate_memory(layout, setting, parameters.element_bytes).total
-        step_s = estimate_step_s(layout, setting, parameters.element_bytes, machine)
+        memory_gib = estimate_memory(layout, setting).total
+        step_s = estimate_step_s(layout, setting, machine)
         tokens = parameters.global_batch * parameters.sequence_length
         metrics = {"memory_gib": memory_gib, "tokens_per_s": tokens / step_s}
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:

@@ -7,7 +7,8 @@
    their own checkpointing.
 5. Compilation: compile whole blocks, with selective checkpointing inside; full checkpointing stays outside of what is
    compiled. In blocks with a manual backward pass only what is between the matrix products is compiled.
-6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs.
+6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs
+   (`workloads.parallel.fsdp`).
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
@@ -22,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -37,7 +37,8 @@ from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.context import ContextAttention, local_positions
-from workloads.parallel.layout import Layout, stage_layers, uses_manual_backward
+from workloads.parallel.fsdp import shard_stage
+from workloads.parallel.layout import BlockKind, Layout, State, stage_layers, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
 from workloads.precision.layers import apply_recipe
 
@@ -52,8 +53,8 @@ BLOCK_PLAN = {
 }
 ENDS_PLAN = {
     "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-    "norm": SequenceParallel(use_local_output=True),
-    "lm_head": ColwiseParallel(),
+    "head.norm": SequenceParallel(use_local_output=True),
+    "head.lm_head": ColwiseParallel(),
 }
 
 
@@ -62,7 +63,9 @@ class ModelSpec:
     """The model to train, apart from its layout.
 
     Attributes:
-        dtype: of the weights, and of the matrix products of blocks without a recipe.
+        dtype: of activations, of gathered weights, and of the matrix products of blocks without a recipe.
+        state: of weights, gradients and optimizer states between steps; bf16 stands for `dtype`.
+        block: the backward pass of blocks.
         recipe: a training recipe of `workloads.precision.layers` for the matrix products of blocks; empty for none.
         compiled: blocks are compiled.
     """
@@ -72,6 +75,12 @@ class ModelSpec:
     dtype: torch.dtype
     recipe: str = ""
     compiled: bool = False
+    state: State = "fp32"
+    block: BlockKind = "pytorch"
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return torch.float32 if self.state == "fp32" else self.dtype
 
 
 @dataclass(frozen=True)
@@ -92,11 +101,11 @@ class Groups:
         return self.mesh["tp"] if self.mesh["tp"].size() > 1 else None
 
     @property
-    def fsdp_mesh(self) -> DeviceMesh | None:
-        """The mesh over which gradients are averaged; None if that is one rank."""
+    def fsdp_mesh(self) -> DeviceMesh:
+        """The mesh over which gradients are averaged, which may be of one rank."""
         if self.mesh["dp_replicate"].size() > 1:
             return self.mesh["dp_replicate", "dp_shard_cp"]
-        return self.mesh["dp_shard_cp"] if self.mesh["dp_shard_cp"].size() > 1 else None
+        return self.mesh["dp_shard_cp"]
 
 
 def build_groups(layout: Layout, device_type: str) -> Groups:
@@ -127,7 +136,7 @@ def build_stages(
     stages = []
     for layers in stage_layers(shape.layers, layout.total_stages)[pp_rank :: layout.pp]:
         with torch.device("meta"):
-            stage = Stage(shape, layers, rope, build_block).to(spec.dtype)
+            stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)
         if spec.recipe:
             tokens = layout.micro_batch * spec.sequence_length // layout.cp
             apply_recipe(stage.blocks, spec.recipe, architecture(device), tokens)
@@ -141,7 +150,7 @@ def build_stages(
 def _choose_block(spec: ModelSpec, layout: Layout, device: torch.device) -> Callable[[], Block]:
     """Return a function that builds a block of the model, with a manual backward pass where the layout has one."""
     shape = spec.shape
-    if not uses_manual_backward(layout, spec.recipe):
+    if spec.block == "pytorch":
         return partial(Block, shape)
     kernel = fastest_kernel(AttentionShape.of_model(shape, spec.sequence_length, spec.dtype), device)
     return partial(ManualBackwardBlock, BlockMath(shape, kernel, compiled=spec.compiled), layout.checkpointing)
@@ -153,7 +162,8 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
     if groups.cp_group is not None:
         _apply_context_parallel(stage, spec, layout, groups.cp_group, device)
     if groups.tp_mesh is not None:
-        ends = {name: style for name, style in ENDS_PLAN.items() if getattr(stage, name) is not None}
+        modules = dict(stage.named_modules())
+        ends = {name: style for name, style in ENDS_PLAN.items() if name in modules}
         parallelize_module(stage, groups.tp_mesh, ends)
         for block in stage.blocks.values():
             parallelize_module(block, groups.tp_mesh, BLOCK_PLAN)
@@ -161,15 +171,13 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         for name, block in list(stage.blocks.items()):
             if not isinstance(block, ManualBackwardBlock):
                 stage.blocks[name] = CheckpointedBlock(block, layout.checkpointing)  # type: ignore[arg-type]
-    if spec.compiled and not uses_manual_backward(layout, spec.recipe):
+    if spec.compiled and spec.block == "pytorch":
         fullgraph = layout.cp == 1  # ContextAttention is not compiled: a graph ends before it
         for block in stage.blocks.values():
             is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
             (block.block if is_inside else block).compile(dynamic=False, fullgraph=fullgraph)  # type: ignore[union-attr]
-    if groups.fsdp_mesh is not None:
-        for block in stage.blocks.values():
-            fully_shard(block, mesh=groups.fsdp_mesh, reshard_after_forward=layout.reshard_after_forward)
-        fully_shard(stage, mesh=groups.fsdp_mesh, reshard_after_forward=False)
+    if uses_fsdp(layout, spec.state):
+        shard_stage(stage, groups.fsdp_mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope
     return stage
 
@@ -226,20 +234,6 @@ def gather_gradients(stages: list[Stage], shape: LlamaShape, tp: int) -> dict[st
             full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
             gradients[name] = reorder_fused_rows(name, full, shape, tp, inverse=True)
     return gradients
-
-
-def set_gradient_sync(stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool) -> None:
-    """Set what FSDP communicates in the coming backward pass.
-
-    Gradients are averaged over copies in the last micro-batch of a step only. Without `reshard_after_forward` they are
-    also reduce-scattered only there, and weights stay gathered until then.
-    """
-    for stage in stages:
-        if isinstance(stage, FSDPModule):
-            stage.set_requires_all_reduce(is_last_microbatch)
-            if not reshard_after_forward:
-                stage.set_requires_gradient_sync(is_last_microbatch)
-                stage.set_reshard_after_backward(is_last_microbatch)
 
 
 def count_local_parameters(stage: nn.Module) -> int:

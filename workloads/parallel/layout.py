@@ -16,6 +16,8 @@ from workloads.llama.shapes import LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
+State = Literal["fp32", "bf16"]
+BlockKind = Literal["pytorch", "manual"]
 LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
@@ -58,9 +60,9 @@ class Layout:
         return self.dp_replicate * self.dp_shard
 
     @property
-    def uses_fsdp(self) -> bool:
-        """Return whether FSDP wraps the model: gradients are averaged over several ranks."""
-        return self.dp * self.cp > 1
+    def is_sharded(self) -> bool:
+        """Whether several ranks share the weights of a copy of the model."""
+        return self.dp_shard * self.cp > 1
 
     @property
     def microbatches(self) -> int:
@@ -83,7 +85,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Setting:
-    """The model, the sequence length and the ranks that a layout is checked against."""
+    """The model, its training and the ranks that a layout is checked against.
+
+    Attributes:
+        dtype: data type or recipe of the matrix products.
+        state: data type of weights, gradients and optimizer states between steps. With fp32 FSDP gathers weights in
+            the data type of the products, and gradients are reduced and accumulated in fp32.
+        block: the backward pass of blocks is PyTorch's, or this project's own.
+    """
 
     shape: LlamaShape
     sequence_length: int
@@ -92,6 +101,18 @@ class Setting:
     tp_across_nodes: bool = False
     compiled: bool = False
     dtype: str = "bf16"
+    state: State = "fp32"
+    block: BlockKind = "pytorch"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight in matrix products and of a saved activation."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a weight, of its gradient, and of each of its optimizer states between steps."""
+        return 4 if self.state == "fp32" else self.element_bytes
 
 
 @dataclass(frozen=True)
@@ -171,10 +192,9 @@ def _check_microbatches(layout: Layout, setting: Setting) -> str:
 
 
 def _check_resharding(layout: Layout, setting: Setting) -> str:
-    is_sharded = layout.dp_shard * layout.cp > 1
-    if is_sharded or layout.reshard_after_forward:
+    if layout.is_sharded or setting.state == "fp32" or layout.reshard_after_forward:
         return ""
-    return "dp_shard 1 and cp 1 shard no weights: reshard_after_forward has to be true"
+    return "dp_shard 1 and cp 1 shard no weights in state bf16: reshard_after_forward has to be true"
 
 
 def _check_zero_bubble(layout: Layout, setting: Setting) -> str:
@@ -188,10 +208,11 @@ def _check_zero_bubble(layout: Layout, setting: Setting) -> str:
         return "zero_bubble splits the backward pass, which a compiled block does not support: compile has to be false"
     if layout.checkpointing == "selective":
         return "zero_bubble goes through a block twice, which selective checkpointing does not support"
-    if layout.uses_fsdp and layout.reshard_after_forward:
+    if uses_fsdp(layout, setting.state) and layout.reshard_after_forward:
+        needed = "" if layout.is_sharded or setting.state == "fp32" else ", with dp_shard above 1"
         return (
             "zero_bubble computes wrong gradients where weights are gathered again: reshard_after_forward has to be "
-            "false, with dp_shard above 1"
+            f"false{needed}"
         )
     return ""
 
@@ -213,6 +234,25 @@ def _check_fp8(layout: Layout, setting: Setting) -> str:
     return ""
 
 
+def _check_state(layout: Layout, setting: Setting) -> str:
+    if setting.state == "bf16" and setting.dtype == "fp32":
+        return "state bf16 keeps weights in bf16, and dtype fp32 multiplies fp32 ones: state has to be fp32"
+    return ""
+
+
+def _check_block(layout: Layout, setting: Setting) -> str:
+    """Check that a rank has whole weights and whole sequences, which the manual backward pass is written for."""
+    if setting.block != "manual":
+        return ""
+    if layout.tp * layout.cp > 1:
+        return f"block manual has whole weights and sequences: tp {layout.tp} and cp {layout.cp} have to be 1"
+    if layout.schedule == "zero_bubble":
+        return "zero_bubble splits the backward pass, and that of block manual is one: block has to be pytorch"
+    if not setting.dtype.startswith(("bf16", "fp32")):
+        return f"block manual has no layers of torchao: dtype {setting.dtype} needs block pytorch"
+    return ""
+
+
 RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "the degrees multiply to the number of ranks": _check_world_size,
     "tp divides heads, sizes and sequence": _check_tp,
@@ -225,17 +265,19 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "zero_bubble is supported": _check_zero_bubble,
     "a tied head shares a stage with the embedding": _check_tied_head,
     "fp8 is supported": _check_fp8,
+    "state and products agree": _check_state,
+    "the manual block is supported": _check_block,
 }
 
 
-def uses_manual_backward(layout: Layout, dtype: str) -> bool:
-    """Return whether blocks have this project's own backward pass.
+def uses_fsdp(layout: Layout, state: State) -> bool:
+    """Return whether FSDP wraps the model.
 
-    They do where a rank has whole weights and whole sequences. Zero bubble needs the two halves of a backward pass
-    separately, and fp8 layers are torchao's.
+    It does where gradients are averaged over several ranks, and with fp32 state on a single rank too: there it casts
+    weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
+    (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
     """
-    is_whole = layout.tp == layout.cp == 1
-    return is_whole and layout.schedule != "zero_bubble" and not dtype.startswith("fp8")
+    return state == "fp32" or layout.dp * layout.cp > 1
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:

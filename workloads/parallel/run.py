@@ -26,14 +26,16 @@ from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stag
 from workloads.parallel.batches import TokenSource, local_sequences
 from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
+from workloads.parallel.fsdp import gathered_dtype, reduction_dtype
 from workloads.parallel.garbage_collection import GarbageCollector, schedule_garbage_collection
-from workloads.parallel.layout import find_violation, uses_manual_backward
+from workloads.parallel.layout import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import float8_recipe
 from workloads.telemetry import monitor_gpu
 
 GIB = 2**30
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
@@ -60,7 +62,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
 def _fused_attention(parameters: ParallelParameters, device: torch.device) -> AbstractContextManager[str]:
     """Return a context that yields the kernel of PyTorch's attention; empty where blocks have a kernel of their own."""
     layout, spec = parameters.layout, _model_spec(parameters)
-    if layout.cp > 1 or uses_manual_backward(layout, spec.recipe):
+    if layout.cp > 1 or spec.block == "manual":
         return nullcontext("")
     return fused_attention(AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp), device)
 
@@ -72,18 +74,20 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     stages = build_stages(_model_spec(parameters), layout, groups, device, initializer)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
-    trainer = Trainer(stages, layout, groups, device, parameters.learning_rate)
+    trainer = Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
     source, sequences = TokenSource(shape.vocabulary, length + 1, parameters.seed), local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
         run = _run_steps(parameters, trainer, partial(_draw_tokens, source, sequences, device), collector, device)
     metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
+    if trainer.gradient_norm is not None:
+        metrics["gradient_norm"] = float(trainer.gradient_norm)
     if device.type == "cuda":
         metrics["peak_device_gib"] = _peak_gib(device)
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
     hardware_flops = hardware_flops_per_token(shape, length, _recomputed_products(parameters))  # type: ignore[arg-type]
     return Measurement(
-        executed=_executed_parameters(parameters, groups, stages) | run.executed,
+        executed=_executed_parameters(parameters, groups, trainer) | run.executed,
         step_times_s=tuple(run.times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, length) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
@@ -108,6 +112,8 @@ def _model_spec(parameters: ParallelParameters) -> ModelSpec:
         torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
         recipe=parameters.dtype if parameters.dtype.startswith("fp8") else "",
         compiled=parameters.compile,
+        state=parameters.state,
+        block=parameters.block,
     )
 
 
@@ -170,8 +176,9 @@ def _recomputed_products(parameters: ParallelParameters) -> dict[str, int]:
     return dict.fromkeys(products[parameters.checkpointing], layers)
 
 
-def _executed_parameters(parameters: ParallelParameters, groups: Groups, stages: list[Stage]) -> dict[str, Scalar]:
+def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer: Trainer) -> dict[str, Scalar]:
     """Return the parameters, as far as possible read back from the model that ran."""
+    stages = trainer.stages
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
     blocks = [block for stage in stages for block in stage.blocks.values()]
     checkpointing = {getattr(block, "checkpointing", "none") for block in blocks}
@@ -185,13 +192,23 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, stages:
         "stages_per_rank": len(stages),
         "checkpointing": ", ".join(sorted(checkpointing)),
         "dtype": _block_dtype(stages[0]),
+        "state": _state_dtype(trainer),
+        "block": "manual" if isinstance(_first_block(stages[0]), ManualBackwardBlock) else "pytorch",
     }
 
 
 def _block_dtype(stage: Stage) -> str:
     """Return the data type or recipe of the matrix products of blocks."""
     layer: Any = _first_block(stage).qkv
-    return float8_recipe(layer) or {torch.bfloat16: "bf16", torch.float32: "fp32"}[layer.weight.dtype]
+    if recipe := float8_recipe(layer):
+        return recipe
+    return DTYPE_NAMES[gathered_dtype(stage) or layer.weight.dtype]
+
+
+def _state_dtype(trainer: Trainer) -> str:
+    """Return the data type of weights, optimizer states and the reduction of gradients; several if they differ."""
+    reductions = {dtype for stage in trainer.stages if (dtype := reduction_dtype(stage))}
+    return ", ".join(sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions))
 
 
 def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:

@@ -105,6 +105,24 @@ class _ManualBackward(torch.autograd.Function):
         return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 
+class Head(nn.Module):
+    """The last norm, and the matrix that gives the logits: one module, so that FSDP gathers both before the norm.
+
+    Attributes:
+        lm_head: None if the embedding is the matrix.
+    """
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head = None if shape.tied else nn.Linear(*shape.linear("lm_head"), bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed hidden states. The loss takes the matrix itself."""
+        normed: Tensor = self.norm(x)
+        return normed
+
+
 class Stage(nn.Module):
     """Layers of a Llama. The first stage also has the embedding, the last one the last norm and the head.
 
@@ -118,9 +136,7 @@ class Stage(nn.Module):
         self.shape, self.rope = shape, rope
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size) if layers.start == 0 else None
         self.blocks = nn.ModuleDict({str(layer): build_block() for layer in layers})
-        is_last = layers.stop == shape.layers
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps) if is_last else None
-        self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False) if is_last and not shape.tied else None
+        self.head = Head(shape) if layers.stop == shape.layers else None
 
     @property
     def is_first(self) -> bool:
@@ -128,12 +144,13 @@ class Stage(nn.Module):
 
     @property
     def is_last(self) -> bool:
-        return self.norm is not None
+        return self.head is not None
 
     @property
     def lm_head_weight(self) -> Tensor:
         """The head's weight, of the last stage."""
-        return (self.lm_head or self.embedding).weight  # type: ignore[union-attr]
+        assert self.head is not None
+        return (self.head.lm_head or self.embedding).weight  # type: ignore[union-attr]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
@@ -142,13 +159,13 @@ class Stage(nn.Module):
                 x = x.clone()
         for block in self.blocks.values():
             x = block(x, self.rope)
-        return self.norm(x) if self.norm is not None else x
+        return x if self.head is None else self.head(x)
 
 
 def named_llama_parameters(stage: Stage) -> dict[str, nn.Parameter]:
     """Return the parameters by their names in `workloads.llama.model.Llama`, without the names of wrappers."""
     return {
-        name.replace("._orig_mod", "").replace(".block.", "."): parameter
+        name.removeprefix("head.").replace("._orig_mod", "").replace(".block.", "."): parameter
         for name, parameter in stage.named_parameters()
     }
 

@@ -13,8 +13,10 @@ from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.llama.model import next_token_loss
-from workloads.parallel.apply import Groups, set_gradient_sync
+from workloads.parallel.apply import Groups
+from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
+from workloads.parallel.fsdp import set_gradient_sync
 from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout
 from workloads.parallel.loss import vocab_parallel_loss
 from workloads.parallel.stage import Stage
@@ -27,15 +29,28 @@ SCHEDULES: dict[str, Any] = {
 
 
 class Trainer:
-    """Runs forward and backward passes of this rank's stages, and AdamW over its parameters."""
+    """Runs forward and backward passes of this rank's stages, and AdamW over its parameters.
+
+    Attributes:
+        gradient_norm: the norm of the last step's gradients, of all ranks; None where gradients are not clipped.
+    """
 
     def __init__(
-        self, stages: list[Stage], layout: Layout, groups: Groups, device: torch.device, learning_rate: float
+        self,
+        stages: list[Stage],
+        layout: Layout,
+        groups: Groups,
+        device: torch.device,
+        learning_rate: float,
+        *,
+        clips: bool = True,
     ) -> None:
         self.stages, self.layout, self._groups, self._device = stages, layout, groups, device
-        parameters = [parameter for stage in stages for parameter in stage.parameters()]
+        self._clips = clips
+        self.gradient_norm: Tensor | None = None
+        self._parameters = [parameter for stage in stages for parameter in stage.parameters()]
         self._optimizer = torch.optim.AdamW(
-            parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
+            self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
         )
         self._schedule = self._build_schedule() if layout.pp > 1 else None
 
@@ -46,9 +61,16 @@ class Trainer:
         return loss
 
     def update(self) -> None:
-        """Apply the gradients and clear them."""
+        """Clip the gradients, apply and clear them."""
+        if self._clips:
+            self.gradient_norm = clip_gradients(self._parameters, self._groups.mesh["pp"])
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+    def state_dtypes(self) -> set[torch.dtype]:
+        """Return the data types of the parameters and of both optimizer states of each, after a step."""
+        states = [state[name] for state in self._optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        return {tensor.dtype for tensor in (*self._parameters, *states)}
 
     def compute_gradients(self, tokens: Tensor) -> Tensor:
         """Run the forward and backward passes of this rank's tokens. Returns the mean loss of all ranks."""

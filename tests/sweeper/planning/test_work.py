@@ -72,6 +72,13 @@ def test_layouts_of_one_batch_are_the_same_work_and_other_batches_are_not() -> N
     assert identify(parallel, {**space, "global_batch": 16}, tp=1) != identify(parallel, space, tp=1)
 
 
+@pytest.mark.parametrize(("name", "values"), [("state", ("fp32", "bf16")), ("block", ("pytorch", "manual"))])
+def test_layouts_of_two_states_or_two_blocks_are_not_ranked_together(name: str, values: tuple[str, ...]) -> None:
+    parallel, space = registry.load("parallel"), {"model": "llama3_8b", name: f"choice({', '.join(values)})"}
+    first, second = (identify(parallel, space, **{name: value}) for value in values)
+    assert first != second
+
+
 def test_the_benchmark_version_is_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = registry.load("matmul")
     before = identify(matmul, MATMUL, m=128)

@@ -21,8 +21,9 @@ from tests.conftest import REPOSITORY, CommandResult
 from workloads.api.contract import Machine
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
-from workloads.parallel.cost_model import RUNTIME_GIB, estimate_memory, estimate_step_s
-from workloads.parallel.layout import DEGREES, Layout, Setting, find_violation, stage_layers
+from workloads.parallel.cost_model import estimate_step_s
+from workloads.parallel.layout import DEGREES, BlockKind, Layout, Setting, State, find_violation, stage_layers
+from workloads.parallel.memory import RUNTIME_GIB, estimate_memory
 
 H200 = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0, memory_gb_s=4800.0)
 POWERS_OF_TWO = [1, 2, 4, 8]
@@ -35,6 +36,7 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
     microbatches = layout.global_batch / (layout.micro_batch * dp)
     schedule_fits = (layout.schedule == "1f1b") == (layout.stages_per_rank == 1)
     is_pipeline = layout.pp > 1
+    uses_fsdp = dp * layout.cp > 1 or setting.state == "fp32"
     return (
         dp * layout.tp * layout.cp * layout.pp == setting.world_size
         and shape.heads % layout.tp == shape.kv_heads % layout.tp == 0
@@ -47,9 +49,10 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
         and (schedule_fits if is_pipeline else (layout.stages_per_rank, layout.schedule) == (1, "1f1b"))
         and (not is_pipeline or microbatches >= layout.pp)
         and (not is_pipeline or layout.schedule == "1f1b" or microbatches % max(1, microbatches // layout.pp) == 0)
-        and (layout.reshard_after_forward or layout.dp_shard * layout.cp > 1)
-        and (layout.schedule != "zero_bubble" or not (layout.reshard_after_forward and dp * layout.cp > 1))
+        and (layout.reshard_after_forward or layout.dp_shard * layout.cp > 1 or setting.state == "fp32")
+        and (layout.schedule != "zero_bubble" or not (layout.reshard_after_forward and uses_fsdp))
         and not (shape.tied and is_pipeline)
+        and (setting.block == "pytorch" or (layout.tp == layout.cp == 1 and layout.schedule != "zero_bubble"))
     )
 
 
@@ -64,6 +67,7 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
     st.sampled_from(["llama_tiny", "llama3_1b", "llama3_8b", "qwen2_5_7b"]),
     st.sampled_from([512, 6000]),
     st.sampled_from([1, 2, 8]),
+    st.sampled_from([("fp32", "pytorch"), ("bf16", "pytorch"), ("fp32", "manual")]),
 )
 def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
     degrees: dict[str, int],
@@ -73,6 +77,7 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
     model: str,
     length: int,
     ranks_per_node: int,
+    training: tuple[State, BlockKind],
 ) -> None:
     layout = Layout(
         **degrees,
@@ -80,7 +85,8 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
         reshard_after_forward=reshard_after_forward,
         global_batch=global_batch,
     )
-    setting = Setting(MODELS[model], length, layout.world_size, ranks_per_node)
+    state, block = training
+    setting = Setting(MODELS[model], length, layout.world_size, ranks_per_node, state=state, block=block)
     violation = find_violation(layout, setting)
     assert (violation is None) == is_valid(layout, setting)
     assert violation is None or (violation.rule and violation.reason)
@@ -102,15 +108,16 @@ def test_stages_have_every_layer_once_and_differ_by_at_most_one(layers: int, sta
 
 
 def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
-    setting = Setting(MODELS[model], 8192, world_size, 8)
+    training = {name: fields.pop(name) for name in ("state", "block") if name in fields}
+    setting = Setting(MODELS[model], 8192, world_size, 8, **training)  # type: ignore[arg-type]
     layout = Layout(global_batch=16, **fields)  # type: ignore[arg-type]
     assert find_violation(layout, setting) is None
-    return estimate_memory(layout, setting, 2).total
+    return estimate_memory(layout, setting).total
 
 
 def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
     one_rank_gib, copies_gib = memory_gib(world_size=1), memory_gib(dp_replicate=8)
-    assert copies_gib >= one_rank_gib > 60  # eight bytes a parameter
+    assert copies_gib >= one_rank_gib > 120  # sixteen bytes a parameter
     for degree in ("dp_shard", "tp", "pp"):
         assert memory_gib(**{degree: 8}) < memory_gib(**{degree: 4, "dp_replicate": 2}) < copies_gib
     full_gib, selective_gib = (memory_gib(dp_shard=8, checkpointing=kind) for kind in ("full", "selective"))
@@ -119,13 +126,25 @@ def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
     assert memory_gib(dp_shard=8, micro_batch=1) < memory_gib(dp_shard=8, micro_batch=2)
 
 
+def test_fp32_state_takes_twice_the_memory_of_a_parameter_and_more_time() -> None:
+    """8B: 16 bytes a parameter instead of 8, and gradients that are reduced and kept in fp32."""
+    parameters = MODELS["llama3_8b"].parameters
+    for layout, least_bytes in ({"dp_shard": 8}, 6 / 8), ({"dp_shard": 8, "reshard_after_forward": False}, 2 + 6 / 8):
+        added_gib = memory_gib(**layout) - memory_gib(**layout, state="bf16")
+        assert least_bytes * parameters / 2**30 < added_gib < (least_bytes + 1) * parameters / 2**30
+    setting, layout = Setting(MODELS["llama3_8b"], 8192, 8, 8), Layout(dp_shard=8, global_batch=16)
+    fp32_s, bf16_s = (estimate_step_s(layout, replace(setting, state=state), H200) for state in ("fp32", "bf16"))
+    assert 1 < fp32_s / bf16_s < 1.1
+
+
 MEASUREMENTS = pd.read_csv(REPOSITORY / "tests/samples/h200_layouts.csv", comment="#").to_dict("records")
 
 
 def measured_layout(row: dict[str, Any]) -> tuple[Layout, Setting]:
     layout = Layout(**{name: value for name, value in row.items() if name in Layout.__dataclass_fields__})
     ranks = layout.world_size
-    return layout, Setting(MODELS["llama3_8b"], 8192, ranks, ranks, compiled=True, dtype=row["dtype"])
+    training = {name: row[name] for name in ("dtype", "state", "block")}
+    return layout, Setting(MODELS["llama3_8b"], 8192, ranks, ranks, compiled=True, **training)
 
 
 def estimated_tokens_per_s(row: dict[str, Any]) -> float:
@@ -134,12 +153,12 @@ def estimated_tokens_per_s(row: dict[str, Any]) -> float:
     ranks = layout.world_size
     tflops = catalogue()["h200"].achieved_share * 989
     machine = replace(H200, world_size=ranks, ranks_per_node=ranks, matrix_tflops={"bf16": tflops})
-    return layout.global_batch * 8192 / estimate_step_s(layout, setting, 2, machine) / ranks
+    return layout.global_batch * 8192 / estimate_step_s(layout, setting, machine) / ranks
 
 
 @pytest.mark.parametrize("row", MEASUREMENTS, ids=str)
 def test_the_memory_estimate_is_within_5_percent_of_a_gpus_allocations(row: dict[str, Any]) -> None:
-    assert estimate_memory(*measured_layout(row), 2).total - RUNTIME_GIB == pytest.approx(row["gib"], rel=0.05)
+    assert estimate_memory(*measured_layout(row)).total - RUNTIME_GIB == pytest.approx(row["gib"], rel=0.05)
 
 
 @pytest.mark.parametrize("row", [row for row in MEASUREMENTS if row["tokens_per_s"] > 0], ids=str)
@@ -187,7 +206,7 @@ def test_a_layout_of_small_groups_is_estimated_slower_where_gpus_have_links_in_p
     setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
 
     def step_s(machine: Machine, **degrees: int) -> float:
-        return estimate_step_s(Layout(global_batch=16, **degrees), setting, 2, machine)
+        return estimate_step_s(Layout(global_batch=16, **degrees), setting, machine)
 
     mi300x = planned_machine("mi300x")
     assert (mi300x.group_link_gb_s(2), mi300x.group_link_gb_s(8)) == (64.0, 448.0)
@@ -203,7 +222,7 @@ def test_a_layout_of_small_groups_is_estimated_slower_where_gpus_have_links_in_p
 def test_a_layout_fits_that_needs_less_than_what_the_driver_reports() -> None:
     """By the vendor's 141 GB, taken as 141e9 bytes, 127.4 GiB fit on an H200; its driver reports 139.7 GiB."""
     layout = {"tp": 4, "pp": 2, "stages_per_rank": 1, "micro_batch": 1, "global_batch": 32}
-    parameters = ParallelParameters(model="llama3_70b", sequence_length=8192, dtype="bf16", **layout)  # type: ignore[arg-type]
+    parameters = ParallelParameters(model="llama3_70b", sequence_length=8192, state="bf16", **layout)  # type: ignore[arg-type]
     estimate = Parallel().estimate(parameters, planned_machine("h200"))
     assert 127.4 < estimate.metrics["memory_gib"] < 135.5 and not estimate.unsupported_reason
     assert Parallel().estimate(parameters, planned_machine("h100")).rule == "the layout fits into memory"
@@ -213,7 +232,7 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
 
     def step_s(machine: Machine = H200, **fields: object) -> float:
-        return estimate_step_s(Layout(global_batch=16, **fields), setting, 2, machine)  # type: ignore[arg-type]
+        return estimate_step_s(Layout(global_batch=16, **fields), setting, machine)  # type: ignore[arg-type]
 
     selective_s, full_s = (step_s(dp_shard=8, checkpointing=kind) for kind in ("selective", "full"))
     assert step_s(dp_shard=8) < selective_s < full_s

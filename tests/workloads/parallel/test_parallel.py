@@ -28,7 +28,8 @@ from workloads.llama.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
 from workloads.parallel.batches import local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
-from workloads.parallel.layout import TORCH_VERSION, Layout
+from workloads.parallel.fsdp import reduction_dtype
+from workloads.parallel.layout import TORCH_VERSION, Layout, State
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 
@@ -50,12 +51,18 @@ LAYOUTS = [
     Layout(pp=2, micro_batch=2),
     Layout(pp=4, micro_batch=2),
     Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
-    Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2),
+    Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, dp_shard=2, checkpointing="full"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="interleaved"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="zero_bubble", reshard_after_forward=False),
     Layout(pp=2, tp=2, micro_batch=2),
     Layout(pp=2, cp=2, micro_batch=2),
+]
+# With the manual block, and with state bf16: without FSDP on one rank, and without clipping.
+MANUAL_LAYOUTS = [
+    Layout(micro_batch=4),
+    Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False, checkpointing="selective"),
+    Layout(pp=2, dp_shard=2, micro_batch=2, checkpointing="full"),
 ]
 # Slow ones, which combine what the layouts above have.
 LONG_LAYOUTS = [
@@ -65,10 +72,17 @@ LONG_LAYOUTS = [
     Layout(pp=2, dp_shard=2, tp=2),
 ]
 LAYOUTS = [replace(layout, global_batch=BATCH) for layout in LAYOUTS]
+MANUAL_LAYOUTS = [replace(layout, global_batch=BATCH) for layout in MANUAL_LAYOUTS]
 LONG_LAYOUTS = [replace(layout, global_batch=BATCH) for layout in LONG_LAYOUTS]
 
 
-Trained = tuple[list[float], dict[str, Tensor]]  # losses, and the first step's gradients
+@dataclass(frozen=True)
+class Trained:
+    """The losses of all steps, and the first step's gradients and their norm."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    norm: float
 
 
 def tokens() -> Tensor:
@@ -81,8 +95,7 @@ class Call:
 
     sequence_number: int
     layout: Layout
-    compiled: bool
-    recipe: str
+    spec: ModelSpec
 
 
 def train(call: Call, rank: Rank) -> Trained:
@@ -90,15 +103,15 @@ def train(call: Call, rank: Rank) -> Trained:
     device, layout = devices.device_of(rank), call.layout
     with process_group(rank, device):
         groups = build_groups(layout, device.type)
-        spec = ModelSpec(SHAPE, LENGTH, torch.float32, call.recipe, call.compiled)
-        stages = build_stages(spec, layout, groups, device, build_initializer(0, CPU))
+        stages = build_stages(call.spec, layout, groups, device, build_initializer(0, CPU))
         trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
         local = tokens()[list(local_sequences(layout, groups))]
         losses = [float(trainer.compute_gradients(local))]
         gradients = gather_gradients(stages, SHAPE, layout.tp)
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
         trainer.update()
-        return losses + [float(trainer.step(local)) for _ in range(STEPS - 1)], gradients
+        norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
+        return Trained(losses + [float(trainer.step(local)) for _ in range(STEPS - 1)], gradients, norm)
 
 
 def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:
@@ -143,11 +156,11 @@ class Ranks:
                     patch.setenv("CUDA_VISIBLE_DEVICES", str(n))  # as a worker sees it
                 process.start()
 
-    def train(self, layout: Layout, *, compiled: bool = False, recipe: str = "") -> list[Trained]:
+    def train(self, layout: Layout, **fields: Any) -> list[Trained]:
         """Train on as many processes as the layout has ranks. Returns each rank's result."""
         self._sequence_number += 1
         for calls in self._calls[: layout.world_size]:
-            calls.put(Call(self._sequence_number, layout, compiled, recipe))
+            calls.put(Call(self._sequence_number, layout, ModelSpec(SHAPE, LENGTH, torch.float32, **fields)))
         results: dict[int, Trained] = {}
         for _ in range(layout.world_size):
             number, answer = self._answers.get(timeout=100)
@@ -181,14 +194,17 @@ def reference() -> Trained:
     rope = rope_table(SHAPE, LENGTH, CPU)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
+    norms = []
     for _ in range(STEPS):
         loss = model(tokens()[:, :-1], tokens()[:, 1:], rope)
         loss.backward()
         losses.append(float(loss.detach()))
         gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
         optimizer.zero_grad()
-    return losses, gradients
+    assert norms[0] > 1.0  # so that clipping has an effect
+    return Trained(losses, gradients, norms[0])
 
 
 @pytest.mark.long(40)
@@ -196,6 +212,23 @@ def reference() -> Trained:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
     assert_same_training(ranks.train(layout), reference)
+
+
+@pytest.mark.long(10)
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("layout", MANUAL_LAYOUTS, ids=str)
+def test_the_manual_block_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    assert_same_training(ranks.train(layout, block="manual"), reference)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_with_the_manual_block_trains_like_one_process(
+    layout: Layout, ranks: Ranks, reference: Trained
+) -> None:
+    if layout.tp * layout.cp > 1 or layout.schedule == "zero_bubble":
+        pytest.skip("the manual block has whole weights and sequences, and one backward pass")
+    assert_same_training(ranks.train(layout, block="manual"), reference)
 
 
 @pytest.mark.soak
@@ -219,6 +252,8 @@ COMPILED = [
 @pytest.mark.parametrize("layout", [replace(layout, global_batch=BATCH) for layout in COMPILED], ids=str)
 def test_every_compiled_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
     assert_same_training(ranks.train(layout, compiled=True), reference)
+    if layout.tp * layout.cp == 1:
+        assert_same_training(ranks.train(layout, compiled=True, block="manual"), reference)
 
 
 def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +299,13 @@ def test_layouts_over_two_gpus_train_like_one_cpu_process(
 
 def assert_same_training(trained: list[Trained], reference: Trained, tolerance: float = 1e-5) -> None:
     """Check that every rank has the reference's losses, and that the ranks' gradients together are the reference's."""
-    reference_losses, reference_gradients = reference
     gradients: dict[str, Tensor] = {}
-    for losses, rank_gradients in trained:
-        assert losses == pytest.approx(reference_losses, abs=tolerance)
-        gradients |= rank_gradients
-    assert gradients.keys() == reference_gradients.keys()
-    for name, gradient in reference_gradients.items():
+    for rank in trained:
+        assert rank.losses == pytest.approx(reference.losses, abs=tolerance)
+        assert rank.norm == pytest.approx(reference.norm, rel=tolerance)
+        gradients |= rank.gradients
+    assert gradients.keys() == reference.gradients.keys()
+    for name, gradient in reference.gradients.items():
         error = (gradients[name] - gradient).abs().max() / gradient.abs().max()
         assert error < tolerance, name
 
@@ -282,7 +317,7 @@ def test_fp8_layers_train_the_same_in_every_layout_and_near_fp32(ranks: Ranks, r
     (fp8_reference,) = ranks.train(one_rank, recipe="fp8_tensorwise")
     assert_same_training(ranks.train(replace(one_rank, dp_shard=2), recipe="fp8_tensorwise"), fp8_reference)
     assert_same_training(ranks.train(replace(one_rank, pp=2), recipe="fp8_tensorwise"), fp8_reference)
-    fp8_losses, fp32_losses = fp8_reference[0], reference[0]
+    fp8_losses, fp32_losses = fp8_reference.losses, reference.losses
     assert fp8_losses == pytest.approx(fp32_losses, abs=0.02)
     assert fp8_losses != pytest.approx(fp32_losses, abs=1e-6)
 
@@ -322,6 +357,35 @@ def test_kernels_of_nccl_rccl_and_msccl_are_communication(kernel: str, communica
 def test_an_invalid_layout_is_infeasible_before_ranks_wait_for_each_other() -> None:
     with pytest.raises(Infeasible, match="= 2 ranks, but there are 4"):
         run_trial("parallel", {"model": "llama_tiny", "dtype": "fp32", "dp_shard": 2}, Rank(0, 4, ranks_per_node=4))
+
+
+def test_gradients_of_bf16_products_are_accumulated_in_fp32_beside_fp32_weights() -> None:
+    """Eight micro-batches, with and without gathering the weights for each, and the bf16 state beside them."""
+    gradients, dtypes = {}, {}
+    with process_group(Rank(), CPU):
+        for dtype, state, reshard in CASES:
+            layout = Layout(global_batch=BATCH, reshard_after_forward=reshard)
+            groups = build_groups(layout, "cpu")
+            spec = ModelSpec(SHAPE, LENGTH, dtype, state=state)
+            stages = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
+            trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
+            trainer.compute_gradients(tokens())
+            name = "blocks.0.down.weight"
+            gradients[dtype, state, reshard] = gather_gradients(stages, SHAPE, 1)[name].clone()
+            trainer.update()
+            dtypes[dtype, state, reshard] = trainer.state_dtypes() | ({reduction_dtype(stages[0])} - {None})
+    exact = gradients[CASES[0]]
+    errors = {case: float((gradient - exact).norm() / exact.norm()) for case, gradient in gradients.items()}
+    assert all(dtypes[case] == {torch.float32 if case[1] == "fp32" else torch.bfloat16} for case in CASES)
+    assert errors[CASES[1]] == pytest.approx(errors[CASES[2]], rel=0.01) and 0 < errors[CASES[1]] < errors[CASES[3]]
+
+
+CASES: list[tuple[torch.dtype, State, bool]] = [
+    (torch.float32, "fp32", True),
+    (torch.bfloat16, "fp32", True),
+    (torch.bfloat16, "fp32", False),
+    (torch.bfloat16, "bf16", True),
+]
 
 
 def test_a_tied_model_trains() -> None:

@@ -15,7 +15,7 @@ from workloads.api.trial import run_trial
 
 FIXED = {"model": "llama_tiny", "sequence_length": 64, "global_batch": 8, "micro_batch": 4, "compile": False}
 FIXED |= {"dtype": "fp32", "steps": 2}
-TRIALS = [FIXED | {"dp_shard": 2}, FIXED | {"tp": 2}]
+TRIALS = [FIXED | {"dp_shard": 2}, FIXED | {"tp": 2}, FIXED | {"dp_shard": 2, "block": "manual"}]
 
 
 def run_trials(number: int, rendezvous: str, results: Any) -> None:
@@ -47,13 +47,15 @@ def test_trials_of_different_layouts_follow_each_other_in_the_same_two_processes
             process.kill()
     assert not any(isinstance(answer, str) for answer in by_rank), by_rank
     loss = by_rank[0][0].metrics["loss"]
-    for sharded, tensor_parallel in by_rank:
-        for measurement in (sharded, tensor_parallel):
+    for measurements in by_rank:
+        for measurement in measurements:
             assert len(measurement.step_times_s) == 2
             assert measurement.metrics["loss"] == pytest.approx(loss, abs=1e-4)
             assert measurement.metrics["loss"] < measurement.metrics["first_loss"]
             assert sum(value for name, value in measurement.metrics.items() if name.startswith("calls_")) > 0
-        # Blocks with whole weights have a manual backward pass with kernels of its own.
-        assert sharded.machine_info["attention"] == "cpu"
-        assert tensor_parallel.machine_info["attention"] == "scaled_dot_product_attention"
+            assert measurement.executed["state"] == "fp32" and measurement.metrics["gradient_norm"] > 1
+        # A manual backward pass has kernels of its own.
+        attention = [measurement.machine_info["attention"] for measurement in measurements]
+        assert attention == ["scaled_dot_product_attention", "scaled_dot_product_attention", "cpu"]
+        assert [measurement.executed["block"] for measurement in measurements] == ["pytorch", "pytorch", "manual"]
     assert sorted(trials[0].tokens_per_step for trials in by_rank) == [0, 8 * 64]  # rank 0 reports those of all
