@@ -38,7 +38,7 @@ from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
-from workloads.parallel.layout import BlockKind, Layout, State, stage_layers, uses_fsdp
+from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, stage_layers, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
 from workloads.precision.layers import apply_recipe
 
@@ -122,7 +122,7 @@ def build_groups(layout: Layout, device_type: str) -> Groups:
 def build_stages(
     spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device, initialize: Initializer
 ) -> list[Stage]:
-    """Return this rank's stages, ready to train. Stage n belongs to pipeline rank n modulo the pipeline degree.
+    """Return this rank's stages, ready to train.
 
     Raises:
         Infeasible: the sizes do not fit the recipe.
@@ -134,7 +134,8 @@ def build_stages(
         rope = rope[:, positions.to(device)]
     build_block = _choose_block(spec, layout, device)
     stages = []
-    for layers in stage_layers(shape.layers, layout.total_stages)[pp_rank :: layout.pp]:
+    layers_of_stages = stage_layers(shape.layers, layout.total_stages)
+    for layers in (layers_of_stages[index] for index in rank_stages(layout, pp_rank)):
         with torch.device("meta"):
             stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)
         if spec.recipe:

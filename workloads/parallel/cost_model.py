@@ -9,7 +9,14 @@ import math
 
 from workloads.api.contract import Machine
 from workloads.llama.flops import model_flops_per_token
-from workloads.parallel.layout import Layout, Setting, stage_layers, uses_fsdp
+from workloads.parallel.layout import (
+    SPLIT_BACKWARD_SCHEDULES,
+    Layout,
+    Setting,
+    rank_stages,
+    stage_layers,
+    uses_fsdp,
+)
 
 ASSUMED_TFLOPS = 0.05  # of a processor whose rate was not measured: only the order of layouts depends on it
 NON_GEMM_FACTOR = 1.19  # attention and what is between the GEMMs: one H200's step against its GEMMs alone
@@ -34,10 +41,12 @@ FP32_OPTIMIZER_BYTES = 7 * 2 + 3 * 4
 def estimate_step_s(layout: Layout, setting: Setting, machine: Machine) -> float:
     """Estimate the seconds of a step: GEMMs at the machine's rate, collectives by bytes and bandwidth, the bubble."""
     stages = stage_layers(setting.shape.layers, layout.total_stages)
-    stages_of_ranks = [stages[pp_rank :: layout.pp] for pp_rank in range(layout.pp)]
+    stages_of_ranks = [[stages[index] for index in rank_stages(layout, rank)] for rank in range(layout.pp)]
     slowest_s = max(_microbatch_s(layout, setting, machine, stages) for stages in stages_of_ranks)
     bubble = (layout.pp - 1) / layout.stages_per_rank
-    if layout.schedule == "zero_bubble":  # the weights' half of the backward pass fills it
+    if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        # The weights' half of the backward pass fills the rest. In PyTorch's orders of zbv and dualpipev it is exactly
+        # so where the forward pass and both halves take equal times.
         bubble /= 3
     return slowest_s * (layout.microbatches + bubble) + _once_per_step_s(layout, setting, machine)
 

@@ -15,7 +15,10 @@ from typing import Literal
 from workloads.llama.shapes import LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
-Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
+Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
+# The backward pass is computed first for inputs and then for weights.
+SPLIT_BACKWARD_SCHEDULES = ("zero_bubble", *V_SCHEDULES)
 State = Literal["fp32", "bf16"]
 BlockKind = Literal["pytorch", "manual"]
 LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
@@ -177,6 +180,8 @@ def _check_stages(layout: Layout, setting: Setting) -> str:
     if (layout.schedule == "1f1b") != (layout.stages_per_rank == 1):
         needed = "1" if layout.schedule == "1f1b" else "above 1"
         return f"schedule {layout.schedule} needs stages_per_rank {needed}"
+    if layout.schedule in V_SCHEDULES and layout.stages_per_rank != 2:
+        return f"schedule {layout.schedule} needs stages_per_rank 2"
     return ""
 
 
@@ -185,8 +190,10 @@ def _check_microbatches(layout: Layout, setting: Setting) -> str:
         return ""
     if layout.microbatches < layout.pp:
         return f"{layout.microbatches} micro-batches do not fill a pipeline of {layout.pp} ranks"
+    if layout.schedule == "dualpipev" and layout.microbatches < layout.total_stages:
+        return f"schedule dualpipev needs {layout.total_stages} micro-batches, one for each stage"
     rounds = max(1, layout.microbatches // layout.pp)
-    if layout.schedule != "1f1b" and layout.microbatches % rounds:
+    if layout.schedule in ("interleaved", "zero_bubble") and layout.microbatches % rounds:
         return f"schedule {layout.schedule} needs a multiple of {rounds} micro-batches, {layout.microbatches} is not"
     return ""
 
@@ -197,21 +204,22 @@ def _check_resharding(layout: Layout, setting: Setting) -> str:
     return "dp_shard 1 and cp 1 shard no weights in state bf16: reshard_after_forward has to be true"
 
 
-def _check_zero_bubble(layout: Layout, setting: Setting) -> str:
+def _check_split_backward(layout: Layout, setting: Setting) -> str:
     """Check what PyTorch needs to split a backward pass, first for inputs and then for weights."""
-    if layout.schedule != "zero_bubble":
+    schedule = layout.schedule
+    if schedule not in SPLIT_BACKWARD_SCHEDULES:
         return ""
     if TORCH_VERSION < (2, 13):
         installed = ".".join(map(str, TORCH_VERSION))
-        return f"zero_bubble does not split this loss's backward pass before torch 2.13, this is {installed}"
+        return f"{schedule} does not split this loss's backward pass before torch 2.13, this is {installed}"
     if setting.compiled:
-        return "zero_bubble splits the backward pass, which a compiled block does not support: compile has to be false"
+        return f"{schedule} splits the backward pass, which a compiled block does not support: compile has to be false"
     if layout.checkpointing == "selective":
-        return "zero_bubble goes through a block twice, which selective checkpointing does not support"
+        return f"{schedule} goes through a block twice, which selective checkpointing does not support"
     if uses_fsdp(layout, setting.state) and layout.reshard_after_forward:
         needed = "" if layout.is_sharded or setting.state == "fp32" else ", with dp_shard above 1"
         return (
-            "zero_bubble computes wrong gradients where weights are gathered again: reshard_after_forward has to be "
+            f"{schedule} computes wrong gradients where weights are gathered again: reshard_after_forward has to be "
             f"false{needed}"
         )
     return ""
@@ -229,8 +237,8 @@ def _check_fp8(layout: Layout, setting: Setting) -> str:
         return ""
     if layout.tp > 1:
         return f"{setting.dtype} has scales of whole weights: tp has to be 1"
-    if layout.schedule == "zero_bubble":
-        return "zero_bubble splits the backward pass, which an fp8 layer does not support"
+    if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        return f"{layout.schedule} splits the backward pass, which an fp8 layer does not support"
     return ""
 
 
@@ -246,8 +254,8 @@ def _check_block(layout: Layout, setting: Setting) -> str:
         return ""
     if layout.tp * layout.cp > 1:
         return f"block manual has whole weights and sequences: tp {layout.tp} and cp {layout.cp} have to be 1"
-    if layout.schedule == "zero_bubble":
-        return "zero_bubble splits the backward pass, and that of block manual is one: block has to be pytorch"
+    if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        return f"{layout.schedule} splits the backward pass, and that of block manual is one: block has to be pytorch"
     if not setting.dtype.startswith(("bf16", "fp32")):
         return f"block manual has no layers of torchao: dtype {setting.dtype} needs block pytorch"
     return ""
@@ -262,7 +270,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "stages and schedule agree": _check_stages,
     "micro-batches fill the pipeline": _check_microbatches,
     "only sharded weights stay gathered": _check_resharding,
-    "zero_bubble is supported": _check_zero_bubble,
+    "a split backward pass is supported": _check_split_backward,
     "a tied head shares a stage with the embedding": _check_tied_head,
     "fp8 is supported": _check_fp8,
     "state and products agree": _check_state,
@@ -278,6 +286,13 @@ def uses_fsdp(layout: Layout, state: State) -> bool:
     (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
     """
     return state == "fp32" or layout.dp * layout.cp > 1
+
+
+def rank_stages(layout: Layout, pp_rank: int) -> list[int]:
+    """Return the indices of the stages that a pipeline rank has, in ascending order."""
+    if layout.schedule in V_SCHEDULES:
+        return [pp_rank, layout.total_stages - 1 - pp_rank]
+    return list(range(pp_rank, layout.total_stages, layout.pp))
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout, Setting, stage_layers, uses_fsdp
+from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout, Setting, rank_stages, stage_layers, uses_fsdp
 
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
@@ -69,7 +69,8 @@ class _RankSizes:
 
 def _rank_sizes(layout: Layout, setting: Setting, pp_rank: int) -> _RankSizes:
     shape = setting.shape
-    stages = stage_layers(shape.layers, layout.total_stages)[pp_rank :: layout.pp]
+    layers_of_stages = stage_layers(shape.layers, layout.total_stages)
+    stages = [layers_of_stages[index] for index in rank_stages(layout, pp_rank)]
     matrix = shape.vocabulary * shape.hidden_size / layout.tp
     return _RankSizes(
         pp_rank,
@@ -159,8 +160,10 @@ def _microbatches_in_flight(layout: Layout, pp_rank: int) -> float:
     if layout.schedule == "interleaved":
         started_stages = (layout.stages_per_rank - 1) * layout.pp + 2 * (layout.pp - 1 - pp_rank) + 1
         return min(layout.microbatches, started_stages / layout.stages_per_rank)
-    if layout.schedule == "zero_bubble":
+    if layout.schedule in ("zero_bubble", "zbv"):
         return min(layout.microbatches, layout.pp)
+    if layout.schedule == "dualpipev":  # counted in PyTorch's order: each rank holds a forward pass of one stage more
+        return layout.pp + 0.5
     # The first rank of a 1F1B pipeline has as many micro-batches in flight as there are ranks.
     return min(layout.microbatches, layout.pp - pp_rank)
 

@@ -159,6 +159,7 @@ def _run_steps(
     run.executed["sequence_length"] = tokens.shape[1] - 1
     run.executed["steps"] = len(run.times_s) - parameters.warmup
     run.executed["gc_freq"] = collector.executed_freq
+    run.executed["schedule"] = trainer.executed_schedule
     return run
 
 

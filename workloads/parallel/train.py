@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.llama.model import next_token_loss
@@ -19,13 +18,8 @@ from workloads.parallel.context import local_positions
 from workloads.parallel.fsdp import set_gradient_sync
 from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout
 from workloads.parallel.loss import vocab_parallel_loss
+from workloads.parallel.schedules import NAMES, build_schedule
 from workloads.parallel.stage import Stage
-
-SCHEDULES: dict[str, Any] = {
-    "1f1b": pipelining.Schedule1F1B,
-    "interleaved": pipelining.ScheduleInterleaved1F1B,
-    "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
-}
 
 
 class Trainer:
@@ -52,7 +46,14 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
         )
-        self._schedule = self._build_schedule() if layout.pp > 1 else None
+        self._schedule: Any = None
+        if layout.pp > 1:
+            self._schedule = build_schedule(stages, layout, groups.mesh["pp"], device, self._build_loss(stages[-1]))
+
+    @property
+    def executed_schedule(self) -> str:
+        """The name of the pipeline schedule that runs; `1f1b` without a pipeline."""
+        return NAMES[type(self._schedule)] if self._schedule else "1f1b"
 
     def step(self, tokens: Tensor) -> Tensor:
         """Train one step on this rank's tokens [sequences, length + 1]. Returns the mean loss of all ranks."""
@@ -110,7 +111,6 @@ class Trainer:
 
     def _run_pipeline(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Run a step through the pipeline. Returns the mean loss on the last pipeline rank, None on the others."""
-        assert self._schedule is not None
         is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
@@ -118,17 +118,6 @@ class Trainer:
             arguments["return_outputs"] = False
         self._schedule.step(*([inputs] if is_first else []), **arguments)
         return torch.stack(losses).mean().detach() if is_last else None
-
-    def _build_schedule(self) -> Any:
-        layout, mesh = self.layout, self._groups.mesh["pp"]
-        stage_indices = range(mesh.get_local_rank(), layout.total_stages, layout.pp)
-        stages = [
-            pipelining.PipelineStage(stage, index, layout.total_stages, self._device, group=mesh.get_group())
-            for stage, index in zip(self.stages, stage_indices, strict=True)
-        ]
-        loss_function = self._build_loss(self.stages[-1])
-        one_or_more = stages[0] if layout.schedule == "1f1b" else stages
-        return SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)
 
     def _build_loss(self, stage: Stage) -> Callable[[Tensor, Tensor], Tensor]:
         """Return a function from the last stage's output and the targets to the loss."""

@@ -22,7 +22,16 @@ from workloads.api.contract import Machine
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
 from workloads.parallel.cost_model import estimate_step_s
-from workloads.parallel.layout import DEGREES, BlockKind, Layout, Setting, State, find_violation, stage_layers
+from workloads.parallel.layout import (
+    DEGREES,
+    BlockKind,
+    Layout,
+    Setting,
+    State,
+    find_violation,
+    rank_stages,
+    stage_layers,
+)
 from workloads.parallel.memory import RUNTIME_GIB, estimate_memory
 
 H200 = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0, memory_gb_s=4800.0)
@@ -34,8 +43,10 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
     shape, length = setting.shape, setting.sequence_length
     dp = layout.dp_replicate * layout.dp_shard
     microbatches = layout.global_batch / (layout.micro_batch * dp)
+    is_split, is_v = layout.schedule in ("zero_bubble", "zbv", "dualpipev"), layout.schedule in ("zbv", "dualpipev")
     schedule_fits = (layout.schedule == "1f1b") == (layout.stages_per_rank == 1)
-    is_pipeline = layout.pp > 1
+    schedule_fits = schedule_fits and (not is_v or layout.stages_per_rank == 2)
+    is_pipeline, is_in_rounds = layout.pp > 1, layout.schedule in ("interleaved", "zero_bubble")
     uses_fsdp = dp * layout.cp > 1 or setting.state == "fp32"
     return (
         dp * layout.tp * layout.cp * layout.pp == setting.world_size
@@ -48,11 +59,12 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
         and layout.pp * layout.stages_per_rank <= shape.layers
         and (schedule_fits if is_pipeline else (layout.stages_per_rank, layout.schedule) == (1, "1f1b"))
         and (not is_pipeline or microbatches >= layout.pp)
-        and (not is_pipeline or layout.schedule == "1f1b" or microbatches % max(1, microbatches // layout.pp) == 0)
+        and (not is_pipeline or not is_in_rounds or microbatches % max(1, microbatches // layout.pp) == 0)
+        and (layout.schedule != "dualpipev" or microbatches >= 2 * layout.pp)
         and (layout.reshard_after_forward or layout.dp_shard * layout.cp > 1 or setting.state == "fp32")
-        and (layout.schedule != "zero_bubble" or not (layout.reshard_after_forward and uses_fsdp))
+        and (not is_split or not (layout.reshard_after_forward and uses_fsdp))
         and not (shape.tied and is_pipeline)
-        and (setting.block == "pytorch" or (layout.tp == layout.cp == 1 and layout.schedule != "zero_bubble"))
+        and (setting.block == "pytorch" or (layout.tp == layout.cp == 1 and not is_split))
     )
 
 
@@ -61,7 +73,7 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
     st.fixed_dictionaries(
         {name: st.sampled_from([1, 2, 3, 4]) for name in (*DEGREES, "stages_per_rank", "micro_batch")}
     ),
-    st.sampled_from(["1f1b", "interleaved", "zero_bubble"]),
+    st.sampled_from(["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]),
     st.booleans(),
     st.sampled_from([6, 8, 12]),
     st.sampled_from(["llama_tiny", "llama3_1b", "llama3_8b", "qwen2_5_7b"]),
@@ -105,6 +117,16 @@ def test_stages_have_every_layer_once_and_differ_by_at_most_one(layers: int, sta
     stage_ranges = stage_layers(layers, min(stages, layers))
     assert [layer for stage in stage_ranges for layer in stage] == list(range(layers))
     assert max(map(len, stage_ranges)) - min(map(len, stage_ranges)) <= 1
+
+
+@given(st.sampled_from(["1f1b", "interleaved", "zbv"]), st.integers(1, 8), st.integers(1, 3))
+def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
+    schedule: str, pp: int, stages_per_rank: int
+) -> None:
+    layout = Layout(pp=pp, stages_per_rank=2 if schedule == "zbv" else stages_per_rank, schedule=schedule)  # type: ignore[arg-type]
+    stages = [rank_stages(layout, rank) for rank in range(pp)]
+    assert sorted(itertools.chain(*stages)) == list(range(layout.total_stages))
+    assert schedule != "zbv" or stages[0] == [0, layout.total_stages - 1]
 
 
 def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
@@ -238,10 +260,12 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     assert step_s(dp_shard=8) < selective_s < full_s
     two_nodes = replace(H200, ranks_per_node=4, network_gb_s=25.0)
     assert step_s(two_nodes, tp=8) > 3 * step_s(tp=8)
-    interleaved_s, zero_bubble_s = (
-        step_s(pp=8, stages_per_rank=2, schedule=schedule) for schedule in ("interleaved", "zero_bubble")
+    interleaved_s, zero_bubble_s, zbv_s, dualpipev_s = (
+        step_s(pp=8, stages_per_rank=2, schedule=schedule)
+        for schedule in ("interleaved", "zero_bubble", "zbv", "dualpipev")
     )
     assert zero_bubble_s < interleaved_s < step_s(pp=8)
+    assert zbv_s == dualpipev_s < interleaved_s
     assert step_s(dp_replicate=8) < step_s(replace(H200, memory_gb_s=2400.0), dp_replicate=8)
     unknown_memory = replace(H200, memory_gb_s=None)
     stays_gathered: dict[str, object] = {"dp_shard": 8, "reshard_after_forward": False}

@@ -29,7 +29,7 @@ from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gath
 from workloads.parallel.batches import local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.fsdp import reduction_dtype
-from workloads.parallel.layout import TORCH_VERSION, Layout, State
+from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, Layout, State
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 
@@ -52,6 +52,8 @@ LAYOUTS = [
     Layout(pp=4, micro_batch=2),
     Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
     Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
+    Layout(pp=2, stages_per_rank=2, schedule="zbv", micro_batch=2, reshard_after_forward=False),
+    Layout(pp=2, stages_per_rank=2, schedule="dualpipev", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, dp_shard=2, checkpointing="full"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="interleaved"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="zero_bubble", reshard_after_forward=False),
@@ -66,6 +68,11 @@ MANUAL_LAYOUTS = [
 ]
 # Slow ones, which combine what the layouts above have.
 LONG_LAYOUTS = [
+    *(
+        Layout(pp=2, stages_per_rank=2, schedule=schedule, reshard_after_forward=False, **fields)  # type: ignore[arg-type]
+        for schedule in ("zbv", "dualpipev")
+        for fields in ({"dp_shard": 2}, {"tp": 2}, {"checkpointing": "full"})
+    ),
     Layout(tp=2, micro_batch=4, checkpointing="selective"),
     Layout(cp=4, micro_batch=4),
     Layout(dp_replicate=2, tp=2),
@@ -292,8 +299,8 @@ def gpus() -> Iterator[Ranks]:
 def test_layouts_over_two_gpus_train_like_one_cpu_process(
     layout: Layout, compiled: bool, gpus: Ranks, reference: Trained
 ) -> None:
-    if layout.schedule == "zero_bubble" and (compiled or TORCH_VERSION < (2, 13)):
-        pytest.skip("zero bubble needs blocks that are not compiled, and torch 2.13")
+    if layout.schedule in SPLIT_BACKWARD_SCHEDULES and (compiled or TORCH_VERSION < (2, 13)):
+        pytest.skip("a split backward pass needs blocks that are not compiled, and torch 2.13")
     assert_same_training(gpus.train(layout, compiled=compiled), reference, tolerance=2e-5)
 
 
