@@ -134,12 +134,16 @@ def attend(
     out, lse = kernel.forward(q, k, v, True)
     if past_kv is None:
         return out, lse
-    merge = _merge_attention if q.device.type == "cpu" else _compile_merge_attention()
-    return merge(out, lse, *kernel.forward(q, *past_kv, False))
+    return merge_attention(out, lse, *kernel.forward(q, *past_kv, False))
+
+
+def merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out, in its data type, and lse over two groups of keys from those over each group."""
+    merge = _merge_attention if out.device.type == "cpu" else _compile_merge_attention()
+    return merge(out, lse, past_out, past_lse)
 
 
 def _merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out and lse over two groups of keys from those over each group."""
     merged_lse = torch.logaddexp(lse, past_lse)
     weight, past_weight = (lse - merged_lse).exp()[..., None], (past_lse - merged_lse).exp()[..., None]
     return (out * weight + past_out * past_weight).to(out.dtype), merged_lse

@@ -8,7 +8,16 @@ from typing import Literal
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
 from workloads.parallel.cost_model import estimate_step_s
-from workloads.parallel.layout import BlockKind, Checkpointing, Layout, Schedule, Setting, State, find_violation
+from workloads.parallel.layout import (
+    BlockKind,
+    Checkpointing,
+    ContextMethod,
+    Layout,
+    Schedule,
+    Setting,
+    State,
+    find_violation,
+)
 from workloads.parallel.memory import estimate_memory
 
 LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
@@ -31,6 +40,7 @@ class ParallelParameters:
         dp_shard: sharded data parallel degree (FSDP2) within each copy.
         tp: tensor parallel degree, with sequence parallel.
         cp: context parallel degree: each rank has a part of the sequence.
+        cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
         pp: pipeline parallel degree.
         stages_per_rank: pipeline stages of each rank.
         schedule: order of the pipeline's micro-batches.
@@ -58,6 +68,7 @@ class ParallelParameters:
     dp_shard: int = degree()
     tp: int = degree()
     cp: int = degree()
+    cp_method: ContextMethod = "allgather"
     pp: int = degree()
     stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"

@@ -189,7 +189,7 @@ def _apply_context_parallel(
     part_length = spec.sequence_length // (2 * layout.cp)
     kernel = fastest_kernel(AttentionShape.of_model(spec.shape, part_length, spec.dtype, layout.tp), device)
     for block in stage.blocks.values():
-        block.attention = ContextAttention(kernel, cp_group)  # type: ignore[assignment]
+        block.attention = ContextAttention(kernel, cp_group, layout.cp_method)  # type: ignore[assignment]
 
 
 def _initialize_parameters(stage: Stage, shape: LlamaShape, tp: int, initialize: Initializer) -> None:

@@ -1,9 +1,10 @@
 """Context parallelism: causal attention over a sequence that is divided over ranks.
 
 Each rank has a part from the front of the sequence and one from its back, so that all ranks do the same work. Keys and
-values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2).
+values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2), or they go
+around a ring (`workloads.parallel.ring`).
 
-PyTorch's own context parallelism is a prototype that is being replaced; this needs only its attention kernels and two
+PyTorch's own context parallelism is a prototype that is being replaced; this needs only its attention kernels and
 collectives.
 """
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from workloads.llama.attention import attend, attend_backward
 from workloads.llama.attention_kernels import Kernel
+from workloads.parallel.layout import ContextMethod
+from workloads.parallel.ring import RingAttention
 
 
 def local_positions(length: int, cp: int, rank: int) -> Tensor:
@@ -29,12 +32,17 @@ def local_positions(length: int, cp: int, rank: int) -> Tensor:
 class ContextAttention:
     """Causal attention over a group of ranks. q, k, v: of this rank's tokens, [batch, heads, length, head_size]."""
 
-    def __init__(self, kernel: Kernel, group: dist.ProcessGroup) -> None:
-        self.kernel, self._group = kernel, group
+    def __init__(self, kernel: Kernel, group: dist.ProcessGroup, method: ContextMethod = "allgather") -> None:
+        self.kernel, self._group, self._function = kernel, group, _FUNCTIONS[method]
+
+    @property
+    def method(self) -> ContextMethod:
+        """How keys and values reach this rank, by the function that runs."""
+        return next(method for method, function in _FUNCTIONS.items() if function is self._function)
 
     @torch.compiler.disable
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = _AllGatherAttention.apply(q, k, v, self.kernel, self._group)
+        out: Tensor = self._function.apply(q, k, v, self.kernel, self._group)
         return out
 
 
@@ -70,6 +78,12 @@ class _AllGatherAttention(torch.autograd.Function):
                 d_v[:, :, : part.positions.start] += d_earlier[1]
         d_k_local, d_v_local = _reduce_scatter_sequence(d_keys_values.to(q.dtype), ctx.group).chunk(2, dim=1)
         return torch.cat(d_q, dim=2), d_k_local, d_v_local, None, None
+
+
+_FUNCTIONS: dict[ContextMethod, type[torch.autograd.Function]] = {
+    "allgather": _AllGatherAttention,
+    "ring": RingAttention,
+}
 
 
 class _Part(NamedTuple):

@@ -60,8 +60,7 @@ def _microbatch_s(layout: Layout, setting: Setting, machine: Machine, stages: li
     residual_bytes = tokens * shape.hidden_size * setting.element_bytes
     tp_collectives = layers * (11 if layout.checkpointing == "full" else 8)
     tp_s = tp_collectives * _collective_s(residual_bytes, layout.tp, _bandwidth_gb_s(layout.tp, layout.tp, machine))
-    kv_bytes = tokens * 2 * shape.kv_heads * shape.head_size * setting.element_bytes * layout.cp / layout.tp
-    cp_s = layers * 2 * _collective_s(kv_bytes, layout.cp, _fsdp_gb_s(layout, machine))
+    cp_s = layers * _context_s(layout, setting, machine)
     parameters = layers * shape.layer_parameters / layout.tp
     gradient_s = GRADIENT_ADD_PASSES * _memory_pass_s(parameters * setting.state_bytes, machine)
     fsdp_s = 0.0
@@ -72,12 +71,34 @@ def _microbatch_s(layout: Layout, setting: Setting, machine: Machine, stages: li
     return compute_s + tp_s + cp_s + gradient_s + exposed_fsdp_s
 
 
+def _context_s(layout: Layout, setting: Setting, machine: Machine) -> float:
+    """Return the seconds in which a layer waits for keys and values of other ranks, for one micro-batch.
+
+    They are gathered in the forward pass, and their gradients are reduce-scattered in the backward pass; nothing is
+    computed meanwhile. In a ring they travel in both passes, and their gradients in fp32 in the backward pass, while
+    attention is computed: what takes longer than attention remains.
+    """
+    shape, tokens = setting.shape, layout.micro_batch * setting.sequence_length / layout.cp
+    kv_bytes = tokens * 2 * shape.kv_heads * shape.head_size * layout.cp / layout.tp
+    if layout.cp_method == "allgather":
+        return 2 * _collective_s(kv_bytes * setting.element_bytes, layout.cp, _fsdp_gb_s(layout, machine))
+    ring_s = _collective_s(kv_bytes * (2 * setting.element_bytes + 4), layout.cp, _fsdp_gb_s(layout, machine))
+    attention_flops = tokens * 6 * setting.sequence_length * shape.heads * shape.head_size / layout.tp
+    return max(0.0, ring_s - attention_flops / (_matrix_tflops(setting, machine) * 1e12))
+
+
+def _matrix_tflops(setting: Setting, machine: Machine) -> float:
+    """Return the rate of matrix products that are not in fp8."""
+    dtype = "bf16" if setting.dtype.startswith("fp8") else setting.dtype
+    return machine.matrix_tflops.get(dtype, ASSUMED_TFLOPS)
+
+
 def _compute_s(layout: Layout, setting: Setting, machine: Machine, stages: list[range]) -> float:
     """Return the seconds of a rank's computation for one micro-batch, recomputation included."""
     shape, layers = setting.shape, sum(len(stage) for stage in stages)
     tokens = layout.micro_batch * setting.sequence_length / layout.cp
     is_fp8 = setting.dtype.startswith("fp8")
-    rate = machine.matrix_tflops.get("bf16" if is_fp8 else setting.dtype, ASSUMED_TFLOPS) * 1e12 / NON_GEMM_FACTOR
+    rate = _matrix_tflops(setting, machine) * 1e12 / NON_GEMM_FACTOR
     has_last = any(stage.stop == shape.layers for stage in stages)
     flops = model_flops_per_token(shape, setting.sequence_length, layers=layers, lm_head=has_last)
     block_flops = model_flops_per_token(shape, setting.sequence_length, layers=layers, lm_head=False)

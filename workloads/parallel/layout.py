@@ -19,6 +19,7 @@ Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
 # The backward pass is computed first for inputs and then for weights.
 SPLIT_BACKWARD_SCHEDULES = ("zero_bubble", *V_SCHEDULES)
+ContextMethod = Literal["allgather", "ring"]
 State = Literal["fp32", "bf16"]
 BlockKind = Literal["pytorch", "manual"]
 LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
@@ -39,6 +40,7 @@ class Layout:
         global_batch: sequences in a step, of all ranks together.
         reshard_after_forward: weights are gathered again for the backward pass, and gradients are reduce-scattered
             after each micro-batch. If False, both stay whole through a step.
+        cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
     """
 
     dp_replicate: int = 1
@@ -52,6 +54,7 @@ class Layout:
     global_batch: int = 1
     checkpointing: Checkpointing = "none"
     reshard_after_forward: bool = True
+    cp_method: ContextMethod = "allgather"
 
     @property
     def world_size(self) -> int:
@@ -79,11 +82,12 @@ class Layout:
     def __str__(self) -> str:
         """Describe the layout, such as `dp_shard 4 x tp 2, micro-batch 2 x 8`."""
         degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
+        ring = " (ring)" if self.cp_method == "ring" else ""
         pipeline = f" ({self.schedule}, {self.total_stages} stages)" if self.pp > 1 else ""
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         gathered = "" if self.reshard_after_forward else ", weights stay gathered"
-        return f"{' x '.join(degrees) or 'one rank'}{pipeline}, {batch}{checkpointing}{gathered}"
+        return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,9 @@ def _check_tp_in_node(layout: Layout, setting: Setting) -> str:
 
 def _check_cp(layout: Layout, setting: Setting) -> str:
     parts = 2 * layout.cp  # each rank has one part from the front and one from the back, so that all do equal work
-    if layout.cp == 1 or setting.sequence_length % parts == 0:
+    if layout.cp == 1:
+        return "" if layout.cp_method == "allgather" else "cp 1 divides no sequence: cp_method has to be allgather"
+    if setting.sequence_length % parts == 0:
         return ""
     return f"cp {layout.cp} needs a sequence length divisible by {parts}, {setting.sequence_length} is not"
 

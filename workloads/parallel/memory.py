@@ -194,7 +194,9 @@ def activation_elements(layout: Layout, setting: Setting) -> float:
     if setting.dtype.startswith("fp8") and layout.checkpointing == "none":  # measured: the inputs of GEMMs stay in fp8
         return 3 * shape.hidden_size + qkv + attention + 2 * shape.intermediate_size
     inside = qkv + attention if selective else 2 * qkv + attention + 3 * shape.intermediate_size
-    gathered = keys_values * layout.cp if layout.cp > 1 else shape.hidden_size
+    gathered = shape.hidden_size
+    if layout.cp > 1:  # a ring saves this rank's keys and values alone
+        gathered = keys_values * (1 if layout.cp_method == "ring" else layout.cp)
     return (2 * shape.hidden_size + inside + gathered) / layout.tp + 2 * shape.hidden_size
 
 

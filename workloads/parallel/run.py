@@ -189,6 +189,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
         "dp_shard": mesh["dp_shard_cp"].size() // cp,
         "tp": mesh["tp"].size(),
         "cp": cp,
+        "cp_method": getattr(_first_block(stages[0]).attention, "method", "allgather"),
         "pp": mesh["pp"].size(),
         "stages_per_rank": len(stages),
         "checkpointing": ", ".join(sorted(checkpointing)),

@@ -145,6 +145,7 @@ def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
     full_gib, selective_gib = (memory_gib(dp_shard=8, checkpointing=kind) for kind in ("full", "selective"))
     assert full_gib < selective_gib < memory_gib(dp_shard=8)
     assert memory_gib(dp_shard=8) < memory_gib(dp_shard=8, reshard_after_forward=False) < copies_gib
+    assert memory_gib(cp=8, cp_method="ring") < memory_gib(cp=8)
     assert memory_gib(dp_shard=8, micro_batch=1) < memory_gib(dp_shard=8, micro_batch=2)
 
 
@@ -266,6 +267,8 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     )
     assert zero_bubble_s < interleaved_s < step_s(pp=8)
     assert zbv_s == dualpipev_s < interleaved_s
+    assert step_s(cp=8, cp_method="ring") < step_s(cp=8)
+    assert step_s(two_nodes, cp=8, cp_method="ring") > step_s(cp=8, cp_method="ring")
     assert step_s(dp_replicate=8) < step_s(replace(H200, memory_gb_s=2400.0), dp_replicate=8)
     unknown_memory = replace(H200, memory_gb_s=None)
     stays_gathered: dict[str, object] = {"dp_shard": 8, "reshard_after_forward": False}

@@ -45,6 +45,7 @@ LAYOUTS = [
     Layout(dp_replicate=2, dp_shard=2, checkpointing="full"),
     Layout(tp=2, micro_batch=4),
     Layout(cp=2, micro_batch=4),
+    Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(cp=2, tp=2, micro_batch=4),
     Layout(cp=2, dp_shard=2, checkpointing="full"),
     Layout(dp_shard=2, tp=2, micro_batch=2, checkpointing="selective"),
@@ -75,6 +76,10 @@ LONG_LAYOUTS = [
     ),
     Layout(tp=2, micro_batch=4, checkpointing="selective"),
     Layout(cp=4, micro_batch=4),
+    Layout(cp=4, cp_method="ring", micro_batch=4),
+    Layout(cp=8, cp_method="ring", micro_batch=8),
+    Layout(cp=2, cp_method="ring", tp=2, dp_shard=2, checkpointing="full"),
+    Layout(cp=2, cp_method="ring", pp=2, micro_batch=2),
     Layout(dp_replicate=2, tp=2),
     Layout(pp=2, dp_shard=2, tp=2),
 ]
