@@ -81,11 +81,11 @@ def train_plain_fsdp(training: Training, micro_batch: int = 2) -> None:
     llama.initialize(torch.Generator(device).manual_seed(rank))
     optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-4, fused=True)
     rope = rope_table(shape, LENGTH, device)
-    source, count = TokenSource(shape.vocabulary, LENGTH + 1, seed=0), training.global_batch // ranks
+    source, count = TokenSource(shape.vocabulary, LENGTH, seed=0), training.global_batch // ranks
     times_s = []
     with fused_attention(AttentionShape.of_model(shape, LENGTH, torch.bfloat16), device):
         for step in range(WARMUP + training.steps):
-            tokens = source.draw(step, range(rank * count, (rank + 1) * count)).pin_memory()
+            tokens = source.draw(step, range(rank * count, (rank + 1) * count)).tokens.pin_memory()
             dist.barrier()
             started = time.perf_counter()
             local = tokens.to(device, non_blocking=True)

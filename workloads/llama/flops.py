@@ -12,7 +12,7 @@ RecomputedLayer = Literal["qkv", "attention", "output", "gate", "up"]
 
 
 def model_flops_per_token(
-    shape: LlamaShape, sequence_length: int, *, layers: int | None = None, lm_head: bool = True
+    shape: LlamaShape, sequence_length: float, *, layers: int | None = None, lm_head: bool = True
 ) -> float:
     """Return the FLOPs per token that the model needs, forward and backward, without recomputation.
 
@@ -22,6 +22,7 @@ def model_flops_per_token(
     half of the pairs are never computed and do not count.
 
     Args:
+        sequence_length: of sequences that are packed with documents, `documents.attended_length`.
         layers: count this many blocks instead of all of the model.
         lm_head: count the output layer too.
     """
@@ -32,7 +33,7 @@ def model_flops_per_token(
 
 
 def hardware_flops_per_token(
-    shape: LlamaShape, sequence_length: int, recompute: Mapping[RecomputedLayer, float]
+    shape: LlamaShape, sequence_length: float, recompute: Mapping[RecomputedLayer, float]
 ) -> float:
     """Return the FLOPs per token that the device executes, recomputation included.
 

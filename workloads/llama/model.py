@@ -13,7 +13,7 @@ from torch.nn import functional
 from workloads.llama.sdpa import causal_attention
 from workloads.llama.shapes import LlamaShape
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attention = Callable[..., Tensor]
 
 
 class Block(nn.Module):
@@ -23,7 +23,8 @@ class Block(nn.Module):
     block has a part of the heads and of the intermediate size, and `output` and `down` give partial sums.
 
     Attributes:
-        attention: the attention function, (q, k, v) to the output [batch, heads, length, head_size].
+        attention: the attention function, (q, k, v) to the output [batch, heads, length, head_size]. With
+            `document_offsets` (`workloads.llama.document_attention`) these are its fourth argument.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -37,20 +38,20 @@ class Block(nn.Module):
         self.down = nn.Linear(*shape.linear("down"), bias=False)
         self.attention: Attention = causal_attention
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         """Return the block's output for x[batch, length, hidden_size] and `rope_table` at its positions."""
-        x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope))
+        x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope, *document_offsets))
         return x + self.down(self._swiglu(self.mlp_norm(x)))
 
     def _swiglu(self, x: Tensor) -> Tensor:
         return swiglu(*self.gate_up(x).chunk(2, dim=-1))
 
-    def _attend(self, qkv: Tensor, rope: Tensor) -> Tensor:
+    def _attend(self, qkv: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape
         heads = qkv.view(batch, length, -1, shape.head_size).transpose(1, 2)
         kv_heads = heads.shape[1] * shape.kv_heads // (shape.heads + 2 * shape.kv_heads)
         q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        attn_out = self.attention(apply_rotary_emb(q, rope), apply_rotary_emb(k, rope), v)
+        attn_out = self.attention(apply_rotary_emb(q, rope), apply_rotary_emb(k, rope), v, *document_offsets)
         return attn_out.transpose(1, 2).reshape(batch, length, -1)
 
 

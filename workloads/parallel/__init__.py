@@ -36,6 +36,8 @@ class ParallelParameters:
         model: the model that is trained.
         sequence_length: tokens of each sequence.
         global_batch: sequences in a step, of all ranks together.
+        document_tokens: mean length of the documents that are packed into a sequence; tokens attend to their own
+            document alone. 0 stands for one document in each sequence.
         dp_replicate: data parallel degree: whole copies of the model.
         dp_shard: sharded data parallel degree (FSDP2) within each copy.
         tp: tensor parallel degree, with sequence parallel.
@@ -64,6 +66,7 @@ class ParallelParameters:
     model: shapes.ModelName = "llama3_8b"
     sequence_length: int = field(default=8192, metadata={"min": 1})
     global_batch: int = field(default=8, metadata={"min": 1})
+    document_tokens: int = field(default=0, metadata={"min": 0})
     dp_replicate: int = degree()
     dp_shard: int = degree()
     tp: int = degree()
@@ -90,7 +93,7 @@ class ParallelParameters:
     def layout(self) -> Layout:
         return Layout(**{name: getattr(self, name) for name in Layout.__dataclass_fields__})
 
-    def setting(self, world_size: int, ranks_per_node: int) -> Setting:
+    def setting(self, world_size: int, ranks_per_node: int, *, on_gpu: bool) -> Setting:
         """Return what the layout is checked against on so many ranks."""
         return Setting(
             shapes.MODELS[self.model],
@@ -102,6 +105,8 @@ class ParallelParameters:
             dtype=self.dtype,
             state=self.state,
             block=self.block,
+            document_tokens=self.document_tokens,
+            on_gpu=on_gpu,
         )
 
 
@@ -110,7 +115,7 @@ class Parallel(Workload):
 
     name = "parallel"
     Parameters = ParallelParameters
-    work = ("model", "sequence_length", "global_batch", "dtype", "state", "block")
+    work = ("model", "sequence_length", "global_batch", "document_tokens", "dtype", "state", "block")
     ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
     # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
     benchmark_version = "parallel/2"
@@ -121,7 +126,7 @@ class Parallel(Workload):
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
         """Check whether the layout is valid and fits into memory, and estimate its speed."""
         layout = parameters.layout
-        setting = parameters.setting(machine.world_size, machine.ranks_per_node)
+        setting = parameters.setting(machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu")
         violation = find_violation(layout, setting)
         if violation is not None:
             return Estimate(violation.reason, violation.rule, description=str(layout))

@@ -1,7 +1,7 @@
 """Apply a layout to a model. The steps depend on their order:
 
 1. Pipeline: build only this rank's layers, on the meta device.
-2. Context parallel: give blocks an attention that knows its process group.
+2. Context parallel: give blocks an attention that knows its process group. Or document masks: one within documents.
 3. Tensor parallel: shard every block's matrices before anything wraps the block, since the plan names them.
 4. Checkpointing: wrap blocks, so that sharded computation is what is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 from workloads.device import architecture
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.block import BlockMath
+from workloads.llama.document_attention import DocumentAttention
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.context import ContextAttention, local_positions
@@ -68,6 +69,7 @@ class ModelSpec:
         block: the backward pass of blocks.
         recipe: a training recipe of `workloads.precision.layers` for the matrix products of blocks; empty for none.
         compiled: blocks are compiled.
+        document_tokens: mean length of the documents in a sequence; 0 for one document.
     """
 
     shape: LlamaShape
@@ -77,6 +79,7 @@ class ModelSpec:
     compiled: bool = False
     state: State = "fp32"
     block: BlockKind = "pytorch"
+    document_tokens: int = 0
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -162,6 +165,9 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
     rope, stage.rope = stage.rope, torch.empty(0)  # it is not part of what is sharded and moved
     if groups.cp_group is not None:
         _apply_context_parallel(stage, spec, layout, groups.cp_group, device)
+    if spec.document_tokens:
+        for block in stage.blocks.values():
+            block.attention = DocumentAttention(spec.sequence_length, spec.document_tokens, device)  # type: ignore[assignment]
     if groups.tp_mesh is not None:
         modules = dict(stage.named_modules())
         ends = {name: style for name, style in ENDS_PLAN.items() if name in modules}

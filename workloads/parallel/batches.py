@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from workloads.llama.documents import document_lengths
 from workloads.parallel.apply import Groups
 from workloads.parallel.layout import Layout
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Sequences of a step.
+
+    Attributes:
+        tokens: [sequences, length + 1] int64: inputs and, one token later, their targets.
+        document_lengths: of each sequence's documents in their order, [sequences, documents] int64; None where a
+            sequence is one document.
+    """
+
+    tokens: Tensor
+    document_lengths: Tensor | None = None
+
+    def select(self, sequences: range) -> Batch:
+        """Return some of the sequences."""
+        return self._map(lambda tensor: tensor[sequences.start : sequences.stop])
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in memory from which it is copied to a GPU without waiting."""
+        return self._map(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Batch:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        lengths = self.document_lengths
+        return Batch(function(self.tokens), None if lengths is None else function(lengths))
+
+
+@dataclass(frozen=True)
 class TokenSource:
-    """Draws sequences of `length` tokens over the whole vocabulary.
+    """Draws sequences of `length` inputs over the whole vocabulary, of documents with `document_tokens` on average.
 
     The probability of an id falls as 1 / (id + 1), as that of words does (Zipf's law) and roughly that of a tokenizer's
     ids. So a model learns within a few steps: its loss falls from ln(vocabulary), which uniform tokens would keep.
@@ -24,18 +54,22 @@ class TokenSource:
     vocabulary: int
     length: int
     seed: int
+    document_tokens: int = 0
 
-    def draw(self, step: int, sequences: Iterable[int]) -> Tensor:
-        """Return some sequences of a step's global batch, [sequences, length] int64.
+    def draw(self, step: int, sequences: Iterable[int]) -> Batch:
+        """Return some sequences of a step's global batch.
 
         Each sequence has a generator of its own, so that a rank draws its own part alone.
         """
-        return torch.from_numpy(np.stack([self._draw_sequence(step, sequence) for sequence in sequences]))
+        tokens, lengths = zip(*(self._draw_sequence(step, sequence) for sequence in sequences), strict=True)
+        packed = torch.from_numpy(np.stack(lengths)) if self.document_tokens else None
+        return Batch(torch.from_numpy(np.stack(tokens)), packed)
 
-    def _draw_sequence(self, step: int, sequence: int) -> np.ndarray:
-        random = np.random.default_rng([self.seed, step, sequence]).random(self.length)
+    def _draw_sequence(self, step: int, sequence: int) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng([self.seed, step, sequence])
         # The logarithm is uniform, so id n has the share ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
-        return np.exp(random * np.log(self.vocabulary + 1)).astype(np.int64) - 1
+        tokens = np.exp(random.random(self.length + 1) * np.log(self.vocabulary + 1)).astype(np.int64) - 1
+        return tokens, random.permutation(document_lengths(self.length, self.document_tokens))
 
 
 def local_sequences(layout: Layout, groups: Groups) -> range:

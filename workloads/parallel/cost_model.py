@@ -100,8 +100,8 @@ def _compute_s(layout: Layout, setting: Setting, machine: Machine, stages: list[
     is_fp8 = setting.dtype.startswith("fp8")
     rate = _matrix_tflops(setting, machine) * 1e12 / NON_GEMM_FACTOR
     has_last = any(stage.stop == shape.layers for stage in stages)
-    flops = model_flops_per_token(shape, setting.sequence_length, layers=layers, lm_head=has_last)
-    block_flops = model_flops_per_token(shape, setting.sequence_length, layers=layers, lm_head=False)
+    flops = model_flops_per_token(shape, setting.attended_length, layers=layers, lm_head=has_last)
+    block_flops = model_flops_per_token(shape, setting.attended_length, layers=layers, lm_head=False)
     recomputed_flops = {
         "none": 0.0,
         "full": block_flops / 3,

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Literal
 
+from workloads.llama.documents import attended_length
 from workloads.llama.shapes import LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -110,6 +111,13 @@ class Setting:
     dtype: str = "bf16"
     state: State = "fp32"
     block: BlockKind = "pytorch"
+    document_tokens: int = 0
+    on_gpu: bool = True
+
+    @property
+    def attended_length(self) -> float:
+        """The length of a sequence without documents whose attention costs as much."""
+        return attended_length(self.sequence_length, self.document_tokens)
 
     @property
     def element_bytes(self) -> int:
@@ -248,6 +256,22 @@ def _check_fp8(layout: Layout, setting: Setting) -> str:
     return ""
 
 
+def _check_documents(layout: Layout, setting: Setting) -> str:
+    """Check what attention within documents supports."""
+    if not setting.document_tokens:
+        return ""
+    if layout.cp > 1:
+        return "document_tokens needs whole sequences: cp has to be 1"
+    if setting.block == "manual":
+        return "block manual attends to whole sequences: document_tokens needs block pytorch"
+    if setting.on_gpu and TORCH_VERSION < (2, 13):
+        installed = ".".join(map(str, TORCH_VERSION))
+        return f"document_tokens needs the varlen_attn of torch 2.13, this is {installed}"
+    if setting.on_gpu and setting.dtype == "fp32":
+        return "document_tokens needs half precision on a GPU: dtype has to be bf16 or fp8"
+    return ""
+
+
 def _check_state(layout: Layout, setting: Setting) -> str:
     if setting.state == "bf16" and setting.dtype == "fp32":
         return "state bf16 keeps weights in bf16, and dtype fp32 multiplies fp32 ones: state has to be fp32"
@@ -279,6 +303,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "a split backward pass is supported": _check_split_backward,
     "a tied head shares a stage with the embedding": _check_tied_head,
     "fp8 is supported": _check_fp8,
+    "document masks are supported": _check_documents,
     "state and products agree": _check_state,
     "the manual block is supported": _check_block,
 }

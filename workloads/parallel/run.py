@@ -11,19 +11,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.distributed import process_group
 from workloads.llama.attention import AttentionShape
+from workloads.llama.document_attention import DocumentAttention
+from workloads.llama.documents import attended_length
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
-from workloads.parallel.batches import TokenSource, local_sequences
+from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.fsdp import gathered_dtype, reduction_dtype
@@ -45,7 +46,10 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         Infeasible: the layout is invalid, or the device does not support the data type or the attention.
     """
     device = devices.device_of(rank)
-    violation = find_violation(parameters.layout, parameters.setting(rank.world_size, rank.ranks_per_node))
+    violation = find_violation(
+        parameters.layout,
+        parameters.setting(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"),
+    )
     if violation is not None:
         raise Infeasible(violation.reason)
     if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
@@ -62,7 +66,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
 def _fused_attention(parameters: ParallelParameters, device: torch.device) -> AbstractContextManager[str]:
     """Return a context that yields the kernel of PyTorch's attention; empty where blocks have a kernel of their own."""
     layout, spec = parameters.layout, _model_spec(parameters)
-    if layout.cp > 1 or spec.block == "manual":
+    if layout.cp > 1 or spec.document_tokens or spec.block == "manual":
         return nullcontext("")
     return fused_attention(AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp), device)
 
@@ -75,9 +79,10 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
-    source, sequences = TokenSource(shape.vocabulary, length + 1, parameters.seed), local_sequences(layout, groups)
+    source = TokenSource(shape.vocabulary, length, parameters.seed, parameters.document_tokens)
+    sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
-        run = _run_steps(parameters, trainer, partial(_draw_tokens, source, sequences, device), collector, device)
+        run = _run_steps(parameters, trainer, partial(_draw_batch, source, sequences, device), collector, device)
     metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
@@ -85,11 +90,12 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         metrics["peak_device_gib"] = _peak_gib(device)
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
-    hardware_flops = hardware_flops_per_token(shape, length, _recomputed_products(parameters))  # type: ignore[arg-type]
+    attended = attended_length(length, parameters.document_tokens)
+    hardware_flops = hardware_flops_per_token(shape, attended, _recomputed_products(parameters))  # type: ignore[arg-type]
     return Measurement(
         executed=_executed_parameters(parameters, groups, trainer) | run.executed,
         step_times_s=tuple(run.times_s[parameters.warmup :]),
-        flops_per_step=model_flops_per_token(shape, length) * tokens_per_step * share,
+        flops_per_step=model_flops_per_token(shape, attended) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports those of all ranks
         # Attention and the head stay in bf16: a mixed step has no meaningful share of the fp8 peak.
@@ -114,6 +120,7 @@ def _model_spec(parameters: ParallelParameters) -> ModelSpec:
         compiled=parameters.compile,
         state=parameters.state,
         block=parameters.block,
+        document_tokens=parameters.document_tokens,
     )
 
 
@@ -127,16 +134,16 @@ class _TrainingRun:
     executed: dict[str, Scalar] = field(default_factory=dict)
 
 
-def _draw_tokens(source: TokenSource, sequences: range, device: torch.device, step: int) -> Tensor:
-    """Return this rank's tokens of a step in the host's memory, ready to be copied without waiting."""
-    tokens = source.draw(step, sequences)
-    return tokens.pin_memory() if device.type == "cuda" else tokens
+def _draw_batch(source: TokenSource, sequences: range, device: torch.device, step: int) -> Batch:
+    """Return this rank's sequences of a step in the host's memory, ready to be copied without waiting."""
+    batch = source.draw(step, sequences)
+    return batch.pin_memory() if device.type == "cuda" else batch
 
 
 def _run_steps(
     parameters: ParallelParameters,
     trainer: Trainer,
-    draw_tokens: Callable[[int], Tensor],
+    draw_batch: Callable[[int], Batch],
     collector: GarbageCollector,
     device: torch.device,
 ) -> _TrainingRun:
@@ -146,17 +153,17 @@ def _run_steps(
     """
     run = _TrainingRun()
     for step in range(parameters.warmup + parameters.steps):
-        tokens = draw_tokens(step)
+        batch = draw_batch(step)
         dist.barrier()
         started = time.perf_counter()
         collector.start_step(step)
         is_profiled = step == parameters.warmup - 1
         with profile_communication(device, run.communication) if is_profiled else nullcontext():
-            run.losses.append(float(trainer.step(tokens)))
+            run.losses.append(float(trainer.step(batch)))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         run.times_s.append(time.perf_counter() - started)
-    run.executed["sequence_length"] = tokens.shape[1] - 1
+    run.executed["sequence_length"] = batch.tokens.shape[1] - 1
     run.executed["steps"] = len(run.times_s) - parameters.warmup
     run.executed["gc_freq"] = collector.executed_freq
     run.executed["schedule"] = trainer.executed_schedule
@@ -189,6 +196,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
         "dp_shard": mesh["dp_shard_cp"].size() // cp,
         "tp": mesh["tp"].size(),
         "cp": cp,
+        "document_tokens": getattr(_first_block(stages[0]).attention, "document_tokens", 0),
         "cp_method": getattr(_first_block(stages[0]).attention, "method", "allgather"),
         "pp": mesh["pp"].size(),
         "stages_per_rank": len(stages),
@@ -218,6 +226,8 @@ def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
     block = _first_block(stage)
     if isinstance(block, ManualBackwardBlock):
         return block.block_math.kernel.name
+    if isinstance(block.attention, DocumentAttention):
+        return block.attention.name
     if isinstance(block.attention, ContextAttention):
         return block.attention.kernel.name
     return f"scaled_dot_product_attention ({sdpa_kernel})" if sdpa_kernel else "scaled_dot_product_attention"

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from workloads.llama.block import BlockMath
+from workloads.llama.document_attention import document_offsets, find_varlen_ops
 from workloads.llama.model import Block
 from workloads.llama.shapes import LlamaShape
 from workloads.parallel.layout import Checkpointing
@@ -37,21 +38,22 @@ class CheckpointedBlock(nn.Module):
         weight = block.gate_up.weight
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         widest = {tuple(sorted(weight.shape)), tuple(sorted(local.shape))}
+        saved_ops = SAVED_OPS | find_varlen_ops()
 
         # Not a method: torch.compile treats a plain function as a constant.
         def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
             is_saved_product = (
                 function in WEIGHT_ARGUMENTS and tuple(sorted(args[WEIGHT_ARGUMENTS[function]].shape)) not in widest
             )
-            is_saved = is_saved_product or function in SAVED_OPS
+            is_saved = is_saved_product or function in saved_ops
             return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
         self._contexts = partial(create_selective_checkpoint_contexts, policy)
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         if self.checkpointing == "full":
-            return checkpoint(self.block, x, rope, use_reentrant=False)
-        return checkpoint(self.block, x, rope, use_reentrant=False, context_fn=self._contexts)
+            return checkpoint(self.block, *inputs, use_reentrant=False)
+        return checkpoint(self.block, *inputs, use_reentrant=False, context_fn=self._contexts)
 
 
 class ManualBackwardBlock(Block):
@@ -71,7 +73,8 @@ class ManualBackwardBlock(Block):
         super().__init__(block_math.shape)
         self.block_math, self.checkpointing = block_math, checkpointing
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
+        assert not document_offsets
         names, weights = zip(*self.named_parameters(), strict=True)
         saved_names = self.SAVED_ACTIVATIONS[self.checkpointing]
         out: Tensor = _ManualBackward.apply(self.block_math, saved_names, names, rope, x, *weights)
@@ -128,7 +131,8 @@ class Stage(nn.Module):
 
     forward takes tokens [batch, length] in the first stage, and the output of the stage before [batch, length,
     hidden_size] in the others. The last stage returns the normed hidden states, from which `lm_head_weight` and the
-    targets give the loss.
+    targets give the loss. Where sequences are packed with documents, every stage takes their lengths too, [batch,
+    documents per sequence].
     """
 
     def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, build_block: Callable[[], Block]) -> None:
@@ -152,13 +156,14 @@ class Stage(nn.Module):
         assert self.head is not None
         return (self.head.lm_head or self.embedding).weight  # type: ignore[union-attr]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, document_lengths: Tensor | None = None) -> Tensor:
+        offsets = () if document_lengths is None else (document_offsets(document_lengths),)
         if self.embedding is not None:
             x = self.embedding(x)
             if type(x) is not Tensor:  # an AsyncCollectiveTensor, which a compiled block does not take
                 x = x.clone()
         for block in self.blocks.values():
-            x = block(x, self.rope)
+            x = block(x, self.rope, *offsets)
         return x if self.head is None else self.head(x)
 
 

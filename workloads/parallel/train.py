@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.llama.model import next_token_loss
 from workloads.parallel.apply import Groups
+from workloads.parallel.batches import Batch
 from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
 from workloads.parallel.fsdp import set_gradient_sync
@@ -55,9 +56,9 @@ class Trainer:
         """The name of the pipeline schedule that runs; `1f1b` without a pipeline."""
         return NAMES[type(self._schedule)] if self._schedule else "1f1b"
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Train one step on this rank's tokens [sequences, length + 1]. Returns the mean loss of all ranks."""
-        loss = self.compute_gradients(tokens)
+    def step(self, batch: Batch) -> Tensor:
+        """Train one step on this rank's sequences. Returns the mean loss of all ranks."""
+        loss = self.compute_gradients(batch)
         self.update()
         return loss
 
@@ -73,10 +74,12 @@ class Trainer:
         states = [state[name] for state in self._optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
         return {tensor.dtype for tensor in (*self._parameters, *states)}
 
-    def compute_gradients(self, tokens: Tensor) -> Tensor:
-        """Run the forward and backward passes of this rank's tokens. Returns the mean loss of all ranks."""
-        inputs, targets = self._split_targets(tokens)
-        loss = self._run_pipeline(inputs, targets) if self._schedule else self._run_microbatches(inputs, targets)
+    def compute_gradients(self, batch: Batch) -> Tensor:
+        """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
+        batch = batch.to(self._device)
+        inputs, targets = self._split_targets(batch.tokens)
+        run = self._run_pipeline if self._schedule else self._run_microbatches
+        loss = run(inputs, targets, batch.document_lengths)
         if loss is None:  # only the last pipeline ranks have one
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:
@@ -85,8 +88,8 @@ class Trainer:
         return sum_and_count[0] / sum_and_count[1]
 
     def _split_targets(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets [sequences, length] on the device, of this rank's part of each sequence."""
-        layout, tokens = self.layout, tokens.to(self._device, non_blocking=True)
+        """Return inputs and targets [sequences, length], of this rank's part of each sequence."""
+        layout = self.layout
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         if self._groups.cp_group is not None:
             positions = local_positions(inputs.shape[1], layout.cp, dist.get_rank(self._groups.cp_group))
@@ -94,28 +97,31 @@ class Trainer:
             inputs, targets = inputs[:, positions], targets[:, positions]
         return inputs.contiguous(), targets.contiguous()
 
-    def _run_microbatches(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _run_microbatches(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor:
         """Run the micro-batches one after the other, without a pipeline. Returns their mean loss."""
         count, loss = self.layout.microbatches, torch.zeros((), device=self._device)
         loss_function = self._build_loss(self.stages[0])
-        for n, (x, t) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True)):
+        lengths = [None] * count if document_lengths is None else document_lengths.chunk(count)
+        for n, (x, t, d) in enumerate(zip(inputs.chunk(count), targets.chunk(count), lengths, strict=True)):
             set_gradient_sync(
                 self.stages,
                 is_last_microbatch=n == count - 1,
                 reshard_after_forward=self.layout.reshard_after_forward,
             )
-            microbatch_loss = loss_function(self.stages[0](x), t) / count
+            microbatch_loss = loss_function(self.stages[0](x, d), t) / count
             microbatch_loss.backward()
             loss += microbatch_loss.detach()
         return loss
 
-    def _run_pipeline(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+    def _run_pipeline(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor | None:
         """Run a step through the pipeline. Returns the mean loss on the last pipeline rank, None on the others."""
         is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
         if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # they are not used
             arguments["return_outputs"] = False
+        if document_lengths is not None:  # every stage takes those of its micro-batch
+            arguments["document_lengths"] = document_lengths
         self._schedule.step(*([inputs] if is_first else []), **arguments)
         return torch.stack(losses).mean().detach() if is_last else None
 

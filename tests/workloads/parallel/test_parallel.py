@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import multiprocessing
 import socket
@@ -26,7 +27,7 @@ from workloads.llama.model import Llama, rope_table
 from workloads.llama.sdpa import causal_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
-from workloads.parallel.batches import local_sequences
+from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.fsdp import reduction_dtype
 from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, Layout, State
@@ -97,6 +98,12 @@ class Trained:
     norm: float
 
 
+def draw_batch(document_tokens: int = 0) -> Batch:
+    """Return a batch of uniform tokens, whose sequences are packed with documents."""
+    lengths = TokenSource(SHAPE.vocabulary, LENGTH, 0, document_tokens).draw(0, range(BATCH)).document_lengths
+    return Batch(tokens(), lengths)
+
+
 def tokens() -> Tensor:
     return torch.randint(0, SHAPE.vocabulary, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
 
@@ -117,7 +124,7 @@ def train(call: Call, rank: Rank) -> Trained:
         groups = build_groups(layout, device.type)
         stages = build_stages(call.spec, layout, groups, device, build_initializer(0, CPU))
         trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
-        local = tokens()[list(local_sequences(layout, groups))]
+        local = draw_batch(call.spec.document_tokens).select(local_sequences(layout, groups))
         losses = [float(trainer.compute_gradients(local))]
         gradients = gather_gradients(stages, SHAPE, layout.tp)
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
@@ -197,7 +204,17 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def reference() -> Trained:
-    """The whole model trained by PyTorch in one process, with nothing of what is tested."""
+    return train_in_one_process(draw_batch())
+
+
+def train_in_one_process(batch: Batch) -> Trained:
+    """Train the whole model by PyTorch in one process, each document alone, with nothing of what is tested."""
+    lengths = [[LENGTH]] * BATCH if batch.document_lengths is None else batch.document_lengths.tolist()
+    documents = [
+        (row[None, :-1][:, stop - length : stop], row[None, 1:][:, stop - length : stop])
+        for row, row_lengths in zip(batch.tokens, lengths, strict=True)
+        for stop, length in zip(itertools.accumulate(row_lengths), row_lengths, strict=True)
+    ]
     model, initialize = Llama(SHAPE), build_initializer(0, CPU)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -208,9 +225,11 @@ def reference() -> Trained:
     gradients: dict[str, Tensor] = {}
     norms = []
     for _ in range(STEPS):
-        loss = model(tokens()[:, :-1], tokens()[:, 1:], rope)
-        loss.backward()
-        losses.append(float(loss.detach()))
+        losses.append(0.0)
+        for inputs, targets in documents:
+            loss = model(inputs, targets, rope[:, : inputs.shape[1]]) * inputs.numel() / (BATCH * LENGTH)
+            loss.backward()
+            losses[-1] += float(loss.detach())
         gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
@@ -247,6 +266,37 @@ def test_every_layout_with_the_manual_block_trains_like_one_process(
 @pytest.mark.parametrize("layout", LONG_LAYOUTS, ids=str)
 def test_every_long_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
     assert_same_training(ranks.train(layout), reference)
+
+
+PACKED = [
+    pytest.param(Layout(pp=2, dp_shard=2, checkpointing="full"), marks=pytest.mark.long(40)),
+    *(
+        pytest.param(layout, marks=pytest.mark.soak)
+        for layout in (
+            Layout(),
+            Layout(tp=2, micro_batch=4, checkpointing="selective"),
+            Layout(dp_replicate=2, dp_shard=2, micro_batch=2),
+            Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
+            Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
+            Layout(pp=2, stages_per_rank=2, schedule="dualpipev", checkpointing="full", reshard_after_forward=False),
+        )
+    ),
+]
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("layout", PACKED, ids=str)
+def test_packed_documents_train_as_each_of_them_alone(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    alone = train_in_one_process(draw_batch(document_tokens=12))
+    assert abs(alone.losses[0] - reference.losses[0]) > 1e-4
+    assert_same_training(ranks.train(replace(layout, global_batch=BATCH), document_tokens=12), alone)
+
+
+@pytest.mark.soak
+def test_packed_documents_train_alike_in_compiled_blocks(ranks: Ranks) -> None:
+    layout = Layout(tp=2, micro_batch=4, checkpointing="selective", global_batch=BATCH)
+    alone = train_in_one_process(draw_batch(document_tokens=12))
+    assert_same_training(ranks.train(layout, compiled=True, document_tokens=12), alone)
 
 
 COMPILED = [
@@ -381,7 +431,7 @@ def test_gradients_of_bf16_products_are_accumulated_in_fp32_beside_fp32_weights(
             spec = ModelSpec(SHAPE, LENGTH, dtype, state=state)
             stages = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
             trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
-            trainer.compute_gradients(tokens())
+            trainer.compute_gradients(Batch(tokens()))
             name = "blocks.0.down.weight"
             gradients[dtype, state, reshard] = gather_gradients(stages, SHAPE, 1)[name].clone()
             trainer.update()
@@ -409,7 +459,7 @@ def test_a_tied_model_trains() -> None:
         spec = ModelSpec(shape, LENGTH, torch.float32)
         stages = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
         trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
-        losses = [float(trainer.step(tokens()[:2])) for _ in range(3)]
+        losses = [float(trainer.step(Batch(tokens()[:2]))) for _ in range(3)]
     assert losses[0] > losses[1] > losses[2]
 
 
