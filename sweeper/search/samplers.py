@@ -44,14 +44,18 @@ def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
     QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
     its covariance only with the trials of one run, and starts again after a resume.
     """
-    trial_seed = (seed * 1_000_003 + number) % 2**32
     match name:
         case "tpe":
-            return optuna.samplers.TPESampler(seed=trial_seed)
+            return optuna.samplers.TPESampler(seed=trial_seed(seed, number))
         case "gp":
-            return optuna.samplers.GPSampler(seed=trial_seed)
+            return optuna.samplers.GPSampler(seed=trial_seed(seed, number))
         case "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
+            return optuna.samplers.CmaEsSampler(seed=trial_seed(seed, number), warn_independent_sampling=False)
         case "qmc":
             return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
-    return optuna.samplers.RandomSampler(seed=trial_seed)  # also for grid, whose points are enqueued
+    return optuna.samplers.RandomSampler(seed=trial_seed(seed, number))  # also for grid, whose points are enqueued
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """Return the seed of trial `number` of a sweep."""
+    return (seed * 1_000_003 + number) % 2**32

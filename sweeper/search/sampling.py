@@ -17,7 +17,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from sweeper.config.space import Parameters
-from sweeper.search.samplers import make_pruner
+from sweeper.search.parzen import ObservedTrials, ParzenSampler
+from sweeper.search.samplers import make_pruner, make_sampler, trial_seed
 
 FEASIBLE = "feasible"  # a constraint; a trial is feasible to Optuna when all of its constraints are zero or less
 LEARNED_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -26,6 +27,7 @@ MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
 MAX_JUDGED = 1000  # finished trials that a pruner compares with
 MAX_RUNNING = 500  # running trials that a sampler is given: it keeps away from them
 SPARE = 1500  # so many trials more than that make the copy too large
+MANY_RUNNING = 64  # with more trials running, Optuna's TPE may take longer to propose trials than they take to end
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class SamplingStudy:
     def __init__(
         self, sampler: str, pruner: str, direction: str, distributions: Mapping[str, BaseDistribution]
     ) -> None:
-        self._is_gp = sampler == "gp"
+        self._sampler = sampler
         self._pruner = pruner
         self._direction = direction
         self._distributions = dict(distributions)
@@ -59,7 +61,7 @@ class SamplingStudy:
         self._unseen: dict[int, Parameters] = {}  # running trials that the sampler is not given
         self._steps: dict[int, dict[int, float]] = {}  # the objective at each step of a running trial
         self._worst: float | None = None
-        self._study = self._create_study()
+        self._study, self._observed = self._create_study()
         self._size = 0
 
     @property
@@ -79,6 +81,12 @@ class SamplingStudy:
                 self._learn(dict(trial.params), ending, _steps_of(trial))
 
     # ── proposals ──
+
+    def make_sampler(self, seed: int, number: int) -> BaseSampler:
+        """Return the sampler for trial `number`, which depends on what runs and what has ended, and on nothing else."""
+        if self._sampler == "tpe" and len(self._running) + len(self._unseen) > MANY_RUNNING:
+            return ParzenSampler(self._observed, trial_seed(seed, number))
+        return make_sampler(self._sampler, seed, number)
 
     def ask(self, sampler: BaseSampler, point: Parameters | None = None) -> Trial:
         """Return a proposal of the sampler, or one of this point with the sampler's values for what it lacks."""
@@ -138,7 +146,7 @@ class SamplingStudy:
         if ending.state is TrialState.COMPLETE and ending.value is not None:
             pick = min if self._direction == "maximize" else max
             self._worst = ending.value if self._worst is None else pick(self._worst, ending.value)
-        if self._is_gp and ending.infeasible and self._worst is not None:
+        if self._sampler == "gp" and ending.infeasible and self._worst is not None:
             return Ending(TrialState.COMPLETE, self._worst, infeasible=True)
         return ending
 
@@ -146,7 +154,7 @@ class SamplingStudy:
         if ending.infeasible:
             return {FEASIBLE: 1.0}
         # The Gaussian process requires the same constraints of all trials.
-        return {FEASIBLE: 0.0} if self._is_gp and ending.state is TrialState.COMPLETE else {}
+        return {FEASIBLE: 0.0} if self._sampler == "gp" and ending.state is TrialState.COMPLETE else {}
 
     def _learn(self, params: Parameters, ending: Ending, steps: Mapping[int, float]) -> None:
         """Add a finished trial."""
@@ -182,7 +190,7 @@ class SamplingStudy:
         running = {number: dict(trial.params) for number, trial in self._running.items()}
         unseen = [] if self._pruner != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
         self._unseen |= {number: running.pop(number) for number in unseen}
-        self._study, self._running = self._create_study(), {}
+        (self._study, self._observed), self._running = self._create_study(), {}
         self._study.add_trials(kept)
         self._size = len(kept)
         for number, params in running.items():
@@ -200,8 +208,9 @@ class SamplingStudy:
         kept = best.union(random.Random(len(finished)).sample(others, min(len(others), limit - len(best))))
         return [entry for entry in finished if entry[0] in kept]
 
-    def _create_study(self) -> optuna.Study:
-        return optuna.create_study(direction=self._direction, pruner=make_pruner(self._pruner))
+    def _create_study(self) -> tuple[optuna.Study, ObservedTrials]:
+        study = optuna.create_study(direction=self._direction, pruner=make_pruner(self._pruner))
+        return study, ObservedTrials(self._distributions, self._direction)
 
 
 def _value_of(trial: FrozenTrial) -> float:

@@ -202,7 +202,7 @@ class Study:
         if self.exhausted:
             return None
         name, seed = self._settings.sampler, self._settings.seed
-        sampler = make_sampler(name, seed, number)
+        sampler = self._sampling.make_sampler(seed, number)
         while queue := self._retries.points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
