@@ -10,8 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import REAL_HOST_LIMITS
 from workloads import host_waits
 from workloads.host_waits import HostBusy, ThreadWaits, Turn, select_turns, time_undisturbed
+
+
+@pytest.fixture(autouse=True)
+def real_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in REAL_HOST_LIMITS.items():
+        monkeypatch.setattr(host_waits, name, value)
+
 
 CALM = Turn((0.001,), 0.0)
 STALLED = Turn((0.030,), 0.055)  # both threads wait for a time slice in every call
