@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
+from tests.support.any_load.sitecustomize import LIMITS
 from workloads import host_waits
 
 # Several tests share few cores, on which OpenMP's threads would wait for one another.
@@ -32,11 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
-# Tests share the cores with other processes: calls that these disturb are neither measured again, which takes 3 s of
-# each measurement, nor refused. tests/workloads/test_host_waits.py restores the limits.
-HOST_LIMITS = {"EXTRA_S": 0.0, "UNUSABLE": math.inf, "MAX_OVER_FASTEST": math.inf}
-REAL_HOST_LIMITS = {name: getattr(host_waits, name) for name in HOST_LIMITS}
-for name, value in HOST_LIMITS.items():
+# Tests share the cores with other processes. tests/workloads/test_host_waits.py restores the limits of measurements.
+HOST_LIMITS = {name: getattr(host_waits, name) for name in LIMITS}
+for name, value in LIMITS.items():
     setattr(host_waits, name, value)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -44,7 +42,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PROBE = ("workload=probe", "progress=json")
 
 # This checkout comes before an installed one. The existing PYTHONPATH may hold the dependencies.
-PYTHONPATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+ANY_LOAD = REPOSITORY / "tests" / "support" / "any_load"
+PYTHONPATH = os.pathsep.join(filter(None, [str(REPOSITORY), str(ANY_LOAD), os.environ.get("PYTHONPATH")]))
 
 
 def environment(**variables: str) -> dict[str, str]:

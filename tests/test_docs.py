@@ -13,7 +13,7 @@ import pytest
 
 from sweeper.common.metrics import DISPLAY, derive
 from sweeper.config.resolution import CONF
-from tests.conftest import REPOSITORY, CommandResult, Workspace, environment
+from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
 from workloads.api.contract import Measurement
 
 WORKLOADS_PAGE = (REPOSITORY / "docs/workloads.md").read_text()
@@ -64,7 +64,7 @@ def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package:
 
 
 def test_the_example_workload_runs_by_hand(example_package: Workspace) -> None:
-    path = {"PYTHONPATH": f"{REPOSITORY}:{example_package.path}"}
+    path = {"PYTHONPATH": f"{PYTHONPATH}:{example_package.path}"}
     command = [sys.executable, "-m", "workloads", "bandwidth", "mib=1", "repeats=3"]
     result = subprocess.run(command, env=environment() | path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and '"bytes_per_step": 2097152' in result.stdout, result.stderr
