@@ -18,7 +18,7 @@ from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.config.environment import is_variable
-from sweeper.execution import cluster, gang_pool
+from sweeper.execution import cluster, gang_pool, head
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
@@ -105,7 +105,7 @@ class Sweep:
                     if not self._plan.target.is_gpu:
                         os.nice(5)  # trials are timed on the cores that this process shares
                     self._progress.start()
-                    with cluster.on_head_lost(self._leave_without_head):
+                    with head.on_head_lost(self._leave_without_head):
                         if self._has_trials():
                             self._run_trials(self._plan.resources.gangs, self._has_trials, self._study.ask)
                         self._run_finals()

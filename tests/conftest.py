@@ -41,6 +41,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A sweep whose trials take no time.
 PROBE = ("workload=probe", "progress=json")
 
+# The folder in which Ray's head keeps its state with RAY_gcs_storage=rocksdb.
+STORAGE_VARIABLE = "RAY_gcs_storage_path"
+
 # This checkout comes before an installed one. The existing PYTHONPATH may hold the dependencies.
 ANY_LOAD = REPOSITORY / "tests" / "support" / "any_load"
 PYTHONPATH = os.pathsep.join(filter(None, [str(REPOSITORY), str(ANY_LOAD), os.environ.get("PYTHONPATH")]))
@@ -192,6 +195,16 @@ def short_ray_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray waits more than a minute for a node that does not answer; here it waits seconds."""
     for name, value in {"period_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3}.items():
         monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
+
+
+@pytest.fixture
+def external_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ray's head keeps its state in this folder, and a head that is started there again has it."""
+    folder = tmp_path / "gcs"
+    folder.mkdir()
+    monkeypatch.setenv("RAY_gcs_storage", "rocksdb")
+    monkeypatch.setenv(STORAGE_VARIABLE, str(folder))
+    return folder
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:

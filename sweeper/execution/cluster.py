@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster or start one, discover its nodes and watch its head."""
+"""Connect to a Ray cluster or start one, and discover its nodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -19,14 +17,12 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
-from sweeper.execution import ray_internals
+from sweeper.execution import head, ray_internals
 from sweeper.execution.environment import find_address
 from sweeper.execution.local_ray import without_unused_processes
 from sweeper.execution.node_description import build_node, describe_local_node, request_description
 
 NODE_REPLY_TIMEOUT_S = 60.0
-HEAD_PROBE_INTERVAL_S = 5.0
-HEAD_TIMEOUT_S = 30.0
 
 
 class ClusterError(Exception):
@@ -57,7 +53,7 @@ def discover_nodes(address: str | None, insecure: bool = False, variables: Colle
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself retries for minutes and prints each attempt.
             socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
-            _watch_head(f"{host_port[1]}:{host_port[2]}")
+            head.watch(f"{host_port[1]}:{host_port[2]}")
         if not insecure:
             _check_authentication(address)
         init_ray(address=address)
@@ -133,8 +129,11 @@ class NodeDiscovery:
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
         """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
 
-        A node whose description is pending or failed is tried again on the next call.
+        A node whose description is pending or failed is tried again on the next call. While the head is away, as when
+        it restarts, nothing changes: asking it would block, and trials run without it.
         """
+        if head.is_away():
+            return [], known
         up = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
@@ -149,52 +148,6 @@ class NodeDiscovery:
                 with contextlib.suppress(RayError):
                     nodes.append(build_node(up[node_id], ray.get(ref)))
         return nodes, set(up)
-
-
-# ── watching the head ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _exit_before_start(address: str) -> None:
-    os.write(2, f"sweeper: the cluster's head {address} no longer answers; nothing was started\n".encode())
-    os._exit(1)
-
-
-_head_lost_callbacks: list[Callable[[str], None]] = [_exit_before_start]
-_head_watch_stopped = threading.Event()
-
-
-def _watch_head(address: str) -> None:
-    """Call the latest `on_head_lost` callback when this head has not answered for HEAD_TIMEOUT_S.
-
-    Replaces the watch of any other head. Runs in a thread: every Ray call waits a minute for a lost head and then ends
-    the process.
-    """
-    global _head_watch_stopped
-    _head_watch_stopped.set()
-    _head_watch_stopped = stopped = threading.Event()
-    hostname, _, port = address.rpartition(":")
-
-    def watch() -> None:
-        answered_s = time.monotonic()
-        while not stopped.wait(HEAD_PROBE_INTERVAL_S):
-            try:
-                socket.create_connection((hostname.strip("[]"), int(port)), timeout=HEAD_PROBE_INTERVAL_S).close()
-                answered_s = time.monotonic()
-            except OSError:
-                if time.monotonic() - answered_s > HEAD_TIMEOUT_S:
-                    return _head_lost_callbacks[-1](address)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextlib.contextmanager
-def on_head_lost(callback: Callable[[str], None]) -> Iterator[None]:
-    """Call `callback` with the address of the connected cluster's head when it no longer answers."""
-    _head_lost_callbacks.append(callback)
-    try:
-        yield
-    finally:
-        _head_lost_callbacks.pop()
 
 
 # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
@@ -235,12 +188,12 @@ def init_ray(**options: Any) -> None:
         )
     finally:
         os.umask(umask)
-    _watch_head(ray.get_runtime_context().gcs_address)
+    head.watch(ray.get_runtime_context().gcs_address)
 
 
 def stop() -> None:
     """Disconnect from the cluster, and end it if this process started it."""
-    _head_watch_stopped.set()
+    head.stop_watching()
     ray.shutdown()
 
 

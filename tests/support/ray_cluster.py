@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ class Cluster:
         with self._lean():
             return self._ray.add_node(**{**NODE_RESOURCES, "resources": {f"accelerator_type:{accelerator}": 1}})
 
+    def add_labelled(self, gpu_domain: str | None = None) -> Any:
+        """Add a node with the labels that Ray gives a node with GPUs, and that of an NVLink domain."""
+        labels = {"ray.io/accelerator-type": "H200"} | ({"ray.io/gpu-domain": gpu_domain} if gpu_domain else {})
+        with self._lean():
+            return self._ray.add_node(**NODE_RESOURCES, labels=labels)
+
     def count_alive(self) -> int:
         """Return how many nodes the head takes to be alive, itself included."""
         return sum(node["Alive"] for node in self._ray.global_state.node_table())
@@ -85,6 +92,20 @@ class Cluster:
         for name in ("gcs_server", "raylet"):
             for process_info in self._ray.head_node.all_processes.get(name, []):
                 process_info.process.kill()
+
+    def restart_head(self, down_s: float) -> None:
+        """Kill the head's control store and start it again; the head's raylet stays. Needs `external_storage`."""
+        self._ray.head_node.kill_gcs_server(check_alive=False)
+        time.sleep(down_s)
+        self._ray.head_node.start_gcs_server()
+
+    @contextmanager
+    def stopped_head(self) -> Iterator[None]:
+        """Stop the process of the head's control store for a while."""
+        (info,) = self._ray.head_node.all_processes["gcs_server"]
+        os.kill(info.process.pid, signal.SIGSTOP)
+        yield
+        os.kill(info.process.pid, signal.SIGCONT)
 
     def worker_pids(self) -> list[int]:
         """Return the processes that run trials, identified by their logs: Ray overwrites their environment."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +18,7 @@ import pytest
 
 from sweeper.config.space import Interval, Space
 from sweeper.search.study import SearchSettings, Study
-from tests.conftest import Server, Workspace, find_processes, wait_for
+from tests.conftest import STORAGE_VARIABLE, Server, Workspace, find_processes, wait_for
 from tests.support.ray_cluster import Cluster, RemoteNode, count_completions, sweep_arguments
 from tests.support.studies import ask_trial, finished
 from workloads.api.contract import Rank
@@ -64,7 +65,7 @@ class FaultInjector:
     def faults(self) -> list[Callable[[], None]]:
         """Return all faults but the loss of the head, which takes a minute to be noticed."""
         faults = [self.kill_worker, self.stop_worker, self.lose_node, self.join, self.kill_driver]
-        return [*faults, self.cut_off, self.stop_server, self.suspend_server, self.fill_disk]
+        return [*faults, self.cut_off, self.stop_server, self.suspend_server, self.fill_disk, self.restart_head]
 
     def inject(self) -> None:
         """Inject a random fault, unless it is present already."""
@@ -119,16 +120,23 @@ class FaultInjector:
                 file.flush()
         self._repair_later("fill_disk", self._rng.uniform(2, 10), lambda: filler.unlink())
 
+    def restart_head(self) -> None:
+        """Let the head be away for a while. The driver and the nodes wait for it."""
+        self.cluster.restart_head(self._rng.uniform(1, 4))
+
     def lose_head(self) -> None:
         """Lose the head and then all nodes, and start them again at the same address."""
         self.injected["lose_head"] += 1
         self.repair(everything=True)
         port = self.cluster.port
         self.cluster.lose_head()
-        _, err = self.process.communicate(timeout=90)
+        _, err = self.process.communicate(timeout=120)
         assert self.is_expected(err), err
         self.cluster.lose_all()
         self.remote_node.close()
+        storage = Path(os.environ[STORAGE_VARIABLE])
+        shutil.rmtree(storage)  # else the head would look for the nodes that it had
+        storage.mkdir()
         self.cluster = Cluster(self.node_count, port)
         self.remote_node = RemoteNode(self.cluster)
         self.restart_driver()
@@ -240,6 +248,7 @@ def injector(
     request: pytest.FixtureRequest,
     workspace: Workspace,
     short_ray_timeouts: None,
+    external_storage: Path,
     cluster: Cluster,
     server: Server,
     disk: Path,
@@ -250,8 +259,8 @@ def injector(
     injector.close()
 
 
-# The faults that `make test` injects: one each of a worker, the server, the driver and a node.
-FEW_FAULTS = ("kill_worker", "suspend_server", "kill_driver", "lose_node")
+# The faults that `make test` injects: one each of a worker, the server, the driver, a node and the head.
+FEW_FAULTS = ("kill_worker", "suspend_server", "kill_driver", "lose_node", "restart_head")
 
 
 @pytest.mark.timeout(3000)
@@ -272,8 +281,8 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
 ) -> None:
     """Every trial has one result, and only trials that were running or queued at a fault run again.
 
-    The faults: workers killed and stopped, nodes lost, joining and cut off, the driver and the head killed, MLflow's
-    server down or suspended, the disk full.
+    The faults: workers killed and stopped, nodes lost, joining and cut off, the driver and the head killed, the head
+    restarted, MLflow's server down or suspended, the disk full.
     """
     if seconds:
         injector.run(seconds)

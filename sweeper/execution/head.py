@@ -1,0 +1,104 @@
+"""Watch the head of a cluster: how long a sweep waits for one that does not answer, and what it does then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from sweeper.common.errors import UserInputError
+
+# How long every process of Ray waits for a head before it ends itself. KubeRay sets 600 s for the workers of a cluster
+# with GCS fault tolerance (ray-operator/controllers/ray/utils/constant.go).
+LIMIT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+LIMIT_S = 60.0  # Ray's default (src/ray/common/ray_config_def.h)
+PROBE_INTERVAL_S = 2.0
+PROBE_TIMEOUT_S = 2.0
+# Ray ends this process without a message, so the sweep ends itself before: a probe and its pause take up to 4 s.
+LEAD_S = 5.0
+
+
+def read_timeout_s() -> float:
+    """Return for how long a sweep waits for a head that does not answer: a little less than Ray does.
+
+    Raises:
+        UserInputError: Ray's variable is not a number of seconds.
+    """
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        limit_s = float(text or LIMIT_S)
+    except ValueError:
+        raise UserInputError(f"{LIMIT_VARIABLE}={text}: expected a number of seconds") from None
+    return max(limit_s - LEAD_S, limit_s / 2)
+
+
+def _exit_before_start(address: str) -> None:
+    os.write(2, f"sweeper: the cluster's head {address} no longer answers; nothing was started\n".encode())
+    os._exit(1)
+
+
+class HeadWatch:
+    """Watches the head at one address, in a thread, since Ray's calls block without a head."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        host, _, port = address.rpartition(":")
+        self._endpoint = (host.strip("[]"), int(port))
+        self._timeout_s = read_timeout_s()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def answers(self) -> bool:
+        """Return whether the head accepts a connection now."""
+        try:
+            socket.create_connection(self._endpoint, timeout=PROBE_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        answered_s = time.monotonic()
+        while not self._stopped.wait(PROBE_INTERVAL_S):
+            if self.answers():
+                answered_s = time.monotonic()
+            elif time.monotonic() - answered_s > self._timeout_s:
+                return _callbacks[-1](self.address)
+
+
+_callbacks: list[Callable[[str], None]] = [_exit_before_start]
+_current: HeadWatch | None = None
+
+
+def watch(address: str) -> None:
+    """Call the latest `on_head_lost` callback when this head stays away. Replaces the watch of any other head."""
+    global _current
+    stop_watching()
+    _current = HeadWatch(address)
+
+
+def stop_watching() -> None:
+    global _current
+    if _current:
+        _current.stop()
+    _current = None
+
+
+def is_away() -> bool:
+    """Return whether the watched head does not answer now: a call of Ray's that needs it would block."""
+    return _current is not None and not _current.answers()
+
+
+@contextlib.contextmanager
+def on_head_lost(callback: Callable[[str], None]) -> Iterator[None]:
+    """Call `callback` with the address of the connected cluster's head when it no longer answers."""
+    _callbacks.append(callback)
+    try:
+        yield
+    finally:
+        _callbacks.pop()
