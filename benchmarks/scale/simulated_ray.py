@@ -66,6 +66,9 @@ class SimulatedRay:
 
     # ── the module `ray` ──
 
+    def nodes(self) -> list[Any]:
+        return []
+
     def remote(self, _: type) -> Any:
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start_worker))
 

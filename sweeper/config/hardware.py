@@ -130,9 +130,12 @@ class Target:
         Raises:
             UserInputError: if more are requested than fit.
         """
-        limit = count_placements(ranks, self._capacities(host_gib)) if self.is_gpu else self.devices // ranks
-        if whole_nodes and self.is_gpu and self.nodes:
-            limit = len(self.nodes) // -(-ranks // min(node.gpus for node in self.nodes))
+        limit = self.devices // ranks
+        if self.is_gpu and self.nodes:
+            limit = count_placements(ranks, self._capacities(host_gib))
+            if whole_nodes:
+                limit = len(self.nodes) // -(-ranks // min(node.gpus for node in self.nodes))
+            limit = min(limit, self._count_in_domains(ranks, host_gib) or limit)
         if requested is not None and requested > limit:
             reason = (
                 " with exclusive=node" if whole_nodes else f" with {host_gib:g} GiB of memory each" if host_gib else ""
@@ -153,10 +156,18 @@ class Target:
         most = max(node.gpus for node in self.nodes)
         return find_ranks_per_node(ranks, self._capacities(host_gib)) or min(ranks, most)
 
-    def fits_gpu_domain(self, nodes: int) -> bool:
-        """Return whether a gang on so many nodes, more than one, fits into one NVLink domain of several nodes."""
-        domains = Counter(node.gpu_domain for node in self.nodes if node.gpu_domain)
-        return nodes > 1 and max(domains.values(), default=0) >= nodes
+    def fits_gpu_domain(self, ranks: int, host_gib: float = 0.0) -> bool:
+        """Return whether a gang that needs several nodes fits into one NVLink domain of several nodes."""
+        return self._count_in_domains(ranks, host_gib) > 0
+
+    def _count_in_domains(self, ranks: int, host_gib: float) -> int:
+        """Return how many gangs over several nodes fit at once, each within one NVLink domain."""
+        share = self.ranks_per_node(ranks, host_gib)
+        capacities: dict[str, list[int]] = {}
+        for node in self.nodes:
+            if node.gpu_domain:
+                capacities.setdefault(node.gpu_domain, []).append(node.capacity(host_gib))
+        return sum(count_placements(ranks, domain, share) for domain in capacities.values()) if share < ranks else 0
 
     def _capacities(self, host_gib: float) -> list[int]:
         return [node.capacity(host_gib) for node in self.nodes]

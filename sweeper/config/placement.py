@@ -22,9 +22,15 @@ def _count_nodes(share: int, capacities: Sequence[int]) -> int:
     return sum(capacity >= share for capacity in capacities)
 
 
-def count_placements(ranks: int, capacities: Sequence[int]) -> int:
-    """Return how many gangs fit at once, all of them placed alike; 0 if none does."""
-    share = find_ranks_per_node(ranks, capacities)
+def count_placements(ranks: int, capacities: Sequence[int], share: int | None = None) -> int:
+    """Return how many gangs fit at once, all of them placed alike; 0 if none does.
+
+    Args:
+        ranks: of a gang.
+        capacities: the ranks that fit on each node.
+        share: of the ranks on a node; None: as `find_ranks_per_node` says.
+    """
+    share = share or find_ranks_per_node(ranks, capacities)
     if share is None:
         return 0
     nodes_per_gang = ranks // share

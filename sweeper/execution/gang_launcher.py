@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sweeper.config.hardware import Target
 from sweeper.execution.gang import Environment, Gang
+from sweeper.execution.node_description import GPU_DOMAIN
+from sweeper.execution.node_selector import NODE_ID, select_nodes
 from sweeper.execution.worker import Worker
 from workloads.api.contract import Scalar
 
@@ -60,13 +62,23 @@ class GangSpec:
 
 
 class GangLauncher:
-    """Starts gangs on the nodes of `target`, which may change."""
+    """Starts gangs on the nodes of a target, which may change."""
 
     def __init__(self, target: Target, resources: GangResources, cpu_shares: int) -> None:
-        self.target = target
         self._resources = resources
         self._cpu_shares = cpu_shares
         self._launched = 0
+        self.set_target(target)
+
+    def set_target(self, target: Target) -> None:
+        """Start gangs on these nodes from now on, and on none that the cluster has beside them now."""
+        self.target = target
+        self._ids = {node.id for node in target.nodes if node.id}
+        self._selector = select_nodes(self._ids, ray.nodes()) if self._ids else {}
+
+    def starts_on(self, node_ids: Collection[str]) -> bool:
+        """Return whether the target has these nodes."""
+        return not self._ids or self._ids >= {*node_ids}
 
     def launch(self, environment: Environment = ()) -> Gang:
         """Start the workers of a gang with these variables, without waiting for them.
@@ -105,17 +117,13 @@ class GangLauncher:
         bundle = {resource: amount * ranks_of_bundle for resource, amount in amounts.items() if amount}
         count = ranks // ranks_of_bundle
         strategy: dict[str, Any] = {"strategy": "STRICT_SPREAD" if self.target.is_gpu else "PACK"}
-        if self.target.is_gpu and self.target.fits_gpu_domain(count):
-            strategy = {"topology_strategy": {"ray.io/node-id": "STRICT_SPREAD", "ray.io/gpu-domain": "STRICT_PACK"}}
+        if self.target.is_gpu and self.target.fits_gpu_domain(ranks, self._resources.host_gib):
+            strategy = {"topology_strategy": {NODE_ID: "STRICT_SPREAD", GPU_DOMAIN: "STRICT_PACK"}}
         return placement_group([bundle] * count, bundle_label_selector=[selector] * count, **strategy)
 
     def _ray_options(self) -> dict[str, Any]:
-        """Return the resources of one rank and the nodes that it may run on.
-
-        The nodes are given by id, because Ray's label of an accelerator does not tell an H100 from an H100 PCIe.
-        """
-        ids = [node.id for node in self.target.nodes if node.id]
-        selector = {"ray.io/node-id": f"in({','.join(ids)})"} if ids else {}
+        """Return the resources of one rank and the nodes that it may run on."""
+        selector = self._selector
         if self.target.hardware.kind == "gpu":
             whole_nodes = self._resources.whole_nodes
             cores = self.target.cores_of_whole_nodes(self._resources.ranks) if whole_nodes else 1

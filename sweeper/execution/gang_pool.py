@@ -251,7 +251,8 @@ class GangPool:
         """
         ids = {node.id for node in target.nodes}
         nodes_removed = not ids >= {node.id for node in self._target.nodes}
-        self._target = self._launcher.target = target
+        self._target = target
+        self._launcher.set_target(target)
         self._count = count
         for gang in list(self.gangs):
             if gang.ready:
@@ -308,6 +309,10 @@ class GangPool:
             gang.pending_handshakes.remove(handshake)
         if gang.ready:
             gang.assign_ranks()
+            if not self._launcher.starts_on(gang.node_ids):  # its selector matched a node that has joined
+                self._launcher.set_target(self._target)
+                self._replace(gang)
+                return
             if reason := gang.misplacement:  # its trials would be measured under another layout's name
                 self._failed_starts += 1
                 self._start_error = reason

@@ -16,6 +16,8 @@ from workloads.api import gpu_setup, host
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
 
+GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label of an NVLink domain of several nodes
+
 
 def describe_local_node(variables: Collection[str] = ()) -> Node:
     """Describe this machine. Ray's own detection counts the GPUs, so that a local cluster has those of the plan."""
@@ -98,5 +100,6 @@ def build_node(entry: dict[str, Any], description: Description) -> Node:
         id=entry["NodeID"],
         cpu_architecture=description.cpu_architecture,
         memory_gib=resources.get("memory", 0.0) / 2**30,
+        gpu_domain=entry["Labels"].get(GPU_DOMAIN),
         environment=description.environment,
     )

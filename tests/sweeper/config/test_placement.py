@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeper.config.hardware import Node, Target
 from sweeper.config.placement import count_placements, find_ranks_per_node
+from sweeper.config.schema import Hardware
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,29 @@ def test_so_many_gangs_can_be_placed(ranks: int, capacities: list[int]) -> None:
         assert len(nodes) == ranks // share and all(free[node] >= share for node in nodes)
         for node in nodes:
             free[node] -= share
+
+
+def nodes_of(*domains: str | None) -> Target:
+    """Return nodes of four GPUs in these NVLink domains."""
+    nodes = tuple(Node(f"n{n}", 72, "a CPU", 4, "GB200", gpu_domain=domain) for n, domain in enumerate(domains))
+    return Target(Hardware(name="gb200"), "NVIDIA GB200", nodes)
+
+
+@pytest.mark.parametrize(
+    ("domains", "ranks", "gangs"),
+    [
+        (["a", "a", "b", "b"], 8, 2),
+        (["a", "a", "a", "b", "b", "b"], 8, 2),  # three, if one of them spanned two domains
+        (["a", "a", "b", None], 8, 1),
+        (["a", "b", "b"], 4, 3),  # a gang that fits a node may be in any domain
+    ],
+)
+def test_so_many_gangs_fit_whole_into_nvlink_domains(domains: list[str | None], ranks: int, gangs: int) -> None:
+    target = nodes_of(*domains)
+    assert target.count_gangs(ranks, None) == gangs and target.fits_gpu_domain(ranks) == (ranks > 4)
+    assert target.count_gangs(ranks, None, whole_nodes=True) == gangs
+
+
+def test_a_gang_that_is_larger_than_every_domain_spans_several() -> None:
+    target = nodes_of("a", "a", "b")
+    assert not target.fits_gpu_domain(12) and target.count_gangs(12, None) == 1
