@@ -43,6 +43,7 @@ class ParallelParameters:
         tp: tensor parallel degree, with sequence parallel.
         cp: context parallel degree: each rank has a part of the sequence.
         cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
+        async_tp: tensor parallel collectives run in parts beside the matrix products, over symmetric memory.
         pp: pipeline parallel degree.
         stages_per_rank: pipeline stages of each rank.
         schedule: order of the pipeline's micro-batches.
@@ -72,6 +73,7 @@ class ParallelParameters:
     tp: int = degree()
     cp: int = degree()
     cp_method: ContextMethod = "allgather"
+    async_tp: bool = False
     pp: int = degree()
     stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"

@@ -37,6 +37,7 @@ from workloads.llama.block import BlockMath
 from workloads.llama.document_attention import DocumentAttention
 from workloads.llama.model import Block, rope_table
 from workloads.llama.shapes import LlamaShape
+from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
 from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, stage_layers, uses_fsdp
@@ -179,14 +180,22 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
             if not isinstance(block, ManualBackwardBlock):
                 stage.blocks[name] = CheckpointedBlock(block, layout.checkpointing)  # type: ignore[arg-type]
     if spec.compiled and spec.block == "pytorch":
-        fullgraph = layout.cp == 1  # ContextAttention is not compiled: a graph ends before it
-        for block in stage.blocks.values():
-            is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
-            (block.block if is_inside else block).compile(dynamic=False, fullgraph=fullgraph)  # type: ignore[union-attr]
+        _compile_blocks(stage, layout, groups)
     if uses_fsdp(layout, spec.state):
         shard_stage(stage, groups.fsdp_mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope
     return stage
+
+
+def _compile_blocks(stage: Stage, layout: Layout, groups: Groups) -> None:
+    fullgraph = layout.cp == 1  # ContextAttention is not compiled: a graph ends before it
+    options = None
+    if layout.async_tp and groups.tp_mesh is not None:
+        options = enable_async_tp(groups.tp_mesh.get_group())
+    for block in stage.blocks.values():
+        is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
+        compiled = block.block if is_inside else block
+        compiled.compile(dynamic=False, fullgraph=fullgraph, options=options)  # type: ignore[union-attr]
 
 
 def _apply_context_parallel(

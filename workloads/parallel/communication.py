@@ -22,16 +22,19 @@ COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
 def profile_communication(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
     """Profile the step in the `with` block, which slows it, and add its communication to `metrics`.
 
-    calls_… counts each kind of collective of this rank. On a GPU communication_share is the share of the time in which
-    communication runs, exposed_share the share in which it runs and nothing is computed, and idle_share the share in
-    which nothing is computed, a pipeline's bubble included.
+    calls_… counts each kind of collective of this rank. Those that are fused with matrix products count too
+    (`workloads.parallel.async_tp`); their copies are no kernels of communication. On a GPU communication_share is the
+    share of the time in which communication runs, exposed_share the share in which it runs and nothing is computed, and
+    idle_share the share in which nothing is computed, a pipeline's bubble included.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities) as profiler:
         yield
     events = profiler.events() or []
     counts = Counter(
-        event.name.removeprefix("c10d::").strip("_") for event in events if event.name.startswith("c10d::")
+        event.name.partition("::")[2].strip("_")
+        for event in events
+        if event.name.startswith(("c10d::", "symm_mem::fused_"))
     )
     metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
     kernels = [

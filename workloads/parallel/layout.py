@@ -42,6 +42,7 @@ class Layout:
         reshard_after_forward: weights are gathered again for the backward pass, and gradients are reduce-scattered
             after each micro-batch. If False, both stay whole through a step.
         cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
+        async_tp: tensor parallel collectives run in parts beside the matrix products.
     """
 
     dp_replicate: int = 1
@@ -56,6 +57,7 @@ class Layout:
     checkpointing: Checkpointing = "none"
     reshard_after_forward: bool = True
     cp_method: ContextMethod = "allgather"
+    async_tp: bool = False
 
     @property
     def world_size(self) -> int:
@@ -88,7 +90,8 @@ class Layout:
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         gathered = "" if self.reshard_after_forward else ", weights stay gathered"
-        return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}"
+        overlapped = ", async tp" if self.async_tp else ""
+        return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}{overlapped}"
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,21 @@ def _check_fp8(layout: Layout, setting: Setting) -> str:
     return ""
 
 
+def _check_async_tp(layout: Layout, setting: Setting) -> str:
+    """Check what PyTorch's asynchronous tensor parallelism needs."""
+    if not layout.async_tp:
+        return ""
+    if layout.tp == 1:
+        return "tp 1 has no collectives: async_tp has to be false"
+    if not setting.compiled:
+        return "async_tp is a pass of the compiler: compile has to be true"
+    if not setting.on_gpu:
+        return "async_tp copies between the memories of GPUs: on a CPU it has to be false"
+    if layout.tp > setting.ranks_per_node:
+        return f"async_tp maps the memory of GPUs of one node: tp {layout.tp} does not fit in {setting.ranks_per_node}"
+    return ""
+
+
 def _check_documents(layout: Layout, setting: Setting) -> str:
     """Check what attention within documents supports."""
     if not setting.document_tokens:
@@ -303,6 +321,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "a split backward pass is supported": _check_split_backward,
     "a tied head shares a stage with the embedding": _check_tied_head,
     "fp8 is supported": _check_fp8,
+    "asynchronous tensor parallel is supported": _check_async_tp,
     "document masks are supported": _check_documents,
     "state and products agree": _check_state,
     "the manual block is supported": _check_block,

@@ -24,6 +24,7 @@ from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
+from workloads.parallel.async_tp import count_fused_calls, separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
@@ -73,12 +74,10 @@ def _fused_attention(parameters: ParallelParameters, device: torch.device) -> Ab
 
 def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdpa_kernel: str) -> Measurement:
     shape, layout, length = MODELS[parameters.model], parameters.layout, parameters.sequence_length
+    if layout.async_tp:
+        separate_group_names(rank.sequence_number)
     groups = build_groups(layout, device.type)
-    initializer = build_initializer(parameters.seed, device)
-    stages = build_stages(_model_spec(parameters), layout, groups, device, initializer)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
-    trainer = Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
+    trainer = _build_trainer(parameters, groups, device)
     source = TokenSource(shape.vocabulary, length, parameters.seed, parameters.document_tokens)
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
@@ -105,10 +104,18 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         | watch.machine_info()
         | {
             "layout": str(layout),
-            "attention": _attention_kernel(stages[0], sdpa_kernel),
-            "parameters_kept": sum(map(count_local_parameters, stages)),
+            "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),
+            "parameters_kept": sum(map(count_local_parameters, trainer.stages)),
         },
     )
+
+
+def _build_trainer(parameters: ParallelParameters, groups: Groups, device: torch.device) -> Trainer:
+    layout, initializer = parameters.layout, build_initializer(parameters.seed, device)
+    stages = build_stages(_model_spec(parameters), layout, groups, device, initializer)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
+    return Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
 
 
 def _model_spec(parameters: ParallelParameters) -> ModelSpec:
@@ -167,6 +174,7 @@ def _run_steps(
     run.executed["steps"] = len(run.times_s) - parameters.warmup
     run.executed["gc_freq"] = collector.executed_freq
     run.executed["schedule"] = trainer.executed_schedule
+    run.executed["async_tp"] = count_fused_calls(run.communication) > 0
     return run
 
 

@@ -129,6 +129,33 @@ def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
     assert schedule != "zbv" or stages[0] == [0, layout.total_stages - 1]
 
 
+@pytest.mark.parametrize(
+    ("fields", "setting", "reason"),
+    [
+        ({"tp": 2, "async_tp": True}, {}, ""),
+        ({"dp_shard": 2, "async_tp": True}, {}, "tp 1 has no collectives"),
+        ({"tp": 2, "async_tp": True}, {"compiled": False}, "compile has to be true"),
+        ({"tp": 2, "async_tp": True}, {"on_gpu": False}, "on a CPU it has to be false"),
+        ({"tp": 2, "async_tp": True}, {"ranks_per_node": 1, "tp_across_nodes": True}, "GPUs of one node"),
+        ({"dp_shard": 2}, {"document_tokens": 512}, ""),
+        ({"cp": 2}, {"document_tokens": 512}, "cp has to be 1"),
+        ({"dp_shard": 2}, {"document_tokens": 512, "block": "manual"}, "needs block pytorch"),
+        ({"dp_shard": 2}, {"document_tokens": 512, "dtype": "fp32"}, "half precision"),
+        ({"dp_shard": 2}, {"document_tokens": 512, "dtype": "fp32", "on_gpu": False}, ""),
+        ({"dp_shard": 2, "cp_method": "ring"}, {}, "cp_method has to be allgather"),
+        ({"cp": 2, "cp_method": "ring"}, {}, ""),
+    ],
+)
+def test_what_a_layout_cannot_do_is_refused_with_the_reason(
+    fields: dict[str, Any], setting: dict[str, Any], reason: str
+) -> None:
+    fields = {"global_batch": 16} | fields
+    setting = {"ranks_per_node": 2, "compiled": True} | setting
+    violation = find_violation(Layout(**fields), Setting(MODELS["llama3_8b"], 8192, 2, **setting))
+    assert (violation is None) == (not reason)
+    assert violation is None or reason in violation.reason
+
+
 def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
     training = {name: fields.pop(name) for name in ("state", "block") if name in fields}
     setting = Setting(MODELS[model], 8192, world_size, 8, **training)  # type: ignore[arg-type]
@@ -267,6 +294,7 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     )
     assert zero_bubble_s < interleaved_s < step_s(pp=8)
     assert zbv_s == dualpipev_s < interleaved_s
+    assert step_s(tp=8, async_tp=True) < step_s(tp=8)
     assert step_s(cp=8, cp_method="ring") < step_s(cp=8)
     assert step_s(two_nodes, cp=8, cp_method="ring") > step_s(cp=8, cp_method="ring")
     assert step_s(dp_replicate=8) < step_s(replace(H200, memory_gb_s=2400.0), dp_replicate=8)

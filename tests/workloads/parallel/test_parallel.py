@@ -27,10 +27,11 @@ from workloads.llama.model import Llama, rope_table
 from workloads.llama.sdpa import causal_attention
 from workloads.llama.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
+from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.fsdp import reduction_dtype
-from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, Layout, State
+from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, Checkpointing, Layout, State
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 
@@ -121,6 +122,8 @@ def train(call: Call, rank: Rank) -> Trained:
     """Train a few steps. Returns the losses, and the whole gradients of the first step of this rank's stages."""
     device, layout = devices.device_of(rank), call.layout
     with process_group(rank, device):
+        if layout.async_tp:
+            separate_group_names(call.sequence_number)
         groups = build_groups(layout, device.type)
         stages = build_stages(call.spec, layout, groups, device, build_initializer(0, CPU))
         trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
@@ -357,6 +360,15 @@ def test_layouts_over_two_gpus_train_like_one_cpu_process(
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES and (compiled or TORCH_VERSION < (2, 13)):
         pytest.skip("a split backward pass needs blocks that are not compiled, and torch 2.13")
     assert_same_training(gpus.train(layout, compiled=compiled), reference, tolerance=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_asynchronous_tensor_parallel_trains_like_one_cpu_process_trial_after_trial(
+    checkpointing: Checkpointing, gpus: Ranks, reference: Trained
+) -> None:
+    layout = Layout(tp=2, async_tp=True, micro_batch=4, checkpointing=checkpointing, global_batch=BATCH)
+    assert_same_training(gpus.train(layout, compiled=True), reference, tolerance=2e-5)
 
 
 def assert_same_training(trained: list[Trained], reference: Trained, tolerance: float = 1e-5) -> None:
