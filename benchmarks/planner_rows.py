@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sweeper.common.errors import UserInputError
 from sweeper.planning.clusters import build_cluster
 from workloads.planner.cluster import Cluster
-from workloads.planner.job import Checkpointing, Job, Model, Sharding, State, TrainingLayout
+from workloads.planner.job import AttentionKernel, Checkpointing, Job, Model, Sharding, State, TrainingLayout
 from workloads.planner.models import UNSUPPORTED_FAMILIES, UnsupportedModel, load_model
 from workloads.planner.precisions import PRECISIONS
 from workloads.planner.sizes import model_flops_per_token, parameters
@@ -136,24 +137,38 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
     state: State = "amp" if precision.endswith("_amp") or trainer == "llm-foundry" else "fp32"
     return Job(
         model=model,
-        layout=_layout(row, trainer, cluster),
+        layout=_layout(row, trainer, cluster, model),
         sequence_length=_integer(row, "seq_len"),
         trainer=trainer,
         precision=precision,
         state=state,
         compiled="compile" in note and "no compile" not in note,
         gradient_bytes=2 if is_pure else None,
+        attention_kernel=_attention_kernel(row, trainer),
         dispatcher="deepep" if "deepep" in note else "alltoall",
         expert_overlap="1f1b overlap" in note or "a2a overlap" in note,
     )
 
 
-def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster) -> TrainingLayout:
+def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel | Literal[""]:
+    """Return the kernel where an older version had another one: FlashAttention 2 in torchtitan until 2025-08."""
+    is_old = re.search(r"20(24-\d\d|25-0[1-8])", row["source"])
+    return "flash2" if trainer == "torchtitan" and is_old else ""
+
+
+def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model) -> TrainingLayout:
     degrees = {key: _integer(row, key, 1) for key in ("tp", "pp", "cp", "ep", "dp")}
+    stages = degrees["pp"] * _integer(row, "vpp", 1)
+    if stages > model.layers + 2:  # Megatron counts the embedding and the loss as layers
+        raise UnsupportedRow(f"{stages} pipeline stages, but the model has {model.layers} layers")
+    if degrees["ep"] > 1 and (not model.experts or model.experts % degrees["ep"]):
+        raise UnsupportedRow(f"ep {degrees['ep']} does not divide {model.experts} experts")
     product = math.prod(degrees[key] for key in ("tp", "pp", "cp", "dp"))
     if product != cluster.gpus:
         raise UnsupportedRow(f"tp x pp x cp x dp = {product}, but there are {cluster.gpus} GPUs")
     key = row["sharding_key"].removesuffix("_cpu_optimizer").removesuffix("_pure")
+    if key in ("fsdp", "fsdp2") and TRAINERS[trainer].core == "megatron":
+        key = "megatron_fsdp"
     if key not in SHARDINGS:
         raise UnsupportedRow(f"unknown sharding '{row['sharding_key']}'. Available: {', '.join(SHARDINGS)}")
     dp, chunks = degrees.pop("dp"), _integer(row, "vpp", 1)

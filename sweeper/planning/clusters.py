@@ -12,7 +12,7 @@ from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.schema import Hardware
 from workloads.planner.cluster import Cluster, Device, Topology
-from workloads.planner.topologies import build_topology, find_topology, measured_tflops
+from workloads.planner.topologies import build_topology, find_topology, measured_tflops, power_headroom
 
 
 def build_cluster(hardware: str, topology: str, gpus: int) -> Cluster:
@@ -44,6 +44,7 @@ def build_device(hardware: Hardware) -> Device:
         power_w=hardware.power_w,
         sustained_tflops=rates,
         architecture=hardware.architecture or "",
+        power_headroom=power_headroom(hardware.name),
     )
 
 

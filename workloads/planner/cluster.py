@@ -20,6 +20,7 @@ class Device:
         memory_gb_s: bandwidth of the device's memory, of the vendor's data sheet.
         power_w: the power cap at which it runs.
         sustained_tflops: measured rates of large matrix products under load, by data type; empty where none was.
+        power_headroom: how much faster products run while the power cap does not limit them, against sustained ones.
         architecture: of the compiler: sm80, sm90, sm100, gfx942; empty where it is not known.
     """
 
@@ -30,6 +31,7 @@ class Device:
     power_w: float | None
     sustained_tflops: Mapping[str, float]
     architecture: str = ""
+    power_headroom: float = 1.0
 
 
 @dataclass(frozen=True)

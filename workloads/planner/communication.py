@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from workloads.planner.collectives import all_gather_s, all_reduce_s, all_to_all_s, send_s
+from dataclasses import dataclass
+
+from workloads.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, send_s
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import has_experts
 
@@ -24,7 +26,11 @@ def tensor_s(setting: Setting, collectives: int) -> float:
     With sequence parallelism each is an all-gather or a reduce-scatter; without, two of them are one all-reduce.
     """
     residual = setting.tokens * setting.model.hidden_size * 2
-    once = all_gather_s(setting.cluster, setting.tensor_group, residual, setting.trainer.tensor_link_share)
+    share = setting.trainer.tensor_link_share
+    once = all_gather_s(setting.cluster, setting.tensor_group, residual, share)
+    if setting.precision.gathered_bytes == 1:  # a quarter of the collectives gathers what a product takes in fp8
+        half = all_gather_s(setting.cluster, setting.tensor_group, residual / 2, share)
+        once = 0.75 * once + 0.25 * half
     return once * collectives * (ASYNC_TENSOR_EXPOSED if setting.layout.tp_overlap == "async" else 1.0)
 
 
@@ -49,30 +55,73 @@ def expert_s(setting: Setting, layer: int) -> float:
     nodes = max(1, group.ranks // group.ranks_per_domain(domain))
     tokens = setting.tokens / setting.layout.tp * setting.job.expert_imbalance
     token_bytes = model.hidden_size * 2
-    copies = model.experts_per_token * (group.ranks - 1) / group.ranks
-    if setting.job.dispatcher == "deepep":
-        remote = (nodes - 1) * (1 - (1 - 1 / nodes) ** model.experts_per_token)
-    else:
-        remote = model.experts_per_token * (nodes - 1) / nodes
+    copies = _copies(setting, group.ranks)
+    remote = _copies(setting, nodes)
     once = all_to_all_s(setting.cluster, group, tokens * copies * token_bytes, tokens * remote * token_bytes)
     return 2 * once * (CONTENTION if setting.job.expert_overlap else 1.0)
 
 
-def gather_s(setting: Setting, weights: float) -> float:
-    """Return the seconds of gathering sharded weights in 2 bytes."""
-    return all_gather_s(setting.cluster, setting.shard_group, 2 * weights)
+def _copies(setting: Setting, places: int) -> float:
+    """Return how often a token leaves for other GPUs or nodes, of which there are `places`.
+
+    DeepEP sends a token once to each place that has any of its experts.
+    """
+    count = setting.model.experts_per_token
+    if setting.job.dispatcher == "deepep":
+        return (places - 1) * (1 - (1 - 1 / places) ** count)
+    return count * (places - 1) / places
 
 
-def reduce_s(setting: Setting, weights: float) -> float:
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one GPU, unsharded: `shared` by all its data parallel ranks, and of the experts that it has."""
+
+    shared: float
+    experts: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.shared + self.experts
+
+    def __add__(self, rest: Weights) -> Weights:
+        return Weights(self.shared + rest.shared, self.experts + rest.experts)
+
+    def __mul__(self, count: float) -> Weights:
+        return Weights(self.shared * count, self.experts * count)
+
+
+def gather_s(setting: Setting, weights: Weights) -> float:
+    """Return the seconds of gathering sharded weights."""
+    size = setting.precision.gathered_bytes
+    shared_s = all_gather_s(setting.cluster, setting.shard_group, size * weights.shared)
+    if not weights.experts:
+        return shared_s
+    return shared_s + all_gather_s(setting.cluster, setting.expert_shard_group, size * weights.experts)
+
+
+def reduce_s(setting: Setting, weights: Weights) -> float:
     """Return the seconds of reducing gradients: scattered over shards, then averaged over copies."""
-    gradient_bytes = weights * setting.gradient_bytes
-    shards = setting.shard_group
-    scatter_s = all_gather_s(setting.cluster, shards, gradient_bytes)
-    return scatter_s + all_reduce_s(setting.cluster, setting.replicate_group, gradient_bytes / shards.ranks)
+    shards, experts = setting.shard_group, setting.expert_shard_group
+    total_s = all_gather_s(setting.cluster, shards, weights.shared * setting.gradient_bytes)
+    if weights.experts:
+        total_s += all_gather_s(setting.cluster, experts, weights.experts * setting.gradient_bytes)
+    owned = weights.shared / shards.ranks + weights.experts / experts.ranks
+    return total_s + all_reduce_s(setting.cluster, setting.replicate_group, owned * setting.gradient_bytes)
+
+
+def all_reduced_s(setting: Setting, weights: Weights) -> float:
+    """Return the seconds of averaging gradients that no rank divides."""
+    group = Group(setting.layout.dp * setting.layout.cp, setting.layout.tp)
+    return all_reduce_s(setting.cluster, group, weights.total * setting.gradient_bytes)
 
 
 def pipeline_send_s(setting: Setting) -> float:
-    """Return the seconds of sending a micro-batch's residual stream to the next stage."""
+    """Return the seconds of sending a micro-batch's residual stream to the next stage.
+
+    Each tensor parallel rank sends its part, also without sequence parallelism: Megatron-LM gathers the parts over
+    NVLink afterwards (arXiv 2104.04473, section 4.1).
+    """
     layout = setting.layout
-    total_bytes = setting.tokens * setting.model.hidden_size * 2 / setting.residual_parts
+    parts = layout.tp if setting.trainer.core == "megatron" else setting.residual_parts
+    total_bytes = setting.tokens * setting.model.hidden_size * 2 / parts
     return send_s(setting.cluster, layout.tp * layout.cp * layout.dp, total_bytes)

@@ -16,6 +16,7 @@ Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_a
 State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
+AttentionKernel = Literal["flash2", "flash3", "cudnn", "unfused"]
 Dispatcher = Literal["alltoall", "deepep"]
 
 
@@ -140,6 +141,7 @@ class Job:
         compiled: blocks are compiled by torch.compile.
         document_tokens: mean length of a document that attention does not leave; 0 for whole sequences.
         gradient_bytes: of a gradient in its reduction over data parallel ranks; None for the trainer's own.
+        attention_kernel: the kernel of attention; empty for the trainer's own.
         dispatcher: how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert.
         expert_overlap: all-to-all of one micro-batch runs beside the computation of another.
         expert_imbalance: tokens of the busiest rank's experts, divided by the mean.
@@ -154,6 +156,7 @@ class Job:
     compiled: bool = True
     document_tokens: int = 0
     gradient_bytes: int | None = None
+    attention_kernel: AttentionKernel | Literal[""] = ""
     dispatcher: Dispatcher = "alltoall"
     expert_overlap: bool = False
     expert_imbalance: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workloads.planner.estimate import StageMemory
-from workloads.planner.pipeline import head_rank, in_flight, rank_layers
+from workloads.planner.pipeline import RankLayers, head_rank, in_flight, rank_layers
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import embedding_weights, expert_weights, has_experts, head_weights, shared_weights
 
@@ -16,16 +16,18 @@ STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  #
 
 def stage_memories(setting: Setting) -> tuple[StageMemory, ...]:
     """Return the memory of each pipeline rank."""
-    ranks = rank_layers(setting.model.layers, setting.layout)
+    ranks = rank_layers(setting.model, setting.layout)
     return tuple(_stage_memory(setting, rank, layers) for rank, layers in enumerate(ranks))
 
 
-def _stage_memory(setting: Setting, rank: int, layers: list[int]) -> StageMemory:
+def _stage_memory(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> StageMemory:
     weights = _gpu_weights(setting, rank, layers)
     parameters, gradients, moments = _states(setting, weights)
-    activations = sum(saved_bytes(setting, layer) for layer in layers) * in_flight(rank, setting.layout)
-    working = _working_bytes(setting, layers[-1], has_head=rank == head_rank(setting.layout))
-    gathered = _gathered_bytes(setting, weights, layers)
+    activations = sum(saved_bytes(setting, some.layer) * some.count for some in layers) * in_flight(
+        rank, setting.layout
+    )
+    working = _working_bytes(setting, layers[-1].layer, has_head=rank == head_rank(setting.layout))
+    gathered = _gathered_bytes(setting, weights, layers[-1].layer)
     used = StageMemory(
         parameters=parameters / GIB,
         gathered=gathered / GIB + setting.trainer.buffers_gib,
@@ -38,11 +40,11 @@ def _stage_memory(setting: Setting, rank: int, layers: list[int]) -> StageMemory
     return replace(used, reserved=setting.trainer.reserved_share * used.allocated_gib)
 
 
-def _gpu_weights(setting: Setting, rank: int, layers: list[int]) -> float:
+def _gpu_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> float:
     """Return the weights of a GPU, unsharded."""
     model, layout = setting.model, setting.layout
-    shared = sum(shared_weights(model, layer) for layer in layers)
-    routed = sum(expert_weights(model) for layer in layers if has_experts(model, layer))
+    shared = sum(shared_weights(model, some.layer) * some.count for some in layers)
+    routed = sum(expert_weights(model) * some.count for some in layers if has_experts(model, some.layer))
     is_last = rank == head_rank(layout)
     if rank == 0:
         shared += embedding_weights(model)
@@ -68,15 +70,15 @@ def _states(setting: Setting, weights: float) -> tuple[float, float, float]:
     return copies + weights * weight_bytes / divided, weights * gradient_bytes, weights * moment_bytes / divided
 
 
-def _gathered_bytes(setting: Setting, weights: float, layers: list[int]) -> float:
+def _gathered_bytes(setting: Setting, weights: float, layer: int) -> float:
     """Return the bytes of weights that FSDP holds whole: two blocks, and the gradients of one in their reduction."""
     if not setting.is_sharded:
         return 0.0
     if not setting.layout.reshard_after_forward:
         return weights * (2 + setting.gradient_bytes)
     model, layout = setting.model, setting.layout
-    experts = expert_weights(model) / layout.ep if has_experts(model, layers[-1]) else 0.0
-    block = shared_weights(model, layers[-1]) / layout.tp + experts
+    experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
+    block = shared_weights(model, layer) / layout.tp + experts
     ends = head_weights(model) / layout.tp
     return max(2 * 2 * block + setting.gradient_bytes * block, 2 * ends + 2 * block) + 2 * ends
 
@@ -88,9 +90,11 @@ def saved_bytes(setting: Setting, layer: int) -> float:
     if layout.checkpointed_layers is not None:
         share = min(1.0, layout.checkpointed_layers * layout.pp / model.layers)
     kept = saved_elements(setting, layer, layout.checkpointing)
+    if layout.checkpointing == "per_op" and not setting.job.compiled:
+        kept += model.hidden_size / setting.residual_parts  # the last product, which nothing reads: a compiler drops it
     everything = saved_elements(setting, layer, "none") if share < 1 else kept
     values = setting.tokens * (share * kept + (1 - share) * everything) * 2
-    is_unfused = setting.trainer.attention == "unfused" and layout.checkpointing in ("none", "norm_act")
+    is_unfused = setting.attention_kernel == "unfused" and layout.checkpointing in ("none", "norm_act")
     scores = setting.tokens * setting.job.sequence_length * model.heads / layout.tp * 5 if is_unfused else 0.0
     return values + scores
 
@@ -106,10 +110,12 @@ def saved_elements(setting: Setting, layer: int, checkpointing: str) -> float:
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
         width = model.intermediate_size / tp
+    if setting.trainer.manual_backward and tp == 1 and not copies:
+        return 2 * residual + 2 * queries + 2 * keys + (0 if checkpointing == "selective" else 2 * width)
     gated = model.mlp_matrices == 3
     routed = 2 * copies * model.hidden_size / tp
-    if checkpointing == "per_op":
-        return 2 * residual + 2 * queries + keys + width + residual + routed
+    if checkpointing == "per_op":  # the block's input, attention, and every second product
+        return residual + 2 * queries + keys + width + routed
     inside = (3 if gated else 2) * width  # the products of the activation, and its result
     if checkpointing in ("norm_act", "selective"):
         return 2 * residual + 2 * queries + 2 * keys + (inside - width) + routed

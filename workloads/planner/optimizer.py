@@ -7,9 +7,9 @@ from workloads.planner.setting import Setting
 # AdamW reads the weight, its gradient and two moments, and writes all but the gradient: 28 bytes in fp32, and 2 for the
 # copy in bf16; clipping reads the gradients once more.
 UPDATE_BYTES = {"fp32": 34, "amp": 32, "bf16": 16, "int8": 16}
-# Memory bandwidth of a host of eight GPUs that its processors reach in AdamW's update: two sockets with DDR5 have 600
-# GB/s on the data sheet, of which DeepSpeed's CPU Adam reaches a third.
-HOST_GB_S = 200
+# Memory bandwidth of a host of eight GPUs that its processors reach in AdamW's update. Assumed: a quarter of the 600
+# GB/s of two sockets with DDR5. No microbenchmark of it is known to us.
+HOST_GB_S = 150
 HOST_LINK_GB_S = 25  # between host and GPU, each way, while all GPUs of a host copy
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
-from workloads.planner.job import Schedule, TrainingLayout
+from workloads.planner.job import Model, Schedule, TrainingLayout
+from workloads.planner.sizes import layer_kind, layer_kinds
 
 # The bubble relative to that of 1F1B with as many stages a rank. Zero bubble delays the weights' gradients,
 # a third of the work, into the bubble (arXiv 2401.10241); V schedules fill it but for a remainder.
@@ -17,15 +21,31 @@ BUBBLE_SHARE: dict[Schedule, float] = {
 }
 
 
-def rank_layers(layers: int, layout: TrainingLayout) -> list[list[int]]:
+@dataclass(frozen=True)
+class RankLayers:
+    """So many layers of a pipeline rank that are equal to `layer`."""
+
+    layer: int
+    count: int
+
+
+def rank_layers(model: Model, layout: TrainingLayout) -> tuple[tuple[RankLayers, ...], ...]:
     """Return the layers of each pipeline rank: its chunks of consecutive layers, evenly divided.
 
     The first and the last chunk are the first to get fewer, since they also have the embedding and the head.
     """
-    chunks = _chunks(layers, layout.pp * layout.stages_per_rank)
-    if layout.schedule in ("zbv", "dualpipev"):
-        return [[*chunks[rank], *chunks[-1 - rank]] for rank in range(layout.pp)]
-    return [[layer for chunk in chunks[rank :: layout.pp] for layer in chunk] for rank in range(layout.pp)]
+    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in ("zbv", "dualpipev"))
+
+
+@cache
+def _rank_layers(model: Model, pp: int, stages: int, is_folded: bool) -> tuple[tuple[RankLayers, ...], ...]:
+    chunks = _chunks(model.layers, pp * stages)
+    ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
+    if is_folded:
+        ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
+    samples = layer_kinds(model)
+    counts = (Counter(layer_kind(model, layer) for layer in layers) for layers in ranks)
+    return tuple(tuple(RankLayers(samples[kind], number) for kind, number in rank.items()) for rank in counts)
 
 
 def _chunks(layers: int, count: int) -> list[range]:

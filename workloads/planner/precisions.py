@@ -17,34 +17,38 @@ class Precision:
         dtype: of the products of the blocks.
         cast_bytes: read and written for an element of an activation or gradient that a product takes.
         weight_bytes: for a weight in each micro-batch.
-        bandwidth_share: of the memory's bandwidth that the casts reach.
+        instructions_gb_s: what the casts take beyond plain copies, for their instructions.
+        gathered_bytes: of a weight, and of an activation before a tensor parallel product, that ranks gather.
         rate_share: of the rate of per-tensor scaled products.
     """
 
     dtype: str
     cast_bytes: float = 0.0
     weight_bytes: float = 0.0
-    bandwidth_share: float = 0.6
+    instructions_gb_s: float = 15_000
     rate_share: float = 1.0
+    gathered_bytes: int = 2
 
 
 # A cast with a scale of its own tensor reads bf16 twice and writes fp8 by rows and by columns; with the scale of the
-# step before it reads once. Compiled casts reach 0.42 of the bandwidth, those of kernels 0.7 (precision_h200.md).
+# step before it reads once. On an H200 compiled casts reach 2,000 to 2,300 GB/s, of a copy's 4,080, and written kernels
+# 3,400 to 3,600 (benchmarks/results/precision_h200.md): the rest is instructions.
 PRECISIONS = {
     "bf16": Precision("bf16"),
     "fp16": Precision("fp16"),
     "bf16_amp": Precision("bf16"),
     "fp16_amp": Precision("fp16"),
-    "fp8_tensorwise": Precision("fp8", 6, 12, 0.45),
-    "fp8_rowwise": Precision("fp8", 10, 20, 0.4),
-    "fp8_rowwise_gw_hp": Precision("fp8", 6, 12, 0.4, 0.87),
-    "fp8_blockwise": Precision("fp8", 8, 12, 0.7, 0.78),
-    "fp8_te_delayed": Precision("fp8", 4, 0, 0.7),
-    "fp8_te_current": Precision("fp8", 6, 2, 0.7),
-    "fp8_te_blockwise": Precision("fp8", 4, 2, 0.7, 0.85),
-    "fp8_te_mxfp8": Precision("fp8", 4, 2, 0.7),
-    "mxfp8": Precision("fp8", 4, 8, 0.6),
-    "nvfp4": Precision("fp4", 6, 3, 0.6),
+    # torchtitan gathers in fp8 (enable_fsdp_float8_all_gather, Float8ColwiseParallel), Transformer Engine too.
+    "fp8_tensorwise": Precision("fp8", 6, 12, 4_600, gathered_bytes=1),
+    "fp8_rowwise": Precision("fp8", 10, 20, 4_600),
+    "fp8_rowwise_gw_hp": Precision("fp8", 6, 12, 4_600, 0.87),
+    "fp8_blockwise": Precision("fp8", 8, 12, 25_000, 0.78),
+    "fp8_te_delayed": Precision("fp8", 4, 0, gathered_bytes=1),
+    "fp8_te_current": Precision("fp8", 6, 2, gathered_bytes=1),
+    "fp8_te_blockwise": Precision("fp8", 4, 2, 15_000, 0.85),
+    "fp8_te_mxfp8": Precision("fp8", 4, 2),
+    "mxfp8": Precision("fp8", 4, 8),
+    "nvfp4": Precision("fp4", 6, 3),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from workloads.planner.job import Model
 
 
@@ -46,6 +48,7 @@ def head_weights(model: Model) -> int:
     return model.vocabulary * model.hidden_size
 
 
+@cache
 def parameters(model: Model) -> int:
     """Return the number of weights, without biases."""
     blocks = sum(block_weights(model, layer) for layer in range(model.layers))
@@ -53,15 +56,32 @@ def parameters(model: Model) -> int:
     return blocks + embedding_weights(model) + head + model.hidden_size
 
 
+def layer_kind(model: Model, layer: int) -> tuple[bool, bool]:
+    """Return what distinguishes layers: experts, and attention to the whole sequence."""
+    return has_experts(model, layer), attends_to_all(model, layer)
+
+
+@cache
+def layer_kinds(model: Model) -> dict[tuple[bool, bool], int]:
+    """Return one layer of each kind."""
+    return {layer_kind(model, layer): layer for layer in range(model.layers)}
+
+
+def attends_to_all(model: Model, layer: int) -> bool:
+    every = model.window_every
+    return not model.window or bool(every and layer % every == every - 1)
+
+
 def attended_tokens(model: Model, layer: int, sequence_length: int) -> float:
     """Return how many earlier tokens a token attends to, at the mean over a sequence."""
     full = sequence_length / 2
-    if not model.window or (model.window_every and layer % model.window_every == model.window_every - 1):
+    if attends_to_all(model, layer):
         return full
     window = min(model.window, sequence_length)
     return window - window * window / (2 * sequence_length)
 
 
+@cache
 def model_flops_per_token(model: Model, sequence_length: int) -> float:
     """Return the FLOPs per token, forward and backward, by the causal convention (`workloads.llama.flops`)."""
     total = 6.0 * head_weights(model)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.planner import operations
 from workloads.planner.cluster import Cluster
-from workloads.planner.collectives import Group, all_reduce_s
 from workloads.planner.communication import (
+    Weights,
+    all_reduced_s,
     context_s,
     expert_s,
     exposed,
@@ -18,17 +18,18 @@ from workloads.planner.communication import (
     tensor_s,
 )
 from workloads.planner.estimate import JobEstimate, StepTime
-from workloads.planner.job import Job, Model
+from workloads.planner.job import Job
 from workloads.planner.memory import stage_memories
 from workloads.planner.operations import Seconds
 from workloads.planner.optimizer import host_copies_s, optimizer_s
-from workloads.planner.pipeline import bubble_s, head_rank, rank_layers
+from workloads.planner.pipeline import RankLayers, bubble_s, head_rank, rank_layers
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import (
     embedding_weights,
     expert_weights,
     has_experts,
     head_weights,
+    layer_kinds,
     model_flops_per_token,
     shared_weights,
 )
@@ -70,9 +71,10 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
         KeyError: the trainer or the precision is not in its table.
     """
     setting = Setting(job, cluster)
+    efficiency = efficiency or find_efficiency(job.trainer, cluster.device.name)
     tokens = job.layout.global_batch * job.sequence_length
     return JobEstimate(
-        step=_step_time(setting, efficiency or find_efficiency(job.trainer, cluster.device.name)),
+        step=_at_average_power(setting, _step_time(setting, efficiency)),
         stages=stage_memories(setting),
         tokens=tokens,
         model_flops=tokens * model_flops_per_token(job.model, job.sequence_length),
@@ -84,15 +86,14 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
 
 def _step_time(setting: Setting, efficiency: float) -> StepTime:
     layout = setting.layout
-    ranks = rank_layers(setting.model.layers, layout)
-    blocks = {kind: _block_time(setting, layer, efficiency) for kind, layer in _kinds(setting.model).items()}
-    counts = [Counter(_kind(setting.model, layer) for layer in layers) for layers in ranks]
+    ranks = rank_layers(setting.model, layout)
+    blocks = {layer: _block_time(setting, layer, efficiency) for layer in layer_kinds(setting.model).values()}
     head = operations.head_s(setting) / efficiency
-    rank_s = [sum(blocks[kind].total * count for kind, count in rank.items()) for rank in counts]
+    rank_s = [sum(blocks[layers.layer].total * layers.count for layers in rank) for rank in ranks]
     rank_s[head_rank(layout)] += head
     slowest = max(range(layout.pp), key=rank_s.__getitem__)
     micro = layout.microbatches
-    block_counts = [(blocks[kind], count * micro) for kind, count in counts[slowest].items()]
+    block_counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
     sums = Seconds()
     for block, count in block_counts:
         sums += (block.forward + block.backward) * count
@@ -115,15 +116,24 @@ def _step_time(setting: Setting, efficiency: float) -> StepTime:
     )
 
 
-def _kind(model: Model, layer: int) -> tuple[bool, bool]:
-    """Return what distinguishes layers: experts, and attention to the whole sequence."""
-    is_full = not model.window or bool(model.window_every and layer % model.window_every == model.window_every - 1)
-    return has_experts(model, layer), is_full
+# Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
+# whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
+# and products follow the power to 0.55 (tables/device_rates.csv).
+IDLE_POWER_SHARE = 0.6
+POWER_EXPONENT = 0.55
 
 
-def _kinds(model: Model) -> dict[tuple[bool, bool], int]:
-    """Return one layer of each kind."""
-    return {_kind(model, layer): layer for layer in range(model.layers)}
+def _at_average_power(setting: Setting, step: StepTime) -> StepTime:
+    """Return the step with the clocks that the power cap allows, which limits the mean over work and waiting."""
+    waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s
+    waiting += (step.expert_parallel + step.pipeline) / step.total_s
+    uplift = min(setting.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
+    return replace(
+        step,
+        products=step.products / uplift,
+        attention=step.attention / uplift,
+        head_and_loss=step.head_and_loss / uplift,
+    )
 
 
 def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
@@ -148,13 +158,13 @@ def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
     )
 
 
-def _block_gpu_weights(setting: Setting, layer: int) -> float:
+def _block_gpu_weights(setting: Setting, layer: int) -> Weights:
     model, layout = setting.model, setting.layout
     experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
-    return shared_weights(model, layer) / layout.tp + experts
+    return Weights(shared_weights(model, layer) / layout.tp, experts)
 
 
-def _gathering_s(setting: Setting, weights: float, forward_s: float, backward_s: float) -> float:
+def _gathering_s(setting: Setting, weights: Weights, forward_s: float, backward_s: float) -> float:
     """Return the exposed seconds of gathering a block's weights and reducing its gradients in each micro-batch."""
     if not setting.is_sharded or not setting.layout.reshard_after_forward:
         return 0.0
@@ -162,28 +172,32 @@ def _gathering_s(setting: Setting, weights: float, forward_s: float, backward_s:
     return exposed(gather, forward_s) + exposed(gather + reduce, backward_s)
 
 
-def _copies_s(setting: Setting, weights: float) -> float:
+def _copies_s(setting: Setting, weights: Weights) -> float:
     copied = GATHER_COPY_BYTES.get(setting.layout.sharding, 0) if setting.layout.reshard_after_forward else 0
-    if setting.shard_group.ranks * setting.layout.dp_replicate == 1:
-        copied = 0
+    gathered = weights.shared if setting.shard_group.ranks * setting.layout.dp_replicate > 1 else 0.0
+    gathered += weights.experts if setting.expert_shard_group.ranks > 1 else 0.0
     added = GRADIENT_SUM_BYTES[setting.trainer.main_gradients] if setting.layout.microbatches > 1 else 0
-    return setting.copy_s(weights * (copied + added))
+    return setting.copy_s(gathered * copied + weights.total * added)
 
 
-def _rank_weights(setting: Setting, layers: list[int], *, has_head: bool) -> float:
+def _rank_weights(setting: Setting, rank: tuple[RankLayers, ...], *, has_head: bool) -> Weights:
     """Return the weights of a pipeline rank on one GPU, unsharded."""
-    blocks = sum(_block_gpu_weights(setting, layer) for layer in layers)
     ends = head_weights(setting.model) if has_head else 0
     ends += embedding_weights(setting.model) if setting.layout.pp == 1 and not setting.model.tied else 0
-    return blocks + ends / setting.layout.tp
+    total = Weights(ends / setting.layout.tp)
+    for layers in rank:
+        total += _block_gpu_weights(setting, layers.layer) * layers.count
+    return total
 
 
-def _owned_weights(setting: Setting, weights: float) -> float:
+def _owned_weights(setting: Setting, weights: Weights) -> float:
     """Return the weights that a GPU updates."""
-    return weights if setting.layout.sharding == "none" else weights / setting.shard_group.ranks
+    if setting.layout.sharding == "none":
+        return weights.total
+    return weights.shared / setting.shard_group.ranks + weights.experts / setting.expert_shard_group.ranks
 
 
-def _step_data_parallel_s(setting: Setting, weights: float, micro_batch_s: float) -> float:
+def _step_data_parallel_s(setting: Setting, weights: Weights, micro_batch_s: float) -> float:
     """Return the exposed seconds of what data parallelism does once a step."""
     layout = setting.layout
     reduce, gather = reduce_s(setting, weights), gather_s(setting, weights)
@@ -197,12 +211,6 @@ def _step_data_parallel_s(setting: Setting, weights: float, micro_batch_s: float
     if not setting.trainer.overlaps_data_parallel:
         return reduce + gather
     return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
-
-
-def all_reduced_s(setting: Setting, weights: float) -> float:
-    """Return the seconds of averaging gradients that no rank divides."""
-    group = Group(setting.layout.dp * setting.layout.cp, setting.layout.tp)
-    return all_reduce_s(setting.cluster, group, weights * setting.gradient_bytes)
 
 
 def _pipeline_s(setting: Setting) -> float:

@@ -71,8 +71,18 @@ def _number(name: str, key: str, kind: type, value: Any) -> Any:
     return number
 
 
-@cache
 def measured_tflops(device: str) -> dict[str, float]:
     """Return the measured rates of large products on a device by data type; empty where the table has none."""
+    return {row["dtype"]: float(row["tflops"]) for row in _device_rates() if row["device"] == device}
+
+
+def power_headroom(device: str) -> float:
+    """Return how much faster a device's products run while the power cap does not limit them; 1 where unknown."""
+    rows = (row for row in _device_rates() if row["device"] == device and row["power_headroom"])
+    return next((float(row["power_headroom"]) for row in rows), 1.0)
+
+
+@cache
+def _device_rates() -> list[dict[str, str]]:
     with (TABLES / "device_rates.csv").open(newline="") as lines:
-        return {row["dtype"]: float(row["tflops"]) for row in csv.DictReader(lines) if row["device"] == device}
+        return list(csv.DictReader(lines))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from workloads.planner.job import AttentionKernel
+
 EFFICIENCIES = Path(__file__).parent / "tables" / "efficiencies.csv"
-AttentionKernel = Literal["flash2", "flash3", "cudnn", "unfused"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,7 @@ class Trainer:
     """The rules of a trainer.
 
     Attributes:
+        core: whose engine it runs on: trainers of one core have similar efficiencies.
         attention: the kernel that it calls.
         fused: norms, activations and residual sums are fused kernels even where nothing is compiled.
         gradient_bytes: of a gradient in its reduction.
@@ -26,11 +30,13 @@ class Trainer:
         loss_bytes: bytes read and written for a logit, forward and backward.
         logit_gib_bytes: bytes held at once for a logit at the peak of the loss.
         chunked_loss: logits of a few tokens at a time exist.
+        manual_backward: blocks save less than PyTorch's autograd (`ManualBackwardBlock` of `workloads.llama.block`).
         buffers_gib: buckets of gathered weights and of gradients that are not parts of a layer.
         reserved_share: what the allocator holds beyond what it gave out, as a share of it.
     """
 
     name: str
+    core: Literal["pytorch", "megatron", "deepspeed"] = "pytorch"
     attention: AttentionKernel = "cudnn"
     fused: bool = True
     gradient_bytes: int = 4
@@ -40,15 +46,24 @@ class Trainer:
     loss_bytes: float = 28
     logit_bytes: float = 14
     chunked_loss: bool = False
+    manual_backward: bool = False
     buffers_gib: float = 0.0
     reserved_share: float = 0.05
 
 
-MEGATRON = Trainer("megatron", main_gradients=True, loss_bytes=24)
+MEGATRON = Trainer("megatron", "megatron", main_gradients=True, loss_bytes=24)
 TRAINERS = {
     # Tensor parallel collectives at 0.45 of the link: benchmarks/results/parallel_h200.md.
-    "own": Trainer("own", gradient_bytes=2, tensor_link_share=0.45, loss_bytes=16, chunked_loss=True),
-    "torchtitan": Trainer("torchtitan", "flash2", fused=False, tensor_link_share=0.45),
+    "own": Trainer(
+        "own",
+        gradient_bytes=2,
+        tensor_link_share=0.45,
+        loss_bytes=16,
+        logit_bytes=4,
+        chunked_loss=True,
+        manual_backward=True,
+    ),
+    "torchtitan": Trainer("torchtitan", fused=False, tensor_link_share=0.45),
     "megatron": MEGATRON,
     "megatron-core": replace(MEGATRON, name="megatron-core"),
     "megatron-bridge": replace(MEGATRON, name="megatron-bridge"),
@@ -59,9 +74,13 @@ TRAINERS = {
     "nemo": replace(MEGATRON, name="nemo"),
     "primus": replace(MEGATRON, name="primus"),
     "nemo-automodel": Trainer("nemo-automodel"),
-    "deepspeed": Trainer("deepspeed", "flash3", gradient_bytes=2, loss_bytes=10, chunked_loss=True, buffers_gib=6.0),
-    "llm-foundry": Trainer("llm-foundry", "flash2", fused=False),
-    "prime-rl": Trainer("prime-rl", "flash2"),
+    # Two buckets of 5e8 gradients and 1e9 gathered weights stay allocated: the defaults reduce_bucket_size with
+    # overlap_comm, and stage3_max_live_parameters. The loss is in pieces, as Liger's kernels compute it.
+    "deepspeed": Trainer(
+        "deepspeed", "deepspeed", "flash3", gradient_bytes=2, loss_bytes=10, chunked_loss=True, buffers_gib=3.7
+    ),
+    "llm-foundry": Trainer("llm-foundry", attention="flash2", fused=False),
+    "prime-rl": Trainer("prime-rl", attention="flash2"),
 }
 SYNONYMS = {"llm_foundry": "llm-foundry", "megatron_lm": "megatron-lm", "megatron_core": "megatron-core"}
 
@@ -83,12 +102,24 @@ def efficiencies() -> dict[tuple[str, str], float]:
 
 
 def find_efficiency(trainer: str, device: str) -> float:
-    """Return the share of the kernels' rates that a trainer reaches on a device.
+    """Return the share of the kernels' rates that a trainer reaches on a device."""
+    return nearest_efficiency(trainer, device, efficiencies())
 
-    Without a calibrated one it is that of the same trainer on another device, or the median of the table.
+
+def nearest_efficiency(trainer: str, device: str, table: Mapping[tuple[str, str], float]) -> float:
+    """Return a pair's efficiency, or the median of the nearest pairs that the table has.
+
+    Nearest is the same trainer on another device, then another trainer of the same core on this device or on any, then
+    any trainer on this device; 1 where nothing is known.
     """
-    name, table = SYNONYMS.get(trainer, trainer), efficiencies()
-    if (name, device) in table:
-        return table[name, device]
-    nearest = sorted(value for (other, _), value in table.items() if other == name) or sorted(table.values())
-    return nearest[len(nearest) // 2] if nearest else 1.0
+    name = SYNONYMS.get(trainer, trainer)
+    core = find_trainer(name).core
+    same_core = {pair: value for pair, value in table.items() if find_trainer(pair[0]).core == core}
+    candidates = (
+        [value for pair, value in table.items() if pair == (name, device)],
+        [value for (other, _), value in table.items() if other == name],
+        [value for (_, other), value in same_core.items() if other == device],
+        list(same_core.values()),
+        [value for (_, other), value in table.items() if other == device],
+    )
+    return next((statistics.median(values) for values in candidates if values), 1.0)

@@ -1,0 +1,232 @@
+"""Score the planner's estimates against published training runs.
+
+    python benchmarks/planner.py [--rows FILE.csv] [--json] [--calibrate]
+
+Each row of the file is a run with its whole configuration (`planner_rows.csv` has the columns). A row that cannot be
+expressed as a job is listed with the reason and not scored. `--calibrate` writes the efficiency of each pair of trainer
+and device, fitted to the rows, into the planner's table. With a source left out, the efficiencies are fitted to the
+rows of all other sources, and a pair without rows takes that of the nearest pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of
+from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
+from workloads.planner.estimate import JobEstimate
+from workloads.planner.step import estimate_job
+from workloads.planner.trainers import EFFICIENCIES, efficiencies
+
+ROWS = Path(__file__).parent / "planner_rows.csv"
+FAMILIES = ("dense", "moe", "memory")
+DIFFERENT = 0.10  # layouts whose rates differ by less are not put in order
+LARGE_PERCENT = 25  # beyond this error a row is listed with its cause
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure of a run, measured and predicted: a step in seconds or memory in GiB."""
+
+    run: PublishedRun
+    family: str
+    measured: float
+    predicted: float
+    reason: str
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted / self.measured - 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    runs, unsupported = read_runs(options.rows)
+    if options.calibrate:
+        write_efficiencies(runs)
+    own_runs = runs if options.rows == ROWS else read_runs(ROWS)[0]
+    scores = score_all(runs, efficiencies())
+    left_out = score_left_out(runs, own_runs)
+    if options.json:
+        print(json.dumps(as_json(scores, left_out, unsupported), indent=1))
+    else:
+        print("\n".join(describe(scores, left_out, unsupported)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", type=Path, default=ROWS, help="a CSV file with the columns of planner_rows.csv")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--calibrate", action="store_true", help="fit the efficiencies to the rows and write them")
+    return parser
+
+
+def read_runs(path: Path) -> tuple[list[PublishedRun], list[dict[str, str]]]:
+    """Return the runs of a file, and what is not supported with its reason."""
+    runs, unsupported = [], []
+    for number, row in enumerate(read_rows(path), 1):
+        try:
+            runs.append(read_run(row))
+        except UnsupportedRow as error:
+            name = f"{row.get('framework', '')} {row.get('model', '')} {row.get('gpus', '')}".strip()
+            unsupported.append({"row": str(number), "name": name, "reason": str(error)})
+    return runs, unsupported
+
+
+def write_efficiencies(runs: Sequence[PublishedRun]) -> None:
+    with EFFICIENCIES.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["trainer", "device", "efficiency", "rows"])
+        for pair, value in calibrate(runs).items():
+            writer.writerow([*pair, value, sum(run.pair == pair and run.step_s is not None for run in runs)])
+    efficiencies.cache_clear()
+
+
+def score_all(runs: Iterable[PublishedRun], table: dict[Pair, float]) -> list[Score]:
+    return [score for run in runs for score in score_run(run, efficiency_of(run, table))]
+
+
+def score_left_out(runs: Sequence[PublishedRun], own_runs: Sequence[PublishedRun]) -> list[Score]:
+    """Return the scores of each run with efficiencies of which its source knows nothing."""
+    tables = {source: efficiencies_without(source, own_runs, efficiencies()) for source in {run.source for run in runs}}
+    return [score for run in runs for score in score_run(run, efficiency_of(run, tables[run.source]))]
+
+
+def score_run(run: PublishedRun, efficiency: float) -> list[Score]:
+    """Return the scores of a run: of its step and of its memory, where these were measured."""
+    estimate = estimate_job(run.job, run.cluster, efficiency)
+    scores = []
+    if run.step_s is not None:
+        reason = explain_step(estimate, run.step_s)
+        scores.append(Score(run, run.family, run.step_s, estimate.step.total_s, reason))
+    if run.memory_gib is not None:
+        memory = estimate.memory
+        predicted = memory.reserved_gib if run.is_reserved else memory.allocated_gib
+        scores.append(Score(run, "memory", run.memory_gib, predicted, explain_memory(estimate, run)))
+    return scores
+
+
+def explain_step(estimate: JobEstimate, measured_s: float) -> str:
+    """Return where the predicted time goes, and by which factor the rest beside products would have to differ."""
+    step = estimate.step
+    parts = sorted(vars(step).items(), key=lambda part: -part[1])[:4]
+    shares = ", ".join(f"{name} {100 * value / step.total_s:.0f}%" for name, value in parts if value > 0)
+    rest = step.total_s - step.products
+    factor = (measured_s - step.products) / rest if rest else 1.0
+    return f"{shares}; exact if all but products took {factor:.2f} times as long"
+
+
+def explain_memory(estimate: JobEstimate, run: PublishedRun) -> str:
+    parts = sorted(vars(estimate.memory).items(), key=lambda part: -part[1])[:4]
+    kind = "reserved" if run.is_reserved else "allocated"
+    return f"{kind}: " + ", ".join(f"{name} {value:.1f} GiB" for name, value in parts)
+
+
+def summarize(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
+    """Return rows, MAPE, median and worst of each family, in percent."""
+    families = {}
+    for family in FAMILIES:
+        errors = [score.error_percent for score in scores if score.family == family]
+        sizes = [abs(error) for error in errors]
+        families[family] = {
+            "rows": len(errors),
+            "mape": round(statistics.fmean(sizes), 2) if sizes else None,
+            "median": round(statistics.median(sizes), 2) if sizes else None,
+            "worst": round(max(errors, key=abs), 2) if errors else None,
+        }
+    return families
+
+
+def pairs_in_order(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
+    """Return for each family how many pairs of layouts of one model on one cluster are in the right order."""
+    families = {}
+    for family in FAMILIES:
+        ordered = [pair for pair in combinations((s for s in scores if s.family == family), 2) if _is_compared(*pair)]
+        right = sum((_rate(a)[0] > _rate(b)[0]) == (_rate(a)[1] > _rate(b)[1]) for a, b in ordered)
+        share = round(100 * right / len(ordered), 1) if ordered else None
+        families[family] = {"pairs": len(ordered), "right": right, "percent": share}
+    return families
+
+
+def _rate(score: Score) -> tuple[float, float]:
+    """Return what orders layouts: tokens/s per GPU, or GiB; measured and predicted."""
+    if score.family == "memory":
+        return score.measured, score.predicted
+    work = score.run.tokens / score.run.cluster.gpus
+    return work / score.measured, work / score.predicted
+
+
+def _is_compared(first: Score, second: Score) -> bool:
+    keys = ("model_key", "cluster_key", "hardware_key", "seq_len")
+    if any(first.run.row[key] != second.run.row[key] for key in keys):
+        return False
+    low, high = sorted((_rate(first)[0], _rate(second)[0]))
+    return high / low - 1 >= DIFFERENT
+
+
+def as_json(scores: Sequence[Score], left_out: Sequence[Score], unsupported: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "families": summarize(scores),
+        "pairs_in_order": pairs_in_order(scores),
+        "leave_one_source_out": {"families": summarize(left_out), "pairs_in_order": pairs_in_order(left_out)},
+        "rows": [_as_row(score) for score in scores],
+        "unsupported": unsupported,
+    }
+
+
+def _as_row(score: Score) -> dict[str, Any]:
+    return {
+        "name": score.run.name,
+        "family": score.family,
+        "source": score.run.source,
+        "measured": round(score.measured, 4),
+        "predicted": round(score.predicted, 4),
+        "error_percent": round(score.error_percent, 2),
+        "reason": score.reason,
+    }
+
+
+def describe(scores: Sequence[Score], left_out: Sequence[Score], unsupported: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the scoreboard as lines."""
+    lines = []
+    for family in FAMILIES:
+        unit = "GiB" if family == "memory" else "s"
+        lines += [f"{family}: measured and predicted {unit}, error, why", ""]
+        for score in scores:
+            if score.family == family:
+                lines += [
+                    f"{score.run.name:68s} {score.measured:9.3f} {score.predicted:9.3f} {score.error_percent:+7.1f}%",
+                    f"    {score.reason}",
+                ]
+        lines.append("")
+    lines += _table("with each pair's efficiency", scores) + _table("with the row's source left out", left_out)
+    large = [score for score in scores if abs(score.error_percent) > LARGE_PERCENT]
+    lines += [f"beyond {LARGE_PERCENT}%: {score.run.name} {score.error_percent:+.1f}%" for score in large]
+    lines += [f"unsupported: row {row['row']} {row['name']}: {row['reason']}" for row in unsupported]
+    return lines
+
+
+def _table(title: str, scores: Sequence[Score]) -> list[str]:
+    summary, order = summarize(scores), pairs_in_order(scores)
+    lines = [f"{title:34s} {'rows':>5} {'MAPE':>7} {'median':>7} {'worst':>8}  pairs in order"]
+    for family in FAMILIES:
+        values, pairs = summary[family], order[family]
+        errors = [values[key] for key in ("mape", "median", "worst")]
+        figures = ["       -" if error is None else f"{error:7.1f}%" for error in errors]
+        lines.append(f"  {family:32s} {values['rows']:5} {' '.join(figures)}  {pairs['right']} of {pairs['pairs']}")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()

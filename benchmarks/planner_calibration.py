@@ -1,0 +1,62 @@
+"""Calibrated efficiencies: one for each pair of trainer and device, from published runs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from benchmarks.planner_rows import PublishedRun
+from workloads.planner.step import estimate_job
+from workloads.planner.trainers import nearest_efficiency
+
+Pair = tuple[str, str]
+# An efficiency is drawn towards 1, what the kernels' rates alone give, as if one more run had shown that: a pair with a
+# single row would otherwise repeat that row and show no error.
+PRIOR_RUNS = 1
+
+
+def calibrate(runs: Iterable[PublishedRun]) -> dict[Pair, float]:
+    """Return the efficiency of each pair that has runs with a step time."""
+    return {pair: _fit(members) for pair, members in sorted(_pairs(runs).items())}
+
+
+def _pairs(runs: Iterable[PublishedRun]) -> dict[Pair, list[PublishedRun]]:
+    pairs: dict[Pair, list[PublishedRun]] = defaultdict(list)
+    for run in runs:
+        if run.step_s is not None:
+            pairs[run.pair].append(run)
+    return pairs
+
+
+def _fit(runs: Sequence[PublishedRun]) -> float:
+    """Return the efficiency with the least squared error of the step times' logarithms, by Gauss and Newton."""
+    logarithm = 0.0
+    for _ in range(3):
+        errors = [_error(run, logarithm) for run in runs]
+        slopes = [(_error(run, logarithm + 0.01) - error) / 0.01 for run, error in zip(runs, errors, strict=True)]
+        gradient = sum(slope * error for slope, error in zip(slopes, errors, strict=True)) + PRIOR_RUNS * logarithm
+        logarithm -= gradient / (sum(slope**2 for slope in slopes) + PRIOR_RUNS)
+    return round(math.exp(logarithm), 3)
+
+
+def _error(run: PublishedRun, logarithm: float) -> float:
+    """Return the logarithm of predicted over measured time, with the logarithm of an efficiency."""
+    return math.log(step_s(run, math.exp(logarithm)) / (run.step_s or 1))
+
+
+def step_s(run: PublishedRun, efficiency: float) -> float:
+    return estimate_job(run.job, run.cluster, efficiency).step.total_s
+
+
+def efficiencies_without(source: str, runs: Sequence[PublishedRun], table: dict[Pair, float]) -> dict[Pair, float]:
+    """Return the efficiencies that all other sources give; `table` is that of all sources."""
+    remaining, changed = dict(table), {run.pair for run in runs if run.source == source}
+    for pair in changed:
+        remaining.pop(pair, None)
+    return remaining | calibrate(run for run in runs if run.source != source and run.pair in changed)
+
+
+def efficiency_of(run: PublishedRun, table: dict[Pair, float]) -> float:
+    """Return the efficiency of a run's pair, or of the nearest pair that the table has."""
+    return nearest_efficiency(*run.pair, table)
