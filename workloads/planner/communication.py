@@ -8,9 +8,9 @@ from workloads.planner.collectives import Group, all_gather_s, all_reduce_s, all
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import has_experts
 
-# A collective's kernels take 16 to 24 of an H100's 132 multiprocessors and a part of the memory's bandwidth, so that
-# computation beside it takes longer by about this share of the collective's time.
-CONTENTION = 0.2
+# A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so that computation beside it takes longer by
+# about this share of the collective's time.
+CONTENTION = 0.15
 ASYNC_TENSOR_EXPOSED = 0.5  # of tensor parallel collectives in pieces beside their products
 
 

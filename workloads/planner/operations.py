@@ -171,13 +171,20 @@ def attention_rates(setting: Setting) -> tuple[float, float, float]:
 def pass_elements(setting: Setting, layer: int, *, backward: bool) -> float:
     """Return how many values of 2 bytes norms, rotary embeddings, activations and residual sums read and write."""
     model, tp = setting.model, setting.layout.tp
-    width = model.intermediate_size if not has_experts(model, layer) else model.shared_expert_intermediate_size
-    routed = model.experts_per_token * model.expert_intermediate_size if has_experts(model, layer) else 0
-    gated = model.mlp_matrices == 3
     residual = (16 if backward else 10) * model.hidden_size / setting.residual_parts
-    activation = (width + routed) / tp * ((6 if gated else 3) if backward else (3 if gated else 2))
+    activation = _activation_elements(setting, layer, backward=backward)
     rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if model.positions == "rope" else 0.0
     return setting.tokens * (residual + activation + rotary)
+
+
+def _activation_elements(setting: Setting, layer: int, *, backward: bool) -> float:
+    """Return how many values of a token the MLP's activation reads and writes."""
+    model = setting.model
+    width = model.intermediate_size
+    if has_experts(model, layer):
+        width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
+    passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
+    return width / setting.layout.tp * passes[0 if backward else 1]
 
 
 def pass_s(setting: Setting, layer: int, *, backward: bool) -> float:
@@ -193,12 +200,17 @@ ROUTING_S = 0.8e-3
 
 
 def _permutation_s(setting: Setting, layer: int) -> float:
-    """Return the seconds of routing, and of sorting tokens by expert and back, with four passes over their copies."""
+    """Return the seconds of routing, and of sorting tokens by expert and back.
+
+    Both read and write the copies of each token once. An all-to-all needs them sorted by rank before and by expert
+    after it, on the way to the experts and back; DeepEP's kernels sort by rank themselves.
+    """
     model = setting.model
     if not has_experts(model, layer):
         return 0.0
     copies = setting.tokens / setting.layout.tp * model.experts_per_token
-    return setting.pass_s(copies * model.hidden_size * 2 * 4) + ROUTING_S
+    passes = 4 if setting.job.dispatcher == "deepep" or setting.layout.ep == 1 else 8
+    return setting.pass_s(copies * model.hidden_size * 2 * passes) + ROUTING_S
 
 
 def forward(setting: Setting, layer: int) -> Seconds:
@@ -246,8 +258,14 @@ def recomputed(setting: Setting, layer: int) -> Seconds:
         case "core_attention":
             return Seconds(0.0, attention_s(setting, layer, backward=False), 0.0)
         case "norm_act":
-            return Seconds(0.0, 0.0, once.other)
+            return Seconds(0.0, 0.0, setting.pass_s(2 * _norm_and_activation_elements(setting, layer)))
     return Seconds()
+
+
+def _norm_and_activation_elements(setting: Setting, layer: int) -> float:
+    """Return how many values of 2 bytes the norms and the activation of a forward pass read and write."""
+    norms = 4 * setting.model.hidden_size / setting.residual_parts
+    return setting.tokens * (norms + _activation_elements(setting, layer, backward=False))
 
 
 def _repeated_share(setting: Setting, products: dict[str, Product]) -> float:
