@@ -135,17 +135,27 @@ def explain_memory(estimate: JobEstimate, run: PublishedRun) -> str:
 
 def summarize(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
     """Return rows, MAPE, median and worst of each family, in percent."""
-    families = {}
-    for family in FAMILIES:
-        errors = [score.error_percent for score in scores if score.family == family]
-        sizes = [abs(error) for error in errors]
-        families[family] = {
-            "rows": len(errors),
-            "mape": round(statistics.fmean(sizes), 2) if sizes else None,
-            "median": round(statistics.median(sizes), 2) if sizes else None,
-            "worst": round(max(errors, key=abs), 2) if errors else None,
-        }
-    return families
+    errors = [(score.family, score.error_percent) for score in scores]
+    return {name: _statistics([error for family, error in errors if family == name]) for name in FAMILIES}
+
+
+def memory_kinds(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
+    """Return the same of memory, apart for what the framework calls allocated and reserved."""
+    kinds: dict[str, list[float]] = {"allocated": [], "reserved": []}
+    for score in scores:
+        if score.family == "memory":
+            kinds["reserved" if score.run.is_reserved else "allocated"].append(score.error_percent)
+    return {kind: _statistics(errors) for kind, errors in kinds.items()}
+
+
+def _statistics(errors: Sequence[float]) -> dict[str, Any]:
+    sizes = [abs(error) for error in errors]
+    return {
+        "rows": len(errors),
+        "mape": round(statistics.fmean(sizes), 2) if sizes else None,
+        "median": round(statistics.median(sizes), 2) if sizes else None,
+        "worst": round(max(errors, key=abs), 2) if errors else None,
+    }
 
 
 def pairs_in_order(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
@@ -178,6 +188,7 @@ def _is_compared(first: Score, second: Score) -> bool:
 def as_json(scores: Sequence[Score], left_out: Sequence[Score], unsupported: list[dict[str, str]]) -> dict[str, Any]:
     return {
         "families": summarize(scores),
+        "memory_kinds": memory_kinds(scores),
         "pairs_in_order": pairs_in_order(scores),
         "leave_one_source_out": {"families": summarize(left_out), "pairs_in_order": pairs_in_order(left_out)},
         "rows": [_as_row(score) for score in scores],

@@ -34,12 +34,18 @@ SHARDINGS: dict[str, Sharding] = {
 CHECKPOINTINGS: dict[str, Checkpointing] = {
     "none": "none",
     "per_op": "per_op",
-    "selective": "core_attention",
+    "selective": "selective",
     "core_attention": "core_attention",
     "norm_act": "norm_act",
     "full": "full",
     "partial": "full",
 }
+COLUMNS = (
+    *("source", "model", "gpus", "seq_len", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro_batch"),
+    *("global_batch", "recompute", "precision", "tokens_per_s_per_gpu", "tflops_per_gpu", "step_s", "memory_gib"),
+    *("note", "framework", "hardware_key", "cluster_key", "model_key", "sharding_key", "recompute_key"),
+    "precision_key",
+)
 RING_TRAINERS = {"nemo", "megatron-core", "megatron-bridge", "megatron-lm", "megatron", "primus", "nemo-automodel"}
 
 
@@ -90,7 +96,11 @@ class PublishedRun:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as lines:
-        return [{key: (value or "").strip() for key, value in row.items() if key} for row in csv.DictReader(lines)]
+        reader = csv.DictReader(lines)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise SystemExit(f"{path} has no column {', '.join(missing)}")
+        return [{key: (value or "").strip() for key, value in row.items() if isinstance(key, str)} for row in reader]
 
 
 def read_run(row: Mapping[str, str]) -> PublishedRun:
@@ -135,6 +145,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
     note = row["note"].lower()
     is_pure = "pure" in row["sharding_key"]
     state: State = "amp" if precision.endswith("_amp") or trainer == "llm-foundry" else "fp32"
+    state = "bf16" if "pure bf16" in row["precision"].lower() else state
     return Job(
         model=model,
         layout=_layout(row, trainer, cluster, model),
@@ -167,6 +178,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
     if product != cluster.gpus:
         raise UnsupportedRow(f"tp x pp x cp x dp = {product}, but there are {cluster.gpus} GPUs")
     key = row["sharding_key"].removesuffix("_cpu_optimizer").removesuffix("_pure")
+    key = "hsdp" if "hybrid" in key or "hsdp" in key else key
     if key in ("fsdp", "fsdp2") and TRAINERS[trainer].core == "megatron":
         key = "megatron_fsdp"
     if key not in SHARDINGS:
@@ -177,7 +189,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         raise UnsupportedRow(f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x dp {dp}")
     shard = _shard_ranks(row, dp, cluster) if key == "hsdp" else dp
     note, recompute = row["note"].lower(), row["recompute"].lower()
-    checkpointing, layers = _checkpointing(row)
+    checkpointing, layers = _checkpointing(row, trainer)
     is_async = "asynctp" in note or "async tp" in note or "tp overlap" in note or trainer == "megatron-bridge"
     return TrainingLayout(
         dp_replicate=dp // shard,
@@ -188,7 +200,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         global_batch=global_batch,
         sharding=SHARDINGS[key],
         # FSDP keeps the weights of a stage gathered while a pipeline's micro-batches go through it (torchtitan).
-        reshard_after_forward=degrees["pp"] == 1,
+        reshard_after_forward=degrees["pp"] == 1 and "stay gathered" not in row["sharding"],
         sequence_parallel=trainer != "megatron-lm" or "sequence parallel" in recompute,
         tp_overlap="async" if is_async else "none",
         cp_method="ring" if trainer in RING_TRAINERS else "allgather",
@@ -208,7 +220,7 @@ def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
     return shard
 
 
-def _checkpointing(row: Mapping[str, str]) -> tuple[Checkpointing, int | None]:
+def _checkpointing(row: Mapping[str, str], trainer: str) -> tuple[Checkpointing, int | None]:
     """Return what is recomputed, and in how many layers where the row gives a number."""
     key = row["recompute_key"]
     match = re.fullmatch(r"(full|partial)[_ ]?(\d+)(_layers?)?", key)
@@ -216,6 +228,8 @@ def _checkpointing(row: Mapping[str, str]) -> tuple[Checkpointing, int | None]:
         return "full", int(match[2])
     if key not in CHECKPOINTINGS:
         raise UnsupportedRow(f"unknown recomputation '{key}'. Available: {', '.join(CHECKPOINTINGS)}")
+    if key == "selective":  # what each trainer means by it
+        return {"own": "selective", "torchtitan": "per_op"}.get(trainer, "core_attention"), None
     layers = re.search(r"(\d+)\s*(?:of \d+ )?layers", row["recompute"].lower()) if key == "partial" else None
     return CHECKPOINTINGS[key], int(layers[1]) if layers else None
 

@@ -53,6 +53,11 @@ def _gpu_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) ->
     return shared / layout.tp + routed / layout.ep
 
 
+def _is_gathered(setting: Setting) -> bool:
+    """Return whether weights are gathered, or cast, for their use: not where a GPU has them whole in bf16."""
+    return setting.is_sharded and (setting.shard_group.ranks > 1 or setting.job.state != "bf16")
+
+
 def _states(setting: Setting, weights: float) -> tuple[float, float, float]:
     """Return the bytes of weights with their masters, of gradients, and of the moments."""
     layout, job = setting.layout, setting.job
@@ -61,18 +66,19 @@ def _states(setting: Setting, weights: float) -> tuple[float, float, float]:
     if layout.offload_optimizer:
         weight_bytes, moment_bytes = 2, 0
     gradient_bytes = 4 if setting.trainer.main_gradients or weight_bytes == 4 else 2
-    if setting.is_sharded:
+    if _is_gathered(setting):
         owned = weights / shards
-        gradients = owned * (0 if layout.offload_optimizer else gradient_bytes)
+        gradients = owned * (0 if layout.offload_optimizer or not layout.reshard_after_forward else gradient_bytes)
         return owned * weight_bytes, gradients, owned * moment_bytes
     divided = 1 if layout.sharding == "none" else shards
     copies = weights * 2 if weight_bytes == 4 else 0  # in the data type of the products, beside sharded masters
-    return copies + weights * weight_bytes / divided, weights * gradient_bytes, weights * moment_bytes / divided
+    gradients = weights * gradient_bytes / (shards if layout.sharding == "zero2" else 1)
+    return copies + weights * weight_bytes / divided, gradients, weights * moment_bytes / divided
 
 
 def _gathered_bytes(setting: Setting, weights: float, layer: int) -> float:
     """Return the bytes of weights that FSDP holds whole: two blocks, and the gradients of one in their reduction."""
-    if not setting.is_sharded:
+    if not _is_gathered(setting):
         return 0.0
     if not setting.layout.reshard_after_forward:
         return weights * (2 + setting.gradient_bytes)
@@ -110,7 +116,7 @@ def saved_elements(setting: Setting, layer: int, checkpointing: str) -> float:
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
         width = model.intermediate_size / tp
-    if setting.trainer.manual_backward and tp == 1 and not copies:
+    if setting.trainer.manual_backward and tp == setting.layout.cp == 1 and not copies:
         return 2 * residual + 2 * queries + 2 * keys + (0 if checkpointing == "selective" else 2 * width)
     gated = model.mlp_matrices == 3
     routed = 2 * copies * model.hidden_size / tp
@@ -119,7 +125,9 @@ def saved_elements(setting: Setting, layer: int, checkpointing: str) -> float:
     inside = (3 if gated else 2) * width  # the products of the activation, and its result
     if checkpointing in ("norm_act", "selective"):
         return 2 * residual + 2 * queries + 2 * keys + (inside - width) + routed
-    return 4 * residual + 2 * queries + 2 * keys + inside + routed
+    # PyTorch saves what is gathered for a tensor parallel product; Megatron gathers it again (arXiv 2205.05198).
+    gathered = 2 * model.hidden_size if tp > 1 and setting.trainer.core == "pytorch" else 0.0
+    return 4 * residual + 2 * queries + 2 * keys + inside + routed + gathered
 
 
 def _working_bytes(setting: Setting, layer: int, *, has_head: bool) -> float:
@@ -129,5 +137,8 @@ def _working_bytes(setting: Setting, layer: int, *, has_head: bool) -> float:
         everything = saved_elements(setting, layer, "none")
         block = 2 * setting.tokens * (everything + saved_elements(setting, layer, "none") / 4)
     tokens = min(setting.tokens, 2048) if setting.trainer.chunked_loss else setting.tokens
-    logits = tokens * setting.model.vocabulary / setting.layout.tp * setting.trainer.logit_bytes
+    tp = setting.layout.tp
+    logits = tokens * setting.model.vocabulary / tp * setting.trainer.logit_bytes
+    if tp > 1 and setting.layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
+        logits += tokens * setting.model.hidden_size * 2 * 2
     return max(block, logits if has_head else 0.0)

@@ -82,7 +82,16 @@ TRAINERS = {
     "llm-foundry": Trainer("llm-foundry", attention="flash2", fused=False),
     "prime-rl": Trainer("prime-rl", attention="flash2"),
 }
-SYNONYMS = {"llm_foundry": "llm-foundry", "megatron_lm": "megatron-lm", "megatron_core": "megatron-core"}
+SYNONYMS = {
+    "llm_foundry": "llm-foundry",
+    "megatron_lm": "megatron-lm",
+    "megatron_core": "megatron-core",
+    "megatron_bridge": "megatron-bridge",
+    "megatron-deepspeed": "megatron-lm",
+    "nemo_automodel": "nemo-automodel",
+    "automodel": "nemo-automodel",
+    "prime_rl": "prime-rl",
+}
 
 
 def find_trainer(name: str) -> Trainer:
