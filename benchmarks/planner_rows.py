@@ -174,16 +174,14 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         raise UnsupportedRow(f"{stages} pipeline stages, but the model has {model.layers} layers")
     if degrees["ep"] > 1 and (not model.experts or model.experts % degrees["ep"]):
         raise UnsupportedRow(f"ep {degrees['ep']} does not divide {model.experts} experts")
-    product = math.prod(degrees[key] for key in ("tp", "pp", "cp", "dp"))
-    if product != cluster.gpus:
-        raise UnsupportedRow(f"tp x pp x cp x dp = {product}, but there are {cluster.gpus} GPUs")
+    dp = _data_parallel(degrees, cluster.gpus)
     key = row["sharding_key"].removesuffix("_cpu_optimizer").removesuffix("_pure")
     key = "hsdp" if "hybrid" in key or "hsdp" in key else key
     if key in ("fsdp", "fsdp2") and TRAINERS[trainer].core == "megatron":
         key = "megatron_fsdp"
     if key not in SHARDINGS:
         raise UnsupportedRow(f"unknown sharding '{row['sharding_key']}'. Available: {', '.join(SHARDINGS)}")
-    dp, chunks = degrees.pop("dp"), _integer(row, "vpp", 1)
+    chunks = _integer(row, "vpp", 1)
     micro_batch, global_batch = _integer(row, "micro_batch", 1), _integer(row, "global_batch")
     if global_batch % (micro_batch * dp):
         raise UnsupportedRow(f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x dp {dp}")
@@ -209,6 +207,19 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         checkpointed_layers=layers,
         **degrees,
     )
+
+
+def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
+    """Return how many groups of GPUs train on different sequences, and take `dp` out of the degrees.
+
+    Where the degrees do not multiply to the number of GPUs, `dp` counts the ranks of other degrees too, as some tables
+    do, and follows from the other degrees.
+    """
+    others = math.prod(degrees[key] for key in ("tp", "pp", "cp"))
+    if gpus % others:
+        raise UnsupportedRow(f"tp x pp x cp = {others} does not divide {gpus} GPUs")
+    del degrees["dp"]
+    return gpus // others
 
 
 def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
@@ -258,17 +269,23 @@ def _convention_flops(note: str, job: Job) -> float:
 
 
 def _number(row: Mapping[str, str], key: str) -> float | None:
+    """Return a number above 0; None for a blank."""
     text = row.get(key, "")
+    if not text:
+        return None
     try:
-        return float(text) if text else None
+        value = float(text.replace(",", ""))
     except ValueError as error:
         raise UnsupportedRow(f"{key} is '{text}', which is not a number") from error
+    if not math.isfinite(value) or value <= 0:
+        raise UnsupportedRow(f"{key} is '{text}', which is not a number above 0")
+    return value
 
 
 def _integer(row: Mapping[str, str], key: str, default: int | None = None) -> int:
     value = _number(row, key)
     if value is None and default is not None:
         return default
-    if value is None or value < 1 or value != int(value):
+    if value is None or value != int(value):
         raise UnsupportedRow(f"{key} is '{row.get(key, '')}', which is not a positive whole number")
     return int(value)
