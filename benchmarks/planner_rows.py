@@ -40,6 +40,7 @@ CHECKPOINTINGS: dict[str, Checkpointing] = {
     "full": "full",
     "partial": "full",
 }
+SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "torchtitan": "per_op"}  # what each trainer means by it
 COLUMNS = (
     *("source", "model", "gpus", "seq_len", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro_batch"),
     *("global_batch", "recompute", "precision", "tokens_per_s_per_gpu", "tflops_per_gpu", "step_s", "memory_gib"),
@@ -239,8 +240,8 @@ def _checkpointing(row: Mapping[str, str], trainer: str) -> tuple[Checkpointing,
         return "full", int(match[2])
     if key not in CHECKPOINTINGS:
         raise UnsupportedRow(f"unknown recomputation '{key}'. Available: {', '.join(CHECKPOINTINGS)}")
-    if key == "selective":  # what each trainer means by it
-        return {"own": "selective", "torchtitan": "per_op"}.get(trainer, "core_attention"), None
+    if key == "selective":
+        return SELECTIVE.get(trainer, "core_attention"), None
     layers = re.search(r"(\d+)\s*(?:of \d+ )?layers", row["recompute"].lower()) if key == "partial" else None
     return CHECKPOINTINGS[key], int(layers[1]) if layers else None
 
