@@ -89,6 +89,19 @@ def test_what_ray_does_not_document_is_imported_in_one_module() -> None:
     assert modules == {Path("sweeper/execution/ray_internals.py")}, "put the use there, with a test of its own"
 
 
+def test_no_attribute_of_another_object_is_private() -> None:
+    """Attributes that begin with an underscore belong to `self`; those of libraries change without notice."""
+    public = {"_exit", "_replace", "_fields_"}  # documented: of os, of named tuples, of ctypes
+    private = []
+    for path in python_files("sweeper"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or not re.match(r"_[a-z]", node.attr) or node.attr in public:
+                continue
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                private.append(f"{path.relative_to(REPOSITORY)}:{node.lineno} {ast.unparse(node)}")
+    assert private == []
+
+
 @pytest.mark.parametrize("package", ["planning", "tracking", "search", "execution"])
 def test_logic_does_not_import_presentation(package: str) -> None:
     for path in python_files(f"sweeper/{package}"):
