@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from sweeper.ingest.imported import (
     as_positive_int,
     drop_warmup,
 )
+from sweeper.planning.files.logged import read_printed_layout
 from sweeper.ui.format import count, format_number
 from workloads.api.log_names import STEP_SIZES
 from workloads.api.logs import LONGEST_LINE, LogReader, Step
 
 DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
+CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps
 MAX_STEPS = 1_000_000
 CLAIMS = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 MEMORY = (*MEMORY_METRICS, "device_memory_share")
@@ -104,7 +106,19 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
     if reader.unnumbered_steps and usable:
         notes.append(f"left out: {count(reader.unnumbered_steps, 'step time')} without a step's number")
     for run in usable:
-        yield _build_result(path.stem + _distinguish(run, usable), run, reader.kind, notes)
+        result = _build_result(path.stem + _distinguish(run, usable), run, reader.kind, notes)
+        yield _add_layout(result, path) if run.start == 0 else result
+
+
+def _add_layout(result: ImportedResult, path: Path) -> ImportedResult:
+    """Return the result with what the configuration at the beginning of its log says of its layout."""
+    with path.open("rb") as file:
+        text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
+    try:
+        layout = read_printed_layout(text, result.devices)
+    except UserInputError as error:
+        return replace(result, notes=(*result.notes, f"the layout is not read whole: {error}"))
+    return replace(result, params=result.params | layout)
 
 
 def _read_runs(path: Path, reader: LogReader) -> list[Run]:

@@ -111,7 +111,14 @@ TITAN_SAMPLE = Expected(
     warmup=1,
     claimed=5851,
     memory_gib=41.25,
-    params={"model": "llama3_8b", "dtype": "bf16", "checkpointing": "full", "compile": False, "tp": 2},
+    params={
+        "model": "llama3_8b",
+        "dtype": "bf16",
+        "checkpointing": "full",
+        "sharding": "fsdp2",
+        "compile": False,
+        "tp": 2,
+    },
 )
 NEMO_SAMPLE = Expected(1600, warmup=5, claimed=64 * 2048 / 8 / 1.6, memory_gib=60.0)  # 64.4 GB of 10^9 bytes
 

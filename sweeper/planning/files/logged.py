@@ -14,7 +14,23 @@ from sweeper.planning.files.megatron_settings import Settings
 from sweeper.planning.files.rendering import FileReading
 from sweeper.planning.files.torchtitan_reading import read_config
 from workloads.api.log_names import strip_colours
+from workloads.planner.job import TrainingLayout
 
+# The settings of Megatron-LM, or the section of torchtitan's configuration, that say a field of a layout.
+PRINTED_BY = {
+    "sharding": {"use_distributed_optimizer", "parallelism"},
+    "reshard_after_forward": {"torch_fsdp2_reshard_after_forward", "parallelism"},
+    "ep": {"expert_model_parallel_size", "parallelism"},
+    "checkpointing": {"recompute_granularity", "activation_checkpoint"},
+    "checkpointed_layers": {"recompute_granularity", "activation_checkpoint"},
+    "stages_per_rank": {"virtual_pipeline_model_parallel_size", "parallelism"},
+    "schedule": {"virtual_pipeline_model_parallel_size", "parallelism"},
+    "sequence_parallel": {"sequence_parallel", "parallelism"},
+    "cp_method": {"cp_comm_type", "parallelism"},
+}
+ALWAYS = ("sharding", "checkpointing")
+# Without one of these, Megatron-LM's default for it is taken, which a log that is not whole may differ from.
+DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
 _ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)\s*$")
 _WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
 _TITAN_START = re.compile(r"Running with (?:args|configs?): \{")
@@ -39,7 +55,30 @@ def read(text: str, gpus: int | None = None) -> FileReading:
         reading = read_config(_read_json(text), _read_mesh_gpus(text) or gpus)
         is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
         return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
-    return read_settings(read_arguments(text), "megatron", gpus)
+    settings = read_arguments(text)
+    reading = read_settings(settings, "megatron", gpus)
+    if missing := [name for name in DECISIVE if name not in settings]:
+        note = f"not in the log, so Megatron-LM's default is taken: {', '.join(missing)}"
+        return replace(reading, notes=(*reading.notes, note))
+    return reading
+
+
+def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]:
+    """Return the fields of a layout that the configuration of a log says itself, without defaults of the program.
+
+    A field that no layout has to have, such as the schedule of a pipeline, is left out at its default.
+
+    Raises:
+        UserInputError: a value that no job has.
+    """
+    if not recognises(text) or (gpus is None and _read_mesh_gpus(text) is None):
+        return {}
+    settings = _read_json(text) if _TITAN_START.search(text) else read_arguments(text)
+    fields = [field for field, names in PRINTED_BY.items() if names & settings.keys()]
+    layout = read(text, gpus).layout if fields else None
+    values = {field: getattr(layout, field) for field in fields}
+    default = TrainingLayout()
+    return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
 
 
 def read_arguments(text: str) -> Settings:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sweeper.common.errors import UserInputError
 from sweeper.planning.files.formats import FORMATS, canonical, read_layout, render
+from sweeper.planning.files.logged import read_printed_layout
 from workloads.planner.job import Job, Model, TrainingLayout
 
 LOGS = Path(__file__).parents[3] / "samples" / "logs"
@@ -219,8 +220,20 @@ def test_megatron_s_log_has_its_layout_without_the_model() -> None:
         dp_replicate=8, tp=2, pp=2, global_batch=64, sharding="none", sequence_parallel=False, cp_method="allgather"
     )
     assert (reading.layout, reading.sequence_length, reading.precision) == (expected, 4096, "bf16")
+    assert "use_distributed_optimizer, recompute_granularity" in reading.notes[0]  # the sample has few arguments
     with pytest.raises(UserInputError, match="does not name all sizes of the model"):
         _ = reading.job
+
+
+def test_a_log_s_printed_layout_has_no_defaults_of_the_program() -> None:
+    assert read_printed_layout((LOGS / "megatron.log").read_text(), 32) == {}
+    arguments = (
+        "using world size: 8\n  use_distributed_optimizer ........ True\n  recompute_granularity .......... full\n"
+        "  recompute_method ............... block\n  recompute_num_layers ............ 4\n"
+        "  virtual_pipeline_model_parallel_size ....... None\n"
+    )
+    expected = {"sharding": "zero1", "checkpointing": "full", "checkpointed_layers": 4}
+    assert read_printed_layout(arguments, 8) == expected
 
 
 def test_an_experiment_of_primus_leaves_sizes_to_its_model() -> None:
