@@ -44,6 +44,7 @@ class ParallelParameters:
         cp: context parallel degree: each rank has a part of the sequence.
         cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
         async_tp: tensor parallel collectives run in parts beside the matrix products, over symmetric memory.
+        cuda_graph: the passes of a step are recorded once and replayed, on one GPU with state bf16.
         pp: pipeline parallel degree.
         stages_per_rank: pipeline stages of each rank.
         schedule: order of the pipeline's micro-batches.
@@ -74,6 +75,7 @@ class ParallelParameters:
     cp: int = degree()
     cp_method: ContextMethod = "allgather"
     async_tp: bool = False
+    cuda_graph: bool = False
     pp: int = degree()
     stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"

@@ -43,6 +43,7 @@ class Layout:
             after each micro-batch. If False, both stay whole through a step.
         cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
         async_tp: tensor parallel collectives run in parts beside the matrix products.
+        cuda_graph: the passes of a step are recorded once and replayed.
     """
 
     dp_replicate: int = 1
@@ -58,6 +59,7 @@ class Layout:
     reshard_after_forward: bool = True
     cp_method: ContextMethod = "allgather"
     async_tp: bool = False
+    cuda_graph: bool = False
 
     @property
     def world_size(self) -> int:
@@ -90,8 +92,8 @@ class Layout:
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         gathered = "" if self.reshard_after_forward else ", weights stay gathered"
-        overlapped = ", async tp" if self.async_tp else ""
-        return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}{overlapped}"
+        others = (", async tp" if self.async_tp else "") + (", CUDA graph" if self.cuda_graph else "")
+        return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}{others}"
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,19 @@ def _check_async_tp(layout: Layout, setting: Setting) -> str:
     return ""
 
 
+def _check_cuda_graph(layout: Layout, setting: Setting) -> str:
+    """Check that a recording holds: it has no collectives, and nothing of FSDP, which allocates weights anew."""
+    if not layout.cuda_graph:
+        return ""
+    if not setting.on_gpu:
+        return "cuda_graph records the launches of a GPU: on a CPU it has to be false"
+    if layout.world_size > 1:
+        return f"cuda_graph has no collectives: it needs one rank, these are {layout.world_size}"
+    if uses_fsdp(layout, setting.state):
+        return "cuda_graph does not record FSDP, which casts fp32 weights: state has to be bf16"
+    return ""
+
+
 def _check_documents(layout: Layout, setting: Setting) -> str:
     """Check what attention within documents supports."""
     if not setting.document_tokens:
@@ -322,6 +337,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "a tied head shares a stage with the embedding": _check_tied_head,
     "fp8 is supported": _check_fp8,
     "asynchronous tensor parallel is supported": _check_async_tp,
+    "a CUDA graph is supported": _check_cuda_graph,
     "document masks are supported": _check_documents,
     "state and products agree": _check_state,
     "the manual block is supported": _check_block,

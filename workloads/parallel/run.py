@@ -174,6 +174,7 @@ def _run_steps(
     run.executed["steps"] = len(run.times_s) - parameters.warmup
     run.executed["gc_freq"] = collector.executed_freq
     run.executed["schedule"] = trainer.executed_schedule
+    run.executed["cuda_graph"] = trainer.executed_cuda_graph
     run.executed["async_tp"] = count_fused_calls(run.communication) > 0
     return run
 

@@ -17,6 +17,7 @@ from workloads.parallel.batches import Batch
 from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
 from workloads.parallel.fsdp import set_gradient_sync
+from workloads.parallel.graphs import GraphedPasses
 from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout
 from workloads.parallel.loss import vocab_parallel_loss
 from workloads.parallel.schedules import NAMES, build_schedule
@@ -50,6 +51,14 @@ class Trainer:
         self._schedule: Any = None
         if layout.pp > 1:
             self._schedule = build_schedule(stages, layout, groups.mesh["pp"], device, self._build_loss(stages[-1]))
+        self._run_passes: Any = self._run_pipeline if self._schedule else self._run_microbatches
+        if layout.cuda_graph:
+            self._run_passes = GraphedPasses(self._run_microbatches, self._parameters)
+
+    @property
+    def executed_cuda_graph(self) -> bool:
+        """Whether a recording of the passes is replayed."""
+        return isinstance(self._run_passes, GraphedPasses) and self._run_passes.is_recorded
 
     @property
     def executed_schedule(self) -> str:
@@ -78,8 +87,7 @@ class Trainer:
         """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
         batch = batch.to(self._device)
         inputs, targets = self._split_targets(batch.tokens)
-        run = self._run_pipeline if self._schedule else self._run_microbatches
-        loss = run(inputs, targets, batch.document_lengths)
+        loss = self._run_passes(inputs, targets, batch.document_lengths)
         if loss is None:  # only the last pipeline ranks have one
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:

@@ -137,6 +137,10 @@ def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
         ({"tp": 2, "async_tp": True}, {"compiled": False}, "compile has to be true"),
         ({"tp": 2, "async_tp": True}, {"on_gpu": False}, "on a CPU it has to be false"),
         ({"tp": 2, "async_tp": True}, {"ranks_per_node": 1, "tp_across_nodes": True}, "GPUs of one node"),
+        ({"cuda_graph": True}, {"state": "bf16"}, ""),
+        ({"cuda_graph": True}, {}, "state has to be bf16"),
+        ({"cuda_graph": True}, {"state": "bf16", "on_gpu": False}, "on a CPU it has to be false"),
+        ({"dp_shard": 2, "cuda_graph": True}, {"state": "bf16"}, "it needs one rank, these are 2"),
         ({"dp_shard": 2}, {"document_tokens": 512}, ""),
         ({"cp": 2}, {"document_tokens": 512}, "cp has to be 1"),
         ({"dp_shard": 2}, {"document_tokens": 512, "block": "manual"}, "needs block pytorch"),
@@ -151,7 +155,8 @@ def test_what_a_layout_cannot_do_is_refused_with_the_reason(
 ) -> None:
     fields = {"global_batch": 16} | fields
     setting = {"ranks_per_node": 2, "compiled": True} | setting
-    violation = find_violation(Layout(**fields), Setting(MODELS["llama3_8b"], 8192, 2, **setting))
+    layout = Layout(**fields)
+    violation = find_violation(layout, Setting(MODELS["llama3_8b"], 8192, layout.world_size, **setting))
     assert (violation is None) == (not reason)
     assert violation is None or reason in violation.reason
 

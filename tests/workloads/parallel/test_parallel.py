@@ -31,7 +31,7 @@ from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.fsdp import reduction_dtype
-from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, Checkpointing, Layout, State
+from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, BlockKind, Checkpointing, Layout, State
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 
@@ -369,6 +369,17 @@ def test_asynchronous_tensor_parallel_trains_like_one_cpu_process_trial_after_tr
 ) -> None:
     layout = Layout(tp=2, async_tp=True, micro_batch=4, checkpointing=checkpointing, global_batch=BATCH)
     assert_same_training(gpus.train(layout, compiled=True), reference, tolerance=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("block", ["pytorch", "manual"])
+def test_a_cuda_graph_trains_like_one_cpu_process(
+    block: BlockKind, compiled: bool, gpus: Ranks, reference: Trained
+) -> None:
+    layout = Layout(micro_batch=2, cuda_graph=True, global_batch=BATCH)
+    trained = gpus.train(layout, block=block, compiled=compiled, state="bf16")  # without FSDP; the products are in fp32
+    assert_same_training(trained, reference, tolerance=2e-5)
 
 
 def assert_same_training(trained: list[Trained], reference: Trained, tolerance: float = 1e-5) -> None:
