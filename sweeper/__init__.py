@@ -16,6 +16,8 @@ def _pin_workloads() -> None:
     would stand where ours is imported.
     """
     folder = Path(__file__).resolve().parent.parent / "workloads"
+    if not folder.is_dir():
+        return  # Ray has sent it, to a folder of its own that comes before the working directory
     loaded = sys.modules.get("workloads")
     if loaded is not None and Path(loaded.__file__ or "").resolve().parent == folder:
         return

@@ -72,6 +72,7 @@ def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
 
         # Ray and Optuna take a second to import: not for --help, nor for invalid input.
         from sweeper.execution import cluster
+        from sweeper.execution.shipping import SweepCode
         from sweeper.planning.plan import build_plan
         from sweeper.sweep import Sweep
         from sweeper.tracking.mlflow_store import check_uri
@@ -82,7 +83,8 @@ def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             if config.tracking.uri:
                 check_uri(config.tracking.uri)
             variables = default_names(config.hardware)
-            nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure, variables)
+            code = SweepCode.of_sweep(resolved)
+            nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure, variables, code)
             typed_points = any(argument.startswith("search.initial_points=") for argument in command)
             plan = build_plan(resolved, nodes, strict_initial_points=typed_points)
         if config.plan:

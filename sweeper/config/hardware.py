@@ -33,6 +33,7 @@ class Node:
         id: Ray's id of a node of a running cluster.
         memory_gib: what the scheduler may give out; None before a cluster runs.
         gpu_domain: Ray's label of the NVLink domain that the node shares with others, as of GB200 NVL72.
+        code_problem: why it cannot run the sweep's code, for a node that joins.
         environment: those variables of its processes that `discover_nodes` was called with.
     """
 
@@ -49,6 +50,7 @@ class Node:
     memory_gib: float | None = None
     gpu_domain: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    code_problem: str = ""
 
     def capacity(self, host_gib: float) -> int:
         """Return how many processes fit that take a GPU and `host_gib` of memory each."""

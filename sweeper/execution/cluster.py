@@ -9,7 +9,9 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +23,7 @@ from sweeper.execution import head, ray_internals
 from sweeper.execution.environment import find_address
 from sweeper.execution.local_ray import without_unused_processes
 from sweeper.execution.node_description import build_node, describe_local_node, request_description
+from sweeper.execution.shipping import PARTS, NodeCode, SweepCode, build_runtime_env
 
 NODE_REPLY_TIMEOUT_S = 60.0
 
@@ -32,10 +35,13 @@ class ClusterError(Exception):
 # ── discovering nodes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def discover_nodes(address: str | None, insecure: bool = False, variables: Collection[str] = ()) -> list[Node]:
+def discover_nodes(
+    address: str | None, insecure: bool = False, variables: Collection[str] = (), code: SweepCode | None = None
+) -> list[Node]:
     """Return the nodes of the cluster at `address` and connect to it, or return this machine without an address.
 
-    Starts nothing. Of the nodes' environment, only `variables` are read.
+    Starts nothing. Of the nodes' environment, only `variables` are read. `code` is what the sweep needs there beside
+    our packages. If a node lacks any of it, Ray is told to bring it to all nodes.
 
     Raises:
         UserInputError: no cluster answers, or, unless `insecure`, it accepts unauthenticated connections.
@@ -60,28 +66,66 @@ def discover_nodes(address: str | None, insecure: bool = False, variables: Colle
     except (OSError, ValueError, RuntimeError) as error:
         cause = "start one with `ray start --head`" if address == "auto" else summarize_ray_error(error)
         raise UserInputError(f"cluster.address={address}: no Ray cluster answers ({cause})") from error
-    return _query_nodes([entry for entry in ray.nodes() if entry["Alive"]], variables)
-
-
-def _query_nodes(entries: list[dict[str, Any]], variables: Collection[str]) -> list[Node]:
-    """Return the nodes that run tasks. A node may be lost at this moment: it is excluded with a message.
-
-    Raises:
-        UserInputError: no node runs tasks.
-    """
-    nodes: list[Node] = []
-    problems: list[str] = []
-    for entry, description in [(entry, request_description(entry, variables)) for entry in entries]:
-        try:
-            nodes.append(build_node(entry, ray.get(description, timeout=NODE_REPLY_TIMEOUT_S)))
-        except (RayError, GetTimeoutError) as error:
-            address = entry["NodeManagerAddress"]
-            problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
+    global _node_code
+    _node_code = NodeCode(code or SweepCode())
+    nodes, missing, problems = _query_nodes(variables)
+    if missing:
+        _send_code(address, missing)
+        nodes, missing, problems = _query_nodes(variables)
     if problems and not nodes:
         raise UserInputError(problems[0])
     for problem in problems:
         print(f"sweeper: {problem}; the sweep does not use it", file=sys.stderr)
     return nodes
+
+
+_node_code = NodeCode(SweepCode())  # of the connected cluster
+
+
+def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[str]], list[str]]:
+    """Return the nodes that can be used, the parts of the code that other nodes lack, by address, and problems.
+
+    A node may be lost at this moment: that is a problem too.
+    """
+    nodes: list[Node] = []
+    missing: dict[str, set[str]] = {}
+    problems: list[str] = []
+    entries = [entry for entry in ray.nodes() if entry["Alive"]]
+    for entry, reply in [(entry, request_description(entry, *_node_code.request, variables)) for entry in entries]:
+        address = entry["NodeManagerAddress"]
+        try:
+            code, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
+        except (RayError, GetTimeoutError) as error:
+            problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
+            continue
+        if problem := _node_code.find_version_problem(code):
+            problems.append(f"cluster: node {address} {problem}")
+        elif parts := _node_code.find_missing(code):
+            missing[address] = missing.get(address, set()) | parts
+        else:
+            nodes.append(build_node(entry, description))
+    return nodes, missing, problems
+
+
+def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
+    """Connect again, with the missing parts of the sweep's code for all nodes: Ray takes folders only then.
+
+    Raises:
+        UserInputError: Ray cannot send them.
+    """
+    global _node_code
+    parts = set().union(*missing.values())
+    names = " and ".join(name for part, name in PARTS.items() if part in parts)
+    print(f"sweeper: cluster: {', '.join(missing)} lack {names}; Ray sends this machine's", file=sys.stderr)
+    _node_code = _node_code.with_sent(parts)
+    with tempfile.TemporaryDirectory(prefix="sweeper-code-") as scratch:
+        runtime_env = build_runtime_env(_node_code.needed, parts, Path(scratch))
+        stop()
+        try:
+            init_ray(address=address, runtime_env=runtime_env)
+        except (OSError, ValueError, RuntimeError) as error:
+            cause = summarize_ray_error(error)
+            raise UserInputError(f"cluster: Ray cannot send {names} to the nodes: {cause}") from error
 
 
 def _check_authentication(address: str) -> None:
@@ -137,7 +181,7 @@ class NodeDiscovery:
         up = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
-            node_id: request_description(entry)
+            node_id: request_description(entry, *_node_code.request)
             for node_id, entry in up.items()
             if node_id not in known | self._descriptions.keys()
         }
@@ -146,7 +190,9 @@ class NodeDiscovery:
             if ray.wait([ref], timeout=0)[0]:
                 del self._descriptions[node_id]
                 with contextlib.suppress(RayError):
-                    nodes.append(build_node(up[node_id], ray.get(ref)))
+                    code, description = ray.get(ref)
+                    problem = _node_code.find_problem(code)
+                    nodes.append(build_node(up[node_id], None if problem else description, problem))
         return nodes, set(up)
 
 

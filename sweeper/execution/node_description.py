@@ -11,7 +11,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.config.hardware import Node
-from sweeper.execution import ray_internals
+from sweeper.execution import code_probe, ray_internals
+from sweeper.execution.code_probe import Question
 from workloads.api import gpu_setup, host
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
@@ -45,11 +46,17 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
     )
 
 
-def request_description(entry: dict[str, Any], variables: Collection[str] = ()) -> Any:
-    """Start a task on the node that describes its hardware. Returns the reference to its result."""
+def request_description(
+    entry: dict[str, Any], question: Question, expected: str | None, variables: Collection[str] = ()
+) -> Any:
+    """Start a task on the node that reads its code and describes its hardware. Returns the reference to its result.
+
+    The arguments and the result are those of `code_probe.probe`, which runs without our code.
+    """
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-    task = ray.remote(_describe_hardware).options(num_cpus=0, scheduling_strategy=on_node)
-    return task.remote(_count_gpus(entry), variables)
+    ray.cloudpickle.register_pickle_by_value(code_probe)
+    task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
+    return task.remote(question, expected, _count_gpus(entry), variables)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Description:
     environment: tuple[tuple[str, str], ...]
 
 
-def _describe_hardware(gpus: int, variables: Collection[str]) -> Description:
+def describe_hardware(gpus: int, variables: Collection[str]) -> Description:
     """Describe the node that runs this, on which Ray counts so many GPUs.
 
     Ray's variables hide all GPUs from a task that requests none: they say nothing about the node.
@@ -86,9 +93,14 @@ def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
     return tuple(identity for identity in identities if identity.responds)
 
 
-def build_node(entry: dict[str, Any], description: Description) -> Node:
-    """Build a node from its entry in `ray.nodes()` and what a task there reports."""
+def build_node(entry: dict[str, Any], description: Description | None, code_problem: str = "") -> Node:
+    """Build a node from its entry in `ray.nodes()` and what a task there reports.
+
+    A node with a `code_problem` has no description: a sweep does not use it.
+    """
     resources, gpus = entry["Resources"], _count_gpus(entry)
+    if description is None:
+        return Node(entry["NodeManagerAddress"], 0, "", id=entry["NodeID"], code_problem=code_problem)
     return Node(
         address=entry["NodeManagerAddress"],
         cpus=int(resources.get("CPU", 0)),

@@ -123,7 +123,9 @@ class NodeMonitor:
         """Remove lost nodes from the target and add those that joined. Returns a line for each kind of change."""
         known_ids = {node.id for node in self._known_target.nodes if node.id}
         new_nodes, up = self._discovery.poll(known_ids | self._unsuitable_ids)
-        lines = []
+        lines = [f"left out {node.address} {node.code_problem}" for node in new_nodes if node.code_problem]
+        self._unsuitable_ids |= {node.id for node in new_nodes if node.id and node.code_problem}
+        new_nodes = [node for node in new_nodes if not node.code_problem]
         if lost := [node for node in self.target.nodes if node.id not in up | self._lost_ids]:
             self._lost_ids |= {node.id for node in lost if node.id}
             suffix = "" if self._update_target() else "; no node is left, trials wait until one joins"

@@ -36,6 +36,8 @@ from workloads.api.trial import run_trial
 from workloads.api.visible_devices import settle
 
 TRACEBACK_LINES = 120
+# Set where Ray has brought a command's folder (`sweeper.execution.shipping`): the driver's path of it.
+SHIPPED_DIRECTORY = "SWEEPER_SHIPPED_DIRECTORY"
 # Their message says all that this project knows: the program's own last lines are kept without our traceback.
 EXPLAINED = (ParameterMismatch, ProgramFailed)
 
@@ -112,12 +114,19 @@ class Worker:
             rank = replace(rank, reporter=RayStepReporter(job.collector, rank.sequence_number))
         try:
             check_variables(job.variables)
-            measurement = run_trial(job.workload, job.parameters, rank, job.settings)
+            measurement = run_trial(job.workload, job.parameters, rank, localize(job.settings))
             executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
             measurement = replace(measurement, executed=executed)
         except Exception as error:
             return replace(_describe_error(error), rank=rank.rank, started_at_s=started_at_s, ended_at_s=time.time())
         return RankResult(rank.rank, started_at_s, time.time(), measurement)
+
+
+def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a command's settings with the folder that Ray has brought to this node instead of the driver's."""
+    if settings is None or os.environ.get(SHIPPED_DIRECTORY) != settings.get("directory", ""):
+        return settings
+    return {**settings, "directory": str(Path.cwd())}
 
 
 def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None]:

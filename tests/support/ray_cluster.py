@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,30 @@ class RemoteNode(RayNode):
     def close(self) -> None:
         super().close()
         subprocess.run(["ip", "netns", "delete", self._namespace], capture_output=True)
+
+
+class BareNode(RayNode):
+    """A node on which these folders are empty, in a mount namespace of its own and started in another folder."""
+
+    def __init__(self, cluster: Cluster, hidden: Sequence[Path], folder: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("a mount namespace needs root")
+        mounts = "".join(f"mount -t tmpfs none {shlex.quote(str(path))} && " for path in hidden)
+        in_folder = ["env", f"--chdir={folder}", "--unset=PYTHONPATH"]
+        self.command = ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh", *in_folder]
+        self.command += ray_start_command(cluster)
+        self.start()
+
+    def pids(self) -> list[int]:
+        """Return the processes in the mount namespace, which is that of the process that was started."""
+        pids = []
+        with suppress(AttributeError, OSError):
+            namespace = Path(f"/proc/{self.process.pid}/ns/mnt").readlink()
+            for entry in Path("/proc").iterdir():
+                with suppress(OSError):
+                    if entry.name.isdigit() and (entry / "ns/mnt").readlink() == namespace:
+                        pids.append(int(entry.name))
+        return pids
 
 
 class LowMemoryNode(RayNode):

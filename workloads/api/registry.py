@@ -41,6 +41,11 @@ def load(name: str) -> Workload:
     return _built_in()[name]()
 
 
+def find_entry_point(name: str) -> EntryPoint | None:
+    """Return what registers a workload of another distribution; None for one of this project."""
+    return _registered().get(name)
+
+
 @cache
 def _built_in() -> dict[str, type[Workload]]:
     """Return the workload classes that the packages of `workloads/` define, by name."""

@@ -1,0 +1,107 @@
+"""Read what a node has of a sweep's code.
+
+Ray sends this module by value (`shipping.request_probe`), so a node answers without any code of ours. It therefore
+imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import re
+import sys
+from collections.abc import Collection, Sequence
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Any
+
+SHIPPED = "runtime_resources"  # Ray's folder of what it has unpacked (ray/_private/node.py)
+
+
+Question = tuple[tuple[str, str, str] | None, str, tuple[str, ...]]  # the arguments of read_code
+Code = dict[str, str]  # the result of read_code
+
+
+def probe(question: Question, expected: str | None, gpus: int, variables: Collection[str]) -> tuple[Code, Any]:
+    """Return this node's code and, where ours can be imported, the description of its hardware, else None.
+
+    `expected` is the driver's digest of our packages; None if Ray has brought them here.
+    """
+    code = read_code(*question)
+    if expected is not None and code["sweeper"] != expected:
+        return code, None
+    from sweeper.execution.node_description import describe_hardware
+
+    return code, describe_hardware(gpus, variables)
+
+
+def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: Sequence[str]) -> Code:
+    """Return what this machine itself has of a sweep's code, without what Ray has brought: a digest for each part.
+
+    Args:
+        entry_point: group, name and value of a workload that is not ours.
+        directory: where a command runs.
+        files: the files below it that the command names.
+
+    Returns:
+        `sweeper`: of the packages sweeper and workloads; `workload`: of the top-level package of the entry point;
+        `command`: of the files; `version`: of gpu-sweeper. Empty for what is not there.
+    """
+    ours = find_package("sweeper")
+    workload = ""
+    if entry_point is not None and _is_registered(*entry_point):
+        workload = digest([find_package(entry_point[2].partition(":")[0].partition(".")[0])])
+    return {
+        "version": read_version(ours) if ours else "",
+        "sweeper": digest([ours, ours.parent / "workloads"]) if ours else "",
+        "workload": workload,
+        "command": digest([Path(directory, file) for file in files]) if files else "",
+    }
+
+
+def find_package(name: str) -> Path | None:
+    """Return the folder or file of a top-level package as an import would find it, without what Ray has brought."""
+    paths = [path for path in sys.path if SHIPPED not in Path(path).parts]
+    for finder in sys.meta_path:
+        is_path_finder = finder is importlib.machinery.PathFinder
+        find_spec = getattr(finder, "find_spec", None)
+        spec = find_spec(name, paths if is_path_finder else None) if find_spec else None
+        if spec is None:
+            continue
+        places = [*(spec.submodule_search_locations or []), *filter(None, [spec.origin])]
+        if found := [Path(place) for place in places if Path(place).exists() and SHIPPED not in Path(place).parts]:
+            return found[0]
+    return None
+
+
+def read_version(package: Path) -> str:
+    """Return the version that the package sweeper states, else that of the installed distribution."""
+    init = package / "__init__.py"
+    stated = re.search(r'^__version__ = "(.+)"', init.read_text(), re.MULTILINE) if init.exists() else None
+    if stated:
+        return stated[1]
+    try:
+        return version("gpu-sweeper")
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def digest(paths: Sequence[Path | None]) -> str:
+    """Return the start of a SHA-256 over files, and over the Python files of folders; empty if one is missing."""
+    content = hashlib.sha256()
+    for path in paths:
+        if path is None or not path.exists():
+            return ""
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        for file in files:
+            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            content.update(f"{name}\0{file.stat().st_size}\0".encode())
+            content.update(file.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def _is_registered(group: str, name: str, value: str) -> bool:
+    """Return whether a distribution of this machine registers the entry point."""
+    paths = [path for path in sys.path if SHIPPED not in Path(path).parts]
+    points = [point for distribution in distributions(path=paths) for point in distribution.entry_points]
+    return any((point.group, point.name, point.value) == (group, name, value) for point in points)

@@ -1,0 +1,163 @@
+"""The code of a sweep on nodes that do not have it: Ray sends it to them.
+
+A node that has the same code needs nothing, and neither does a local sweep. Otherwise Ray's `runtime_env` brings what
+is missing: our packages and a workload of the user's own as `py_modules`, the folder of a command as `working_dir`.
+Another version of ours on a node is not replaced, since its libraries belong to it: such a node is left out.
+
+Ray itself checks that a node has the driver's versions of Ray and Python (ray/_private/node.py, check_version_info).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import sweeper
+from sweeper.common.errors import UserInputError
+from sweeper.config.resolution import ResolvedConfig
+from sweeper.execution.code_probe import Code, Question, find_package, read_code
+from sweeper.execution.worker import SHIPPED_DIRECTORY
+from workloads.api import registry
+
+PARTS = {"sweeper": "gpu-sweeper", "workload": "the workload's package", "command": "the command's files"}
+# The first four are Ray's (ray_constants.RAY_RUNTIME_ENV_DEFAULT_EXCLUDES), the others are results of sweeps.
+EXCLUDED = (".git", ".venv", "venv", "__pycache__", "sweeps", "mlflow.db", "mlruns", "mlartifacts")
+# Ray's limit of a compressed package (ray/_private/runtime_env/packaging.py, GCS_STORAGE_MAX_SIZE).
+LIMIT_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class SweepCode:
+    """The code that a sweep needs on its nodes.
+
+    Attributes:
+        entry_point: of a workload that is not ours.
+        directory: where a command runs.
+        files: the files below it that the command names.
+    """
+
+    entry_point: EntryPoint | None = None
+    directory: str = ""
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def of_sweep(cls, resolved: ResolvedConfig) -> SweepCode:
+        entry_point = registry.find_entry_point(resolved.config.workload.name)
+        if (settings := resolved.settings) is None:
+            return cls(entry_point)
+        directory, run = Path(settings["directory"]), settings["run"]
+        words = run.split() if isinstance(run, str) else run
+        relative = [word for word in words if word and not Path(word).is_absolute()]
+        return cls(entry_point, str(directory), tuple(word for word in relative if (directory / word).is_file()))
+
+    @property
+    def question(self) -> Question:
+        """The arguments of `code_probe.read_code`."""
+        point = self.entry_point
+        return None if point is None else (point.group, point.name, point.value), self.directory, self.files
+
+    @cached_property
+    def local(self) -> Code:
+        """The driver's own code."""
+        return read_code(*self.question)
+
+
+@dataclass(frozen=True)
+class NodeCode:
+    """What the nodes of a cluster need, and the parts of it that Ray sends to all of them."""
+
+    needed: SweepCode
+    sent: frozenset[str] = frozenset()
+
+    def with_sent(self, parts: Iterable[str]) -> NodeCode:
+        return replace(self, sent=self.sent | set(parts))
+
+    @property
+    def request(self) -> tuple[Question, str | None]:
+        """The first arguments of `code_probe.probe`."""
+        return self.needed.question, None if "sweeper" in self.sent else self.needed.local["sweeper"]
+
+    def find_version_problem(self, code: Code) -> str:
+        """Return why a node with this code cannot take part; empty if it can."""
+        ours = self.needed.local["version"]
+        if code["version"] in ("", ours):
+            return ""
+        return f"has gpu-sweeper {code['version']}, this sweep runs {ours}; install {ours} there"
+
+    def find_missing(self, code: Code) -> set[str]:
+        """Return the parts that a node lacks or has otherwise, and that are not sent."""
+        ours = self.needed.local
+        return {part for part in PARTS if ours[part] and code[part] != ours[part]} - self.sent
+
+    def find_problem(self, code: Code) -> str:
+        """Return why a node that joins cannot take part; empty if it can."""
+        missing = self.find_missing(code)
+        names = " and ".join(name for part, name in PARTS.items() if part in missing)
+        lacks = f"lacks {names}; the same command sends it when it starts again" if missing else ""
+        return self.find_version_problem(code) or lacks
+
+
+def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> dict[str, Any]:
+    """Return Ray's `runtime_env` that brings these parts of the code to every node. `scratch` has to last as long.
+
+    Raises:
+        UserInputError: the folder of the command is too large.
+    """
+    modules: list[str] = []
+    if "sweeper" in parts:
+        package = Path(sweeper.__file__).parent
+        modules += [str(package), str(package.parent / "workloads")]
+    if "workload" in parts and code.entry_point is not None:
+        modules += _pack_workload(code.entry_point, scratch)
+    environment: dict[str, Any] = {"py_modules": modules} if modules else {}
+    if "command" in parts:
+        check_size(Path(code.directory))
+        environment |= {"working_dir": code.directory, "env_vars": {SHIPPED_DIRECTORY: code.directory}}
+    return environment | {"excludes": [f"/{name}" for name in EXCLUDED] + ["__pycache__"]}
+
+
+def _pack_workload(entry_point: EntryPoint, scratch: Path) -> list[str]:
+    """Return the top-level package of a workload, and a folder with the metadata that registers it."""
+    package, distribution = find_package(entry_point.module.partition(".")[0]), entry_point.dist
+    assert package is not None and distribution is not None  # it was loaded from there
+    metadata = scratch / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
+    metadata.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (metadata / name).write_text(distribution.read_text(name) or distribution.read_text("PKG-INFO") or "")
+    return [str(package), str(metadata)]
+
+
+def check_size(directory: Path) -> None:
+    """Check that Ray can send a folder.
+
+    Raises:
+        UserInputError: it is larger than Ray's limit; the message names the largest folders in it.
+    """
+    sizes = Counter[str]()
+    for file in _list_files(directory):
+        if (path := directory / file).is_file():
+            sizes[file.parts[0]] += path.stat().st_size
+    if sizes.total() > LIMIT_BYTES:
+        largest = ", ".join(f"{name} ({size / 2**20:,.0f} MiB)" for name, size in sizes.most_common(3))
+        raise UserInputError(
+            f"command.directory={directory}: the nodes lack it, and its {sizes.total() / 2**20:,.0f} MiB are more"
+            f" than the {LIMIT_BYTES / 2**20:,.0f} MiB that Ray sends: {largest}."
+            " List what trials do not need in .gitignore, or copy the folder to the nodes"
+        )
+
+
+def _list_files(directory: Path) -> Iterable[Path]:
+    """Yield the files of a folder that Ray would send: within a git repository without those that it ignores."""
+    command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        files: Iterable[Path] = [Path(name) for name in listed.split("\0") if name]
+    except (OSError, subprocess.SubprocessError):
+        files = (path.relative_to(directory) for path in directory.rglob("*"))
+    return (file for file in files if file.parts[0] not in EXCLUDED)
