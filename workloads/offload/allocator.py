@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -29,12 +29,31 @@ def supports_expandable_segments(device: torch.device) -> bool:
 def enable_expandable_segments(device: torch.device) -> None:
     """Let segments grow, where the device supports it and the environment does not say otherwise.
 
-    Other settings of the environment are repeated: new settings replace all of the old ones.
+    PyTorch reads its settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so this comes before
+    anything else that a process does with its GPU. If it comes later it has no effect, and `describe` says so. The
+    environment is as before afterwards: a trial records what it was started with.
     """
-    settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
-    if supports_expandable_segments(device) and "expandable_segments" not in settings:
-        with_segments = ",".join(filter(None, (settings, "expandable_segments:True")))
-        torch.cuda.memory._set_allocator_settings(with_segments)
+    settings = merge_settings(os.environ)
+    if settings is None or not supports_expandable_segments(device) or torch.cuda.is_initialized():
+        return
+    original = os.environ.get(VARIABLES[0])
+    os.environ[VARIABLES[0]] = settings
+    try:
+        torch.empty(1, device=device)
+    finally:
+        if original is None:
+            del os.environ[VARIABLES[0]]
+        else:
+            os.environ[VARIABLES[0]] = original
+
+
+def merge_settings(environment: Mapping[str, str]) -> str | None:
+    """Return the environment's settings with segments that grow; None if it says whether they do.
+
+    All settings are in one variable, of which the first one counts: the others' are repeated in it.
+    """
+    settings = next((value for name in VARIABLES if (value := environment.get(name))), "")
+    return None if "expandable_segments" in settings else ",".join(filter(None, (settings, "expandable_segments:True")))
 
 
 def describe(device: torch.device) -> dict[str, Scalar]:

@@ -54,6 +54,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     started = time.perf_counter()
     keep_compiled_kernels()
     device = devices.device_of(rank)
+    allocator.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape = MODELS[parameters.model]
@@ -69,7 +70,6 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         precision.token_multiple,
     )
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
-    allocator.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
     with allocator.device_memory_limit(device, parameters.device_gib):
         rates = measure_device_rates(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from tests.conftest import environment
 from tests.support.amd_device import amd_device
 from workloads.offload import allocator
 from workloads.offload.allocator import enable_expandable_segments, supports_expandable_segments
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-@pytest.fixture
-def applied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the settings that PyTorch gets, without a variable that names any."""
-    for name in allocator.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    settings: list[str] = []
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", settings.append)
-    return settings
 
 
 def test_segments_grow_on_cuda_and_on_rocm_from_7() -> None:
@@ -29,11 +24,21 @@ def test_segments_grow_on_cuda_and_on_rocm_from_7() -> None:
             assert supports_expandable_segments(GPU) == expected
 
 
-def test_a_device_without_them_gets_no_settings(applied: list[str]) -> None:
+@pytest.fixture
+def initialized(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Return what the first use of a GPU finds in PYTORCH_ALLOC_CONF, of an environment without settings."""
+    for name in allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    values: list[str | None] = []
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: values.append(os.environ.get("PYTORCH_ALLOC_CONF")))
+    return values
+
+
+def test_a_device_without_them_gets_no_settings(initialized: list[str | None]) -> None:
     enable_expandable_segments(CPU)
     with amd_device(hip="6.4.43484"):
         enable_expandable_segments(GPU)
-    assert applied == []
+    assert initialized == []
 
 
 @pytest.mark.parametrize(
@@ -46,19 +51,34 @@ def test_a_device_without_them_gets_no_settings(applied: list[str]) -> None:
     ],
 )
 def test_the_environments_settings_are_kept(
-    name: str, value: str, expected: list[str], applied: list[str], monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, expected: list[str], initialized: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
+    before = dict(os.environ)
     enable_expandable_segments(GPU)
-    assert applied == expected
+    assert initialized == expected and dict(os.environ) == before
+
+
+def test_no_setting_changes_once_the_gpu_is_in_use(
+    initialized: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    enable_expandable_segments(GPU)
+    assert initialized == []
 
 
 @pytest.mark.gpu
-def test_the_allocator_of_a_gpu_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in allocator.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    torch.cuda.empty_cache()
-    enable_expandable_segments(GPU)
-    kept = torch.empty(1 << 26, device=GPU)
-    assert allocator.describe(GPU) == {"expandable_segments": supports_expandable_segments(GPU)}
-    del kept
+def test_the_allocator_of_a_gpu_says_what_it_does() -> None:
+    """In a process of its own, which has not used the GPU yet."""
+    program = """
+import torch
+from workloads.offload import allocator
+gpu = torch.device("cuda", 0)
+allocator.enable_expandable_segments(gpu)
+kept = torch.empty(1 << 26, device=gpu)
+print(allocator.describe(gpu)["expandable_segments"] == allocator.supports_expandable_segments(gpu))
+"""
+    variables = {name: value for name, value in environment().items() if name not in allocator.VARIABLES}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert result.stdout.split() == ["True"], result.stderr
