@@ -109,6 +109,25 @@ def test_logic_does_not_import_presentation(package: str) -> None:
         assert "rich" not in modules and not any(module.startswith("sweeper.ui") for module in modules), path
 
 
+# The only modules that use what PyTorch does not document; tests/workloads/test_torch_internals.py checks these uses.
+TORCH_INTERNALS = (
+    *("torch_internals.py", "llama/attention_kernels.py", "llama/attention_rocm.py"),
+    *("parallel/stage.py", "parallel/async_tp.py"),
+)
+
+
+def test_what_pytorch_does_not_document_is_used_in_few_modules() -> None:
+    allowed = {REPOSITORY / "workloads" / name for name in TORCH_INTERNALS}
+    files = [path for path in python_files("workloads") if re.search(r"torch\b.*\._[a-z]", path.read_text())]
+    uses = []
+    for path in set(files) - allowed:
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        names = {ast.unparse(node) for node in nodes} | imported_modules(path)
+        private = [name for name in names if re.match(r"torch\b.*\._(?!_)", name)]
+        uses += [f"{path.relative_to(REPOSITORY)} uses {name}" for name in private]
+    assert sorted(uses) == []
+
+
 def test_the_driver_loads_neither_torch_nor_mlflow() -> None:
     code = "import sys, sweeper.sweep, sweeper.__main__; print('torch' in sys.modules, 'mlflow' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)

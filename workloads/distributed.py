@@ -11,9 +11,9 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import debug
 
 from workloads.api.contract import Rank
+from workloads.torch_internals import forget_process_groups
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the trial long before
@@ -39,8 +39,7 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-    if hasattr(debug, "_clear_sharding_prop_cache"):
-        debug._clear_sharding_prop_cache()  # otherwise the next trial gets this trial's groups from the cache
+    forget_process_groups()  # otherwise the next trial gets this trial's groups from a cache
 
 
 def _store(rank: Rank) -> dist.Store:

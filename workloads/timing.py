@@ -20,6 +20,7 @@ import torch
 
 from workloads.caches import Flush
 from workloads.host_waits import time_undisturbed
+from workloads.torch_internals import delay_gpu
 
 # A sustained run is timed in windows of WINDOW_S. Its clocks have settled when two readings in a row, each the mean of
 # SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait for that.
@@ -86,7 +87,7 @@ def time_in_turns(
         return tuple(zip(*time_undisturbed(timed, repeats, torch.get_num_threads()), strict=True))
     cost_s = event_cost_s(device)
     if flush is None and calls == 1:
-        torch.cuda._sleep(LEAD_CYCLES * repeats * len(steps))
+        delay_gpu(LEAD_CYCLES * repeats * len(steps))
     turns = [[_queue_reading(step, flush, calls) for step in steps] for _ in range(repeats)]
     torch.cuda.synchronize(device)
     return tuple(
@@ -102,7 +103,7 @@ def _queue_reading(step: Callable[[], object], flush: Flush | None, calls: int =
     if flush is not None:
         flush()
     elif calls > 1:  # for each reading: all calls of a series would not fit into the GPU's queue
-        torch.cuda._sleep(LEAD_CYCLES * calls)
+        delay_gpu(LEAD_CYCLES * calls)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(calls):
@@ -121,7 +122,7 @@ def event_cost_s(device: torch.device) -> float:
     if device.type == "cpu":
         return 0.0
     torch.cuda.synchronize(device)
-    torch.cuda._sleep(LEAD_CYCLES * EMPTY_PAIRS)
+    delay_gpu(LEAD_CYCLES * EMPTY_PAIRS)
     pairs = [_queue_reading(lambda: None, None) for _ in range(EMPTY_PAIRS)]
     torch.cuda.synchronize(device)
     return statistics.median(_net_time_s(start, end, 0.0) for start, end in pairs)

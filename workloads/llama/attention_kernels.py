@@ -1,8 +1,10 @@
 """Attention kernels of NVIDIA's GPUs and of processors, forward and backward.
 
 They are the ATen functions that scaled_dot_product_attention calls, which does not return the logsumexp itself, and
-FlashAttention 4. There is no dropout, so the backward functions never read the state of the random number generator
-that they require. `workloads.llama.attention` has the shapes.
+FlashAttention 4. None of them is documented: torch.nn.attention.varlen returns a logsumexp too, but no public function
+takes one for a backward pass. `tests/workloads/test_torch_internals.py` checks their arguments. There is no dropout,
+so the backward functions never read the state of the random number generator that they require.
+`workloads.llama.attention` has the shapes.
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ def _flash_backward(
 
 
 # FlashAttention 4 (the package flash-attn-4) takes [batch, tokens, heads, head_size] and compiles at the first call.
+# torch.nn.attention.activate_flash_attention_impl("FA4") calls the same two functions in place of PyTorch's own flash
+# kernel, for the whole process: then the two could not be timed in turns.
 
 
 def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -59,14 +59,9 @@ def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bo
     if a.data.device.type == "cpu":
         out = (a.data.float() @ b.data.float().t()) * (a.scale * b.scale)
         return (out if bias is None else out + bias.float()).bfloat16()
-    return torch._scaled_mm(
-        a.data,
-        b.data.t(),
-        scale_a=a.scale,
-        scale_b=b.scale,
-        bias=bias,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=fast,
+    one_scale = functional.ScalingType.TensorWise
+    return functional.scaled_mm(
+        a.data, b.data.t(), a.scale, one_scale, b.scale, one_scale, bias=bias, use_fast_accum=fast
     )
 
 

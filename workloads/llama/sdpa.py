@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from workloads import torch_internals
 from workloads.api.contract import Infeasible
 from workloads.llama.attention import KERNELS, AttentionShape, fastest_kernel
 from workloads.llama.attention_rocm import rocm_attention_library
@@ -83,7 +84,7 @@ def choose_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
-            return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
+            return torch_internals.choose_sdpa_backend(q, k, v)
         except RuntimeError as error:
             texts = [str(reason.message).partition(" (Triggered internally")[0] for reason in reasons]
             raise Infeasible(

@@ -15,6 +15,7 @@ from workloads.llama.shapes import GemmShape
 from workloads.matmul import MatmulParameters, tinygrad_backend
 from workloads.matmul.rules import executed_accumulation
 from workloads.mx_scales import ScaleLayout, scale_layout
+from workloads.torch_internals import supports_persistent_tma
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -111,11 +112,9 @@ def _tune(gemm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], a: torch.T
 
 def _build_inductor_gemm() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return Inductor's Triton kernel for a product; its fastest tiling is chosen for the shape of the first call."""
-    from torch._inductor import config as inductor
-
     torch.compiler.reset()  # otherwise the eighth shape in one process runs as torch.mm
     options: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
-    if hasattr(inductor.triton, "enable_persistent_tma_matmul"):
+    if supports_persistent_tma():
         options["triton.enable_persistent_tma_matmul"] = True
     return torch.compile(torch.mm, dynamic=False, fullgraph=True, options=options)
 

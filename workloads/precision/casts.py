@@ -13,6 +13,7 @@ from workloads.api.recipes import fp8_dtype
 from workloads.precision import CastParameters, formats
 from workloads.telemetry import monitor_gpu
 from workloads.timing import event_metrics, time_in_turns
+from workloads.torch_internals import compile_error
 
 Cast = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
@@ -33,7 +34,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     cast = _cast(parameters, devices.architecture(device))
     try:
         outputs = cast(matrix)
-    except torch._dynamo.exc.Unsupported as error:
+    except compile_error() as error:
         raise Infeasible(
             f"torch.compile cannot compile torchao's cast to {parameters.format}: {str(error).splitlines()[0]}"
         ) from error

@@ -1,0 +1,46 @@
+"""Uses of what PyTorch does not document, except for its attention kernels (`workloads.llama.attention_kernels`).
+
+PyTorch is pinned to the minor versions in which these uses were tried (pyproject.toml).
+`tests/workloads/test_torch_internals.py` has a test for each of them, whose message says what to do when a later
+version breaks it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+
+def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
+    """Return the kernel that causal scaled_dot_product_attention takes; no public function says it.
+
+    Raises:
+        RuntimeError: it would take none of those that are enabled.
+    """
+    return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
+
+
+def delay_gpu(cycles: int) -> None:
+    """Queue a kernel that does nothing for so many cycles, so that the host runs ahead of the GPU."""
+    torch.cuda._sleep(cycles)
+
+
+def forget_process_groups() -> None:
+    """Clear DTensor's cache of sharding decisions, which holds the process groups of earlier trials."""
+    from torch.distributed.tensor import debug
+
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()
+
+
+def compile_error() -> type[Exception]:
+    """Return what torch.compile raises for code that it cannot compile; it has no public name."""
+    return torch._dynamo.exc.Unsupported
+
+
+def supports_persistent_tma() -> bool:
+    """Return whether Inductor has Triton kernels for products that use Hopper's tensor memory accelerator."""
+    from torch._inductor import config
+
+    return hasattr(config.triton, "enable_persistent_tma_matmul")
