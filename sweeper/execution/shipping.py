@@ -115,17 +115,22 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
         modules += [str(package), str(package.parent / "workloads")]
     if "workload" in parts and code.entry_point is not None:
         modules += _pack_workload(code.entry_point, scratch)
-    environment: dict[str, Any] = {"py_modules": modules} if modules else {}
+    environment: dict[str, Any] = {"excludes": ["__pycache__"]}
+    if modules:
+        environment |= {"py_modules": modules}
     if "command" in parts:
-        check_size(Path(code.directory))
+        check_size(Path(code.directory), "command.directory")
         environment |= {"working_dir": code.directory, "env_vars": {SHIPPED_DIRECTORY: code.directory}}
-    return environment | {"excludes": [f"/{name}" for name in EXCLUDED] + ["__pycache__"]}
+        environment["excludes"] += [f"/{name}" for name in EXCLUDED]
+    return environment
 
 
 def _pack_workload(entry_point: EntryPoint, scratch: Path) -> list[str]:
     """Return the top-level package of a workload, and a folder with the metadata that registers it."""
     package, distribution = find_package(entry_point.module.partition(".")[0]), entry_point.dist
     assert package is not None and distribution is not None  # it was loaded from there
+    if package.is_dir():
+        check_size(package, f"workload {entry_point.name}")
     metadata = scratch / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):
@@ -133,8 +138,8 @@ def _pack_workload(entry_point: EntryPoint, scratch: Path) -> list[str]:
     return [str(package), str(metadata)]
 
 
-def check_size(directory: Path) -> None:
-    """Check that Ray can send a folder.
+def check_size(directory: Path, name: str) -> None:
+    """Check that Ray can send a folder; `name` says what it is.
 
     Raises:
         UserInputError: it is larger than Ray's limit; the message names the largest folders in it.
@@ -146,7 +151,7 @@ def check_size(directory: Path) -> None:
     if sizes.total() > LIMIT_BYTES:
         largest = ", ".join(f"{name} ({size / 2**20:,.0f} MiB)" for name, size in sizes.most_common(3))
         raise UserInputError(
-            f"command.directory={directory}: the nodes lack it, and its {sizes.total() / 2**20:,.0f} MiB are more"
+            f"{name}={directory}: the nodes lack it, and its {sizes.total() / 2**20:,.0f} MiB are more"
             f" than the {LIMIT_BYTES / 2**20:,.0f} MiB that Ray sends: {largest}."
             " List what trials do not need in .gitignore, or copy the folder to the nodes"
         )

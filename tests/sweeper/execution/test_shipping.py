@@ -41,7 +41,7 @@ class Sleep(Workload):
         return Measurement(executed={"x": parameters.x}, step_times_s=[0.5], machine_info={})
 """
 SWEEPS = {
-    "class": ["--config-dir", "user/conf", "workload=sleep"],
+    "class": ["--config-dir", "user/conf", "workload=sleep", "space.env.NCCL_DEBUG=WARN,INFO"],
     "command": ["--config-dir", "user/conf", "workload=tuner", "command.directory=user"],
 }
 COMMAND = """# @package _global_
@@ -115,13 +115,13 @@ def test_a_folder_above_rays_limit_is_refused_with_its_largest_folders(
     for name, size in {"data/a": 3, "weights/b": 2, "train.py": 0, "sweeps/c": 9}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size << 20))
-    check_size(tmp_path)
+    check_size(tmp_path, "command.directory")
     monkeypatch.setattr(shipping, "LIMIT_BYTES", 4 << 20)
     with pytest.raises(UserInputError, match=r"its 5 MiB are more than the 4 MiB .*: data \(3 MiB\), weights \(2"):
-        check_size(tmp_path)
+        check_size(tmp_path, "command.directory")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / ".gitignore").write_text("data/\n")
-    check_size(tmp_path)
+    check_size(tmp_path, "command.directory")
 
 
 def test_a_command_runs_in_the_folder_that_ray_has_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_workload_of_the_users_own_runs_on_a_node_without_any_of_the_code(
             bare.close()
     assert result.code == 0, result.err
     runs = workspace.runs("trial")
-    assert len(runs) == 3 and {run.info.status for run in runs} == {"FINISHED"}
+    assert len(runs) == (6 if kind == "class" else 3) and {run.info.status for run in runs} == {"FINISHED"}
     assert all(len(run.data.tags["node_ids"].split()) == 2 for run in runs)
     part = "the workload's package" if kind == "class" else "the command's files"
     assert re.search(rf"lack gpu-sweeper and {part}; Ray sends this machine's", result.err)
