@@ -31,7 +31,19 @@ def build_cluster(hardware: str, topology: str, gpus: int) -> Cluster:
 
 
 def build_device(hardware: Hardware) -> Device:
-    """Return the planner's view of a GPU of the catalogue."""
+    """Return the planner's view of a GPU of the catalogue.
+
+    Raises:
+        UserInputError: the catalogue has no peaks, memory or bandwidth of it, since none are published.
+    """
+    figures = {
+        "peaks": hardware.dense_peak_tflops,
+        "memory": hardware.memory_gib,
+        "bandwidth": hardware.bandwidth_tb_s,
+    }
+    missing = [name for name, value in figures.items() if not value]
+    if missing:
+        raise UserInputError(f"hardware {hardware.name} cannot be planned: no {', '.join(missing)} in conf/hardware")
     peaks = {name: peak for name, peak in hardware.dense_peak_tflops.items() if peak}
     rates = measured_tflops(hardware.name)
     if not rates and hardware.achieved_share and "bf16" in peaks:

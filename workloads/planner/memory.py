@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from workloads.planner.estimate import StageMemory
 from workloads.planner.pipeline import RankLayers, head_rank, in_flight, rank_layers
 from workloads.planner.setting import Setting
@@ -28,16 +26,18 @@ def _stage_memory(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -
     )
     working = _working_bytes(setting, layers[-1].layer, has_head=rank == head_rank(setting.layout))
     gathered = _gathered_bytes(setting, weights, layers[-1].layer)
-    used = StageMemory(
+    gathered += setting.trainer.buffers_gib * GIB
+    allocated = parameters + gathered + gradients + moments + activations + working
+    return StageMemory(
         parameters=parameters / GIB,
-        gathered=gathered / GIB + setting.trainer.buffers_gib,
+        gathered=gathered / GIB,
         gradients=gradients / GIB,
         optimizer_states=moments / GIB,
         activations=activations / GIB,
         working=working / GIB,
         runtime=RUNTIME_GIB,
+        reserved=setting.trainer.reserved_share * allocated / GIB,
     )
-    return replace(used, reserved=setting.trainer.reserved_share * used.allocated_gib)
 
 
 def _gpu_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> float:

@@ -225,13 +225,11 @@ def forward(setting: Setting, layer: int) -> Seconds:
     )
 
 
-def backward(setting: Setting, layer: int) -> Seconds:
-    """Return the seconds of a block's backward pass, without what it computes again."""
-    dtype = setting.precision.dtype
-    products = block_products(setting, layer)
-    casts = sum(cast_s(setting, product, backward=True) for product in products)
+def backward(setting: Setting, layer: int, once: Seconds) -> Seconds:
+    """Return the seconds of a block's backward pass, without what it computes again; `once` are the forward pass's."""
+    casts = sum(cast_s(setting, product, backward=True) for product in block_products(setting, layer))
     return Seconds(
-        2 * sum(product_s(setting, product, dtype) for product in products),
+        2 * once.products,
         attention_s(setting, layer, backward=True),
         pass_s(setting, layer, backward=True) + casts,
     )
@@ -239,9 +237,8 @@ def backward(setting: Setting, layer: int) -> Seconds:
 
 # torchtitan saves every second product of a block, so that of q, k, v, output, gate, up and down it repeats k, output
 # and up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
-def recomputed(setting: Setting, layer: int) -> Seconds:
-    """Return the seconds of what a block's backward pass computes again."""
-    once = forward(setting, layer)
+def recomputed(setting: Setting, layer: int, once: Seconds) -> Seconds:
+    """Return the seconds of what a block's backward pass computes again; `once` are the forward pass's."""
     match setting.layout.checkpointing:
         case "full":
             return once
@@ -256,7 +253,7 @@ def recomputed(setting: Setting, layer: int) -> Seconds:
                 sum(product_s(setting, product, setting.precision.dtype) for product in up), 0.0, once.other / 2
             )
         case "core_attention":
-            return Seconds(0.0, attention_s(setting, layer, backward=False), 0.0)
+            return Seconds(0.0, once.attention, 0.0)
         case "norm_act":
             return Seconds(0.0, 0.0, setting.pass_s(2 * _norm_and_activation_elements(setting, layer)))
     return Seconds()

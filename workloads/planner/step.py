@@ -33,7 +33,7 @@ from workloads.planner.sizes import (
     model_flops_per_token,
     shared_weights,
 )
-from workloads.planner.trainers import find_efficiency
+from workloads.planner.trainers import efficiencies, find_efficiency
 
 # Bytes that FSDP2 copies for a weight that is gathered forward and backward: into and out of the collectives' buffers
 # (FSDP_COPY_PASSES of workloads/parallel/cost_model.py, two and four H200s). FSDP1 gathers in place.
@@ -141,9 +141,10 @@ def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
     share = 1.0
     if layout.checkpointed_layers is not None:
         share = min(1.0, layout.checkpointed_layers / setting.model.layers * layout.pp)
-    repeated = operations.recomputed(setting, layer) * share
-    forward = operations.forward(setting, layer) * (1 / efficiency)
-    backward = (operations.backward(setting, layer) + repeated) * (1 / efficiency)
+    once = operations.forward(setting, layer)
+    repeated = operations.recomputed(setting, layer, once) * share
+    forward = once * (1 / efficiency)
+    backward = (operations.backward(setting, layer, once) + repeated) * (1 / efficiency)
     is_repeated = share if layout.checkpointing == "full" else 0.0
     weights = _block_gpu_weights(setting, layer)
     return BlockTime(
@@ -226,6 +227,13 @@ def _not_modelled(setting: Setting) -> list[str]:
     missing = []
     if setting.layout.tp > setting.cluster.topology.gpus_per_domain:
         missing.append("tensor parallelism over the network: latency of small messages under load")
-    if setting.cluster.device.architecture not in ("sm80", "sm90"):
-        missing.append(f"attention's rate on {setting.cluster.device.name}: no source has it")
+    device = setting.cluster.device
+    if device.architecture not in ("sm80", "sm90"):
+        missing.append(f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in")
+    if (setting.trainer.name, device.name) not in efficiencies():
+        missing.append(f"{setting.trainer.name} on {device.name} by a run of its own: the nearest pair's efficiency")
+    if setting.model.experts:
+        missing.append("waiting for the host in mixtures of experts, but for an assumed constant")
+    if setting.layout.offload_optimizer:
+        missing.append("the host's memory bandwidth: an assumed constant")
     return missing
