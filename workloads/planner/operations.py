@@ -195,22 +195,31 @@ def pass_s(setting: Setting, layer: int, *, backward: bool) -> float:
 
 
 # A dropless mixture of experts tells the host how many tokens each expert has, so that in each block's forward pass the
-# GPU waits for launches: 0.4 ms, and 0.4 ms in small kernels of the router. Assumed, no microbenchmark is known to us.
-ROUTING_S = 0.8e-3
+# GPU waits for launches, and has small kernels of the router. Assumed, no microbenchmark is known to us.
+ROUTING_S = 1.2e-3
 
 
 def _permutation_s(setting: Setting, layer: int) -> float:
-    """Return the seconds of routing, and of sorting tokens by expert and back.
-
-    Both read and write the copies of each token once. An all-to-all needs them sorted by rank before and by expert
-    after it, on the way to the experts and back; DeepEP's kernels sort by rank themselves.
-    """
+    """Return the seconds of routing, and of sorting tokens by expert and back."""
     model = setting.model
     if not has_experts(model, layer):
         return 0.0
-    copies = setting.tokens / setting.layout.tp * model.experts_per_token
-    passes = 4 if setting.job.dispatcher == "deepep" or setting.layout.ep == 1 else 8
-    return setting.pass_s(copies * model.hidden_size * 2 * passes) + ROUTING_S
+    tokens = setting.tokens / setting.layout.tp
+    return setting.pass_s(tokens * _sorted_copies(setting) * model.hidden_size * 2) + ROUTING_S
+
+
+def _sorted_copies(setting: Setting) -> float:
+    """Return how often a token is read or written to sort it by expert and back.
+
+    A token is read once and written once for each of its experts, and back. An all-to-all needs the copies sorted by
+    rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there.
+    """
+    count, ranks = setting.model.experts_per_token, setting.layout.ep
+    if ranks == 1:
+        return 2 + 2 * count
+    if setting.job.dispatcher == "deepep":
+        return 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
+    return 2 + 6 * count
 
 
 def forward(setting: Setting, layer: int) -> Seconds:
