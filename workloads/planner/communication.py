@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from workloads.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, send_s
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import has_experts
+from workloads.planner.weights import Weights, divided_weights
 
 # A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so that computation beside it takes longer by
 # about this share of the collective's time.
@@ -72,24 +71,6 @@ def _copies(setting: Setting, places: int) -> float:
     return count * (places - 1) / places
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The weights of one GPU, unsharded: `shared` by all its data parallel ranks, and of the experts that it has."""
-
-    shared: float
-    experts: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.shared + self.experts
-
-    def __add__(self, rest: Weights) -> Weights:
-        return Weights(self.shared + rest.shared, self.experts + rest.experts)
-
-    def __mul__(self, count: float) -> Weights:
-        return Weights(self.shared * count, self.experts * count)
-
-
 def gather_s(setting: Setting, weights: Weights) -> float:
     """Return the seconds of gathering sharded weights."""
     size = setting.precision.gathered_bytes
@@ -105,8 +86,8 @@ def reduce_s(setting: Setting, weights: Weights) -> float:
     total_s = all_gather_s(setting.cluster, shards, weights.shared * setting.gradient_bytes)
     if weights.experts:
         total_s += all_gather_s(setting.cluster, experts, weights.experts * setting.gradient_bytes)
-    owned = weights.shared / shards.ranks + weights.experts / experts.ranks
-    return total_s + all_reduce_s(setting.cluster, setting.replicate_group, owned * setting.gradient_bytes)
+    owned_bytes = divided_weights(setting, weights) * setting.gradient_bytes
+    return total_s + all_reduce_s(setting.cluster, setting.replicate_group, owned_bytes)
 
 
 def all_reduced_s(setting: Setting, weights: Weights) -> float:

@@ -2,55 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from workloads.planner.estimate import StageMemory
 from workloads.planner.pipeline import RankLayers, head_rank, in_flight, rank_layers
 from workloads.planner.setting import Setting
-from workloads.planner.sizes import embedding_weights, expert_weights, has_experts, head_weights, shared_weights
+from workloads.planner.sizes import has_experts, head_weights, layer_kinds
+from workloads.planner.weights import Weights, block_gpu_weights, divided_weights, rank_weights
 
 GIB = 2**30
+LOSS_CHUNK_TOKENS = 2048  # of a loss in pieces, as in `workloads.parallel.layout`
 RUNTIME_GIB = 1.5  # the context, the communication library's buffers and the libraries' workspaces
 STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # of a weight and of its moments
 
 
+@dataclass(frozen=True)
+class _Activations:
+    """Bytes for one micro-batch: what a block of each kind saves, and temporary tensors of a block and of the loss."""
+
+    saved: dict[int, float]
+    block: float
+    loss: float
+
+
 def stage_memories(setting: Setting) -> tuple[StageMemory, ...]:
     """Return the memory of each pipeline rank."""
-    ranks = rank_layers(setting.model, setting.layout)
-    return tuple(_stage_memory(setting, rank, layers) for rank, layers in enumerate(ranks))
-
-
-def _stage_memory(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> StageMemory:
-    weights = _gpu_weights(setting, rank, layers)
-    parameters, gradients, moments = _states(setting, weights)
-    activations = sum(saved_bytes(setting, some.layer) * some.count for some in layers) * in_flight(
-        rank, setting.layout
+    kinds = layer_kinds(setting.model).values()
+    activations = _Activations(
+        saved={layer: saved_bytes(setting, layer) for layer in kinds},
+        block=max(_recomputation_bytes(setting, layer) for layer in kinds),
+        loss=_loss_bytes(setting),
     )
-    working = _working_bytes(setting, layers[-1].layer, has_head=rank == head_rank(setting.layout))
-    gathered = _gathered_bytes(setting, weights, layers[-1].layer)
-    gathered += setting.trainer.buffers_gib * GIB
-    allocated = parameters + gathered + gradients + moments + activations + working
+    ranks = rank_layers(setting.model, setting.layout)
+    return tuple(_stage_memory(setting, rank, layers, activations) for rank, layers in enumerate(ranks))
+
+
+def _stage_memory(
+    setting: Setting, rank: int, layers: tuple[RankLayers, ...], activations: _Activations
+) -> StageMemory:
+    weights = rank_weights(setting, rank, layers)
+    parameters, gradients, moments = _states(setting, weights)
+    saved = sum(activations.saved[some.layer] * some.count for some in layers) * in_flight(rank, setting.layout)
+    working = max(activations.block, activations.loss if rank == head_rank(setting.layout) else 0.0)
+    gathered = _gathered_bytes(setting, weights, layers[-1].layer) + setting.trainer.buffers_gib * GIB
+    allocated = parameters + gathered + gradients + moments + saved + working
     return StageMemory(
         parameters=parameters / GIB,
         gathered=gathered / GIB,
         gradients=gradients / GIB,
         optimizer_states=moments / GIB,
-        activations=activations / GIB,
+        activations=saved / GIB,
         working=working / GIB,
         runtime=RUNTIME_GIB,
         reserved=setting.trainer.reserved_share * allocated / GIB,
     )
-
-
-def _gpu_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> float:
-    """Return the weights of a GPU, unsharded."""
-    model, layout = setting.model, setting.layout
-    shared = sum(shared_weights(model, some.layer) * some.count for some in layers)
-    routed = sum(expert_weights(model) * some.count for some in layers if has_experts(model, some.layer))
-    is_last = rank == head_rank(layout)
-    if rank == 0:
-        shared += embedding_weights(model)
-    if is_last and not (model.tied and rank == 0):
-        shared += head_weights(model)
-    return shared / layout.tp + routed / layout.ep
 
 
 def _is_gathered(setting: Setting) -> bool:
@@ -58,34 +63,32 @@ def _is_gathered(setting: Setting) -> bool:
     return setting.is_sharded and (setting.shard_group.ranks > 1 or setting.job.state != "bf16")
 
 
-def _states(setting: Setting, weights: float) -> tuple[float, float, float]:
+def _states(setting: Setting, weights: Weights) -> tuple[float, float, float]:
     """Return the bytes of weights with their masters, of gradients, and of the moments."""
     layout, job = setting.layout, setting.job
     weight_bytes, moment_bytes = STATE_BYTES[job.state]
-    shards = setting.shard_group.ranks
     if layout.offload_optimizer:
         weight_bytes, moment_bytes = 2, 0
     gradient_bytes = 4 if setting.trainer.main_gradients or weight_bytes == 4 else 2
+    owned, whole = divided_weights(setting, weights), weights.total
     if _is_gathered(setting):
-        owned = weights / shards
         gradients = owned * (0 if layout.offload_optimizer or not layout.reshard_after_forward else gradient_bytes)
         return owned * weight_bytes, gradients, owned * moment_bytes
-    divided = 1 if layout.sharding == "none" else shards
-    copies = weights * 2 if weight_bytes == 4 else 0  # in the data type of the products, beside sharded masters
-    gradients = weights * gradient_bytes / (shards if layout.sharding == "zero2" else 1)
-    return copies + weights * weight_bytes / divided, gradients, weights * moment_bytes / divided
+    owned = whole if layout.sharding == "none" else owned
+    copies = whole * 2 if weight_bytes == 4 else 0  # in the data type of the products, beside sharded masters
+    gradients = (owned if layout.sharding == "zero2" else whole) * gradient_bytes
+    return copies + owned * weight_bytes, gradients, owned * moment_bytes
 
 
-def _gathered_bytes(setting: Setting, weights: float, layer: int) -> float:
+def _gathered_bytes(setting: Setting, weights: Weights, layer: int) -> float:
     """Return the bytes of weights that FSDP holds whole: two blocks, and the gradients of one in their reduction."""
     if not _is_gathered(setting):
         return 0.0
     if not setting.layout.reshard_after_forward:
-        return weights * (2 + setting.gradient_bytes)
-    model, layout = setting.model, setting.layout
-    experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
-    block = shared_weights(model, layer) / layout.tp + experts
-    ends = head_weights(model) / layout.tp
+        return weights.total * (2 + setting.gradient_bytes)
+    gathered = block_gpu_weights(setting, layer)
+    block = gathered.shared + (gathered.experts if setting.expert_shard_group.ranks > 1 else 0.0)
+    ends = head_weights(setting.model) / setting.layout.tp
     return max(2 * 2 * block + setting.gradient_bytes * block, 2 * ends + 2 * block) + 2 * ends
 
 
@@ -130,15 +133,18 @@ def saved_elements(setting: Setting, layer: int, checkpointing: str) -> float:
     return 4 * residual + 2 * queries + 2 * keys + inside + routed + gathered
 
 
-def _working_bytes(setting: Setting, layer: int, *, has_head: bool) -> float:
-    """Return the bytes of temporary tensors: of a block that is computed again, or of the loss."""
-    block = 0.0
-    if setting.layout.checkpointing != "none":
-        everything = saved_elements(setting, layer, "none")
-        block = 2 * setting.tokens * (everything + saved_elements(setting, layer, "none") / 4)
-    tokens = min(setting.tokens, 2048) if setting.trainer.chunked_loss else setting.tokens
+def _recomputation_bytes(setting: Setting, layer: int) -> float:
+    """Return the bytes of a block's activations while they are computed again, with their gradients."""
+    if setting.layout.checkpointing == "none":
+        return 0.0
+    return 2 * setting.tokens * saved_elements(setting, layer, "none") * 1.25
+
+
+def _loss_bytes(setting: Setting) -> float:
+    """Return the bytes of logits, their gradients and the copies that the loss makes of them."""
     tp = setting.layout.tp
+    tokens = min(setting.tokens, LOSS_CHUNK_TOKENS) if setting.trainer.chunked_loss else setting.tokens
     logits = tokens * setting.model.vocabulary / tp * setting.trainer.logit_bytes
     if tp > 1 and setting.layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
         logits += tokens * setting.model.hidden_size * 2 * 2
-    return max(block, logits if has_head else 0.0)
+    return logits

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 from workloads.planner.cluster import Cluster
 from workloads.planner.collectives import Group
-from workloads.planner.job import AttentionKernel, Job, Model, TrainingLayout
+from workloads.planner.job import AttentionKernel, Job
 from workloads.planner.precisions import Precision, find_precision
 from workloads.planner.trainers import Trainer, find_trainer
 
@@ -18,81 +15,36 @@ COPY_SHARE = 0.85
 PASS_INSTRUCTIONS_GB_S = 9_800
 
 
-@dataclass(frozen=True)
 class Setting:
-    """A job, a cluster and the trainer's rules."""
+    """A job, a cluster and the trainer's rules, with what many parts of an estimate need.
 
-    job: Job
-    cluster: Cluster
+    Attributes:
+        tokens: of a micro-batch on a GPU, before tensor parallelism divides them.
+        residual_parts: into how many parts the residual stream is divided over tensor parallel ranks.
+        is_sharded: weights are gathered for each use.
+        gradient_bytes: of a gradient in its reduction.
+        shard_group: the ranks that divide weights or optimizer states.
+        expert_shard_group: the ranks that have the same experts, and divide their weights or optimizer states.
+    """
 
-    @cached_property
-    def model(self) -> Model:
-        return self.job.model
-
-    @cached_property
-    def layout(self) -> TrainingLayout:
-        return self.job.layout
-
-    @cached_property
-    def trainer(self) -> Trainer:
-        return find_trainer(self.job.trainer)
-
-    @cached_property
-    def attention_kernel(self) -> AttentionKernel:
-        return self.job.attention_kernel or self.trainer.attention
-
-    @cached_property
-    def precision(self) -> Precision:
-        return find_precision(self.job.precision)
-
-    @cached_property
-    def tokens(self) -> float:
-        """The tokens of a micro-batch on a GPU, before tensor parallelism divides them."""
-        return self.layout.micro_batch * self.job.sequence_length / self.layout.cp
-
-    @cached_property
-    def residual_parts(self) -> int:
-        """Into how many parts the residual stream is divided over tensor parallel ranks."""
-        return self.layout.tp if self.layout.sequence_parallel else 1
-
-    @cached_property
-    def is_sharded(self) -> bool:
-        """Whether weights are gathered for each use."""
-        return self.layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")
-
-    @cached_property
-    def gradient_bytes(self) -> int:
-        if self.job.gradient_bytes:
-            return self.job.gradient_bytes
+    def __init__(self, job: Job, cluster: Cluster) -> None:
+        layout = job.layout
+        self.job, self.cluster, self.model, self.layout = job, cluster, job.model, layout
+        self.trainer: Trainer = find_trainer(job.trainer)
+        self.precision: Precision = find_precision(job.precision)
+        self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
+        self.tokens = layout.micro_batch * job.sequence_length / layout.cp
+        self.residual_parts = layout.tp if layout.sequence_parallel else 1
+        self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
-        return 2 if self.layout.sharding == "megatron_fsdp" else self.trainer.gradient_bytes
-
-    @cached_property
-    def tensor_group(self) -> Group:
-        return Group(self.layout.tp, 1)
-
-    @cached_property
-    def context_group(self) -> Group:
-        return Group(self.layout.cp, self.layout.tp)
-
-    @cached_property
-    def shard_group(self) -> Group:
-        """The ranks that divide weights or optimizer states."""
-        ranks = self.layout.dp_shard * self.layout.cp
-        return Group(ranks, self.layout.tp)
-
-    @cached_property
-    def replicate_group(self) -> Group:
-        return Group(self.layout.dp_replicate, self.layout.tp * self.shard_group.ranks)
-
-    @cached_property
-    def expert_group(self) -> Group:
-        return Group(self.layout.ep, 1)
-
-    @cached_property
-    def expert_shard_group(self) -> Group:
-        """The ranks that have the same experts, and divide their weights or optimizer states."""
-        return Group(max(1, self.shard_group.ranks * self.layout.tp // self.layout.ep), self.layout.ep)
+        usual = 2 if layout.sharding == "megatron_fsdp" else self.trainer.gradient_bytes
+        self.gradient_bytes = job.gradient_bytes or usual
+        self.tensor_group = Group(layout.tp, 1)
+        self.context_group = Group(layout.cp, layout.tp)
+        self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
+        self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
+        self.expert_group = Group(layout.ep, 1)
+        self.expert_shard_group = Group(max(1, self.shard_group.ranks * layout.tp // layout.ep), layout.ep)
 
     def pass_s(self, total_bytes: float, instructions_gb_s: float = PASS_INSTRUCTIONS_GB_S) -> float:
         """Return the seconds of kernels that read and write so many bytes."""

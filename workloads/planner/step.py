@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from workloads.planner import operations
 from workloads.planner.cluster import Cluster
 from workloads.planner.communication import (
-    Weights,
     all_reduced_s,
     context_s,
     expert_s,
@@ -22,18 +21,11 @@ from workloads.planner.job import Job
 from workloads.planner.memory import stage_memories
 from workloads.planner.operations import Seconds
 from workloads.planner.optimizer import host_copies_s, optimizer_s
-from workloads.planner.pipeline import RankLayers, bubble_s, head_rank, rank_layers
+from workloads.planner.pipeline import bubble_s, head_rank, rank_layers
 from workloads.planner.setting import Setting
-from workloads.planner.sizes import (
-    embedding_weights,
-    expert_weights,
-    has_experts,
-    head_weights,
-    layer_kinds,
-    model_flops_per_token,
-    shared_weights,
-)
+from workloads.planner.sizes import layer_kinds, model_flops_per_token
 from workloads.planner.trainers import efficiencies, find_efficiency
+from workloads.planner.weights import Weights, block_gpu_weights, divided_weights, rank_weights
 
 # Bytes that FSDP2 copies for a weight that is gathered forward and backward: into and out of the collectives' buffers
 # (FSDP_COPY_PASSES of workloads/parallel/cost_model.py, two and four H200s). FSDP1 gathers in place.
@@ -97,7 +89,7 @@ def _step_time(setting: Setting, efficiency: float) -> StepTime:
     sums = Seconds()
     for block, count in block_counts:
         sums += (block.forward + block.backward) * count
-    weights = _rank_weights(setting, ranks[slowest], has_head=slowest == head_rank(layout))
+    weights = rank_weights(setting, slowest, ranks[slowest])
     return StepTime(
         products=sums.products,
         attention=sums.attention,
@@ -141,12 +133,11 @@ def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
     share = 1.0
     if layout.checkpointed_layers is not None:
         share = min(1.0, layout.checkpointed_layers / setting.model.layers * layout.pp)
-    once = operations.forward(setting, layer)
-    repeated = operations.recomputed(setting, layer, once) * share
-    forward = once * (1 / efficiency)
-    backward = (operations.backward(setting, layer, once) + repeated) * (1 / efficiency)
+    block = operations.block_seconds(setting, layer)
+    forward = block.forward * (1 / efficiency)
+    backward = (block.backward + block.recomputed * share) * (1 / efficiency)
     is_repeated = share if layout.checkpointing == "full" else 0.0
-    weights = _block_gpu_weights(setting, layer)
+    weights = block_gpu_weights(setting, layer)
     return BlockTime(
         forward,
         backward,
@@ -157,12 +148,6 @@ def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
         data=_gathering_s(setting, weights, forward.total, backward.total),
         copies=_copies_s(setting, weights),
     )
-
-
-def _block_gpu_weights(setting: Setting, layer: int) -> Weights:
-    model, layout = setting.model, setting.layout
-    experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
-    return Weights(shared_weights(model, layer) / layout.tp, experts)
 
 
 def _gathering_s(setting: Setting, weights: Weights, forward_s: float, backward_s: float) -> float:
@@ -181,21 +166,11 @@ def _copies_s(setting: Setting, weights: Weights) -> float:
     return setting.copy_s(gathered * copied + weights.total * added)
 
 
-def _rank_weights(setting: Setting, rank: tuple[RankLayers, ...], *, has_head: bool) -> Weights:
-    """Return the weights of a pipeline rank on one GPU, unsharded."""
-    ends = head_weights(setting.model) if has_head else 0
-    ends += embedding_weights(setting.model) if setting.layout.pp == 1 and not setting.model.tied else 0
-    total = Weights(ends / setting.layout.tp)
-    for layers in rank:
-        total += _block_gpu_weights(setting, layers.layer) * layers.count
-    return total
-
-
 def _owned_weights(setting: Setting, weights: Weights) -> float:
     """Return the weights that a GPU updates."""
     if setting.layout.sharding == "none":
         return weights.total
-    return weights.shared / setting.shard_group.ranks + weights.experts / setting.expert_shard_group.ranks
+    return divided_weights(setting, weights)
 
 
 def _step_data_parallel_s(setting: Setting, weights: Weights, micro_batch_s: float) -> float:

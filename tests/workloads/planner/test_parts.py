@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.planner_estimates import H100, cluster, job
+from workloads.planner.attention import attention_s
 from workloads.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
 from workloads.planner.job import Job, TrainingLayout
 from workloads.planner.models import load_model
-from workloads.planner.operations import attention_s, block_products
 from workloads.planner.pipeline import rank_layers
+from workloads.planner.products import block_products
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import block_weights
 from workloads.planner.step import estimate_job
 from workloads.planner.topologies import build_topology, find_topology
 from workloads.planner.trainers import nearest_efficiency
+from workloads.planner.weights import divided_weights, rank_weights
 
 
 def setting(work: Job, **topology: float) -> Setting:
@@ -126,6 +128,14 @@ def test_unfused_attention_is_slower() -> None:
 def test_experts_cost_more_the_less_even_they_are() -> None:
     even, uneven = (job("qwen3_30b_a3b", ep=8, expert_imbalance=factor) for factor in (1.0, 1.5))
     assert estimate_job(uneven, cluster()).step.total_s > estimate_job(even, cluster()).step.total_s
+
+
+def test_experts_are_divided_by_fewer_ranks_than_the_other_weights() -> None:
+    work = setting(job("qwen3_30b_a3b", ep=8, dp_shard=8))
+    weights = rank_weights(work, 0, rank_layers(work.model, work.layout)[0])
+    assert divided_weights(work, weights) == weights.shared / 8 + weights.experts
+    states = estimate_job(work.job, cluster()).memory.optimizer_states * 2**30
+    assert states == pytest.approx(8 * divided_weights(work, weights))
 
 
 def test_deepep_sends_less_than_an_all_to_all() -> None:
