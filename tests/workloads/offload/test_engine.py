@@ -45,7 +45,8 @@ SHAPE = replace(MODELS["llama_tiny"], layers=5)
 # With the usual epsilon of 1e-8 an update depends on little but the sign of a gradient, and the sign of one that is
 # almost 0 is rounding.
 OPTIMIZER = AdamW(learning_rate=1e-3, epsilon=1e-4)
-LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 3
+# The second step starts from the weights and states that the first one wrote.
+LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 2
 LOCATIONS: list[Location] = ["device", "host"]
 
 
@@ -347,7 +348,7 @@ def test_master_weights_keep_updates_that_bf16_rounds_away(location: Location) -
 
     Measured is the distance to the weights of fp32 training, as a share of the way that those go.
     """
-    shape = replace(SHAPE, layers=2)
+    shape = replace(SHAPE, layers=1)
     before = train_with_pytorch(shape, 1)[0]
     plan = build_plan([place(location, location, location)] * shape.layers, location, 1)
 

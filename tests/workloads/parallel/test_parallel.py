@@ -48,9 +48,9 @@ LAYOUTS = [
     Layout(tp=2, micro_batch=4),
     Layout(cp=2, micro_batch=4),
     Layout(cp=2, cp_method="ring", micro_batch=4),
-    Layout(cp=2, tp=2, micro_batch=4),
-    Layout(cp=2, dp_shard=2, checkpointing="full"),
-    Layout(dp_shard=2, tp=2, micro_batch=2, checkpointing="selective"),
+    Layout(cp=2, tp=2, micro_batch=8),
+    Layout(cp=2, dp_shard=2, micro_batch=4, checkpointing="full"),
+    Layout(dp_shard=2, tp=2, micro_batch=4, checkpointing="selective"),
     Layout(pp=2, micro_batch=2),
     Layout(pp=4, micro_batch=2),
     Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
@@ -60,8 +60,8 @@ LAYOUTS = [
     Layout(pp=2, dp_shard=2, checkpointing="full"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="interleaved"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="zero_bubble", reshard_after_forward=False),
-    Layout(pp=2, tp=2, micro_batch=2),
-    Layout(pp=2, cp=2, micro_batch=2),
+    Layout(pp=2, tp=2, micro_batch=4),
+    Layout(pp=2, cp=2, micro_batch=4),
 ]
 # With the manual block, and with state bf16: without FSDP on one rank, and without clipping.
 MANUAL_LAYOUTS = [
