@@ -57,7 +57,7 @@ def run_command(workspace: Workspace, cluster: TokenCluster, start: str, gpus: i
 
 @pytest.mark.long(22)
 @pytest.mark.xdist_group("amd_cluster")
-@pytest.mark.parametrize("workers", [3, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_each_worker_has_a_gpu_of_its_own(workspace: Workspace, amd_cluster: TokenCluster, workers: int) -> None:
     """A site's CUDA_VISIBLE_DEVICES names all GPUs of the node; a worker and its program have their own alone."""
     chosen = run_command(workspace, amd_cluster, "gpu", gpus=1, gangs=workers)
