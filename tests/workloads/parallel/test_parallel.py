@@ -46,18 +46,14 @@ LAYOUTS = [
     Layout(dp_replicate=2, micro_batch=2),
     Layout(dp_replicate=2, dp_shard=2, checkpointing="full"),
     Layout(tp=2, micro_batch=4),
-    Layout(cp=2, micro_batch=4),
     Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(cp=2, tp=2, micro_batch=8),
     Layout(cp=2, dp_shard=2, micro_batch=4, checkpointing="full"),
     Layout(dp_shard=2, tp=2, micro_batch=4, checkpointing="selective"),
     Layout(pp=2, micro_batch=2),
     Layout(pp=4, micro_batch=2),
-    Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
-    Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, stages_per_rank=2, schedule="zbv", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, stages_per_rank=2, schedule="dualpipev", micro_batch=2, reshard_after_forward=False),
-    Layout(pp=2, dp_shard=2, checkpointing="full"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="interleaved"),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="zero_bubble", reshard_after_forward=False),
     Layout(pp=2, tp=2, micro_batch=4),
@@ -69,8 +65,12 @@ MANUAL_LAYOUTS = [
     Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False, checkpointing="selective"),
     Layout(pp=2, dp_shard=2, micro_batch=2, checkpointing="full"),
 ]
-# Slow ones, which combine what the layouts above have.
+# Slow ones, which combine what the layouts above have, and some that are contained in those.
 LONG_LAYOUTS = [
+    Layout(cp=2, micro_batch=4),
+    Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
+    Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
+    Layout(pp=2, dp_shard=2, checkpointing="full"),
     *(
         Layout(pp=2, stages_per_rank=2, schedule=schedule, reshard_after_forward=False, **fields)  # type: ignore[arg-type]
         for schedule in ("zbv", "dualpipev")
