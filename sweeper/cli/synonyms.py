@@ -18,7 +18,8 @@ SYNONYMS = {
     "workload": {
         "matmul": "gemm mm matrix cublas flops",
         "matmul_layers": "gemms layers",
-        "allreduce": "all_reduce all-reduce nccl rccl nccl_tests nccl-tests",
+        "allreduce": "all_reduce all-reduce",
+        "collectives": "nccl rccl nccl_tests nccl-tests all_gather reduce_scatter all_to_all sendrecv",
         "llama8b": "offload llama llama3 llama3_8b training train",
         "llama1b": "llama3_1b",
         "parallel": "fsdp fsdp2 ddp distributed pipeline layout llama3_70b llama70b",

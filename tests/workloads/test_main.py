@@ -35,8 +35,11 @@ def test_a_trial_prints_its_measurement() -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["no workload is given", "Available: allreduce, command, matmul"]),
-        (["matmull"], ["unknown workload 'matmull'", "Available: allreduce, command, matmul", "Did you mean matmul?"]),
+        ([], ["no workload is given", "Available: allreduce, collectives, command"]),
+        (
+            ["matmull"],
+            ["unknown workload 'matmull'", "Available: allreduce, collectives, command", "Did you mean matmul?"],
+        ),
         (
             ["probe", "sleeps_s=1"],
             ["no parameter 'sleeps_s'", "Available: behaviour, ", "Did you mean sleep_s?"],

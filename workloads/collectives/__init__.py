@@ -1,0 +1,47 @@
+"""`workload=collectives`: a collective over a gang, and the bandwidth of the links between its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.api.contract import Measurement, Rank, Workload
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"]
+
+
+@dataclass(frozen=True)
+class CollectivesParameters:
+    """Parameters of one collective.
+
+    Attributes:
+        collective: what the ranks do together; in `send_receive` each sends to the next one and receives from the last.
+        kib: size in KiB, as nccl-tests counts it: the larger buffer of a rank, so the gathered one of an all-gather.
+        ranks: ranks of a group. Groups of neighbouring ranks run at the same time; 0 is one group of all.
+        dtype: number format of the buffers.
+        warmup: calls that are not timed.
+        repeats: timed calls.
+    """
+
+    collective: Collective = "all_reduce"
+    kib: int = field(default=262_144, metadata={"min": 1})
+    ranks: int = field(default=0, metadata={"min": 0})
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    warmup: int = field(default=5, metadata={"min": 1})
+    repeats: int = field(default=20, metadata={"min": 1})
+
+
+class Collectives(Workload):
+    """A collective by NCCL or RCCL between GPUs, by gloo between processors, with its result checked."""
+
+    name = "collectives"
+    Parameters = CollectivesParameters
+    work = ("collective", "ranks", "dtype")
+    ways = ("warmup", "repeats")
+    benchmark_version = "collectives/1"
+    max_world_size = None
+
+    def run(self, parameters: CollectivesParameters, rank: Rank) -> Measurement:
+        from workloads.collectives.run import measure
+
+        return measure(parameters, rank)
