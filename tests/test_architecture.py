@@ -21,7 +21,7 @@ LAYERS = [
     {"__main__"},
     {"sweep"},
     {"closing", "opening"},
-    {"doctor", "report", "ingest"},
+    {"doctor", "report", "ingest", "plan"},
     {"cli"},
     {"tracking"},
     {"ui"},

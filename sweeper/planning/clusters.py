@@ -11,12 +11,18 @@ from yaml import YAMLError
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.schema import Hardware
-from workloads.planner.cluster import Cluster, Device, Topology
+from workloads.planner.cluster import Cluster, Device, Topology, Wiring
 from workloads.planner.topologies import build_topology, find_topology, measured_tflops, power_headroom
 
+NODE_GPUS = 8  # of a node, where no topology is given
+NETWORK_GB_S = 50.0  # of one GPU: a NIC of 400 Gb/s each
+MAX_HOST_GB_S = 64.0  # PCIe 5.0 x16: a GPU without faster links reaches others through the processors
 
-def build_cluster(hardware: str, topology: str, gpus: int) -> Cluster:
-    """Return so many GPUs of a kind on a topology, which is a name of the planner's table or the path of a YAML file.
+
+def build_cluster(hardware: str, topology: str | None, gpus: int) -> Cluster:
+    """Return so many GPUs of a kind on a topology: a name of the planner's table, or the path of a YAML file.
+
+    Without a topology it is nodes of eight with the GPU's own links and a NIC of 400 Gb/s for each GPU.
 
     Raises:
         UserInputError: the catalogue has no such GPU, or the topology is not known or not valid.
@@ -24,10 +30,29 @@ def build_cluster(hardware: str, topology: str, gpus: int) -> Cluster:
     if hardware not in catalogue():
         raise UserInputError(f"unknown hardware '{hardware}'. Available: {', '.join(catalogue())}")
     try:
-        network = read_topology(Path(topology)) if topology.endswith((".yaml", ".yml")) else find_topology(topology)
+        network = _topology(catalogue()[hardware], topology)
     except ValueError as error:
         raise UserInputError(str(error)) from error
     return Cluster(build_device(catalogue()[hardware]), network, gpus)
+
+
+def _topology(hardware: Hardware, topology: str | None) -> Topology:
+    if topology is None:
+        return default_topology(hardware)
+    return read_topology(Path(topology)) if topology.endswith((".yaml", ".yml")) else find_topology(topology)
+
+
+def default_topology(hardware: Hardware) -> Topology:
+    """Return nodes of eight with the links in the GPU's file of the catalogue."""
+    link_gb_s = hardware.link_gb_s or MAX_HOST_GB_S / 2
+    switch: Wiring = "switch" if link_gb_s > MAX_HOST_GB_S else "host"
+    return Topology(
+        name=f"nodes of {NODE_GPUS}",
+        gpus_per_domain=NODE_GPUS,
+        wiring="pairs" if hardware.link_peers else switch,
+        link_gb_s=link_gb_s,
+        network_gb_s=NETWORK_GB_S,
+    )
 
 
 def build_device(hardware: Hardware) -> Device:

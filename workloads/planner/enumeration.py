@@ -31,7 +31,7 @@ class Family:
 def list_families(
     job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
 ) -> Iterator[Family]:
-    """Yield the valid layouts of a job, in families.
+    """Yield the valid layouts of a job, in families: those that shard more first, and small micro-batches first.
 
     Args:
         job: the model, the sequence length and the trainer; of its layout the global batch alone counts.
@@ -102,7 +102,7 @@ def _list_degrees(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Itera
                 if cp > 1 and job.sequence_length % (2 * cp):
                     continue
                 data_parallel = gpus // pp // tp // cp
-                for dp_shard in _degree("dp_shard", divisors(data_parallel), fixed):
+                for dp_shard in _degree("dp_shard", divisors(data_parallel)[::-1], fixed):
                     dp_replicate = data_parallel // dp_shard
                     if fixed.get("dp_replicate", dp_replicate) == dp_replicate:
                         yield {"dp_replicate": dp_replicate, "dp_shard": dp_shard, "tp": tp, "cp": cp, "pp": pp}

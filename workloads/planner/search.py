@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -10,11 +11,23 @@ from typing import Any
 
 from workloads.planner.cluster import Cluster
 from workloads.planner.enumeration import Family, list_families
-from workloads.planner.estimate import JobEstimate
+from workloads.planner.estimate import JobEstimate, StageMemory
 from workloads.planner.job import Job, TrainingLayout
 
-Estimator = Callable[[Job, Cluster], JobEstimate]
 USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """The functions that estimate a job on a cluster.
+
+    Attributes:
+        estimate: time and memory.
+        memory: of each pipeline rank, the same as in `estimate`, without the time.
+    """
+
+    estimate: Callable[[Job, Cluster], JobEstimate]
+    memory: Callable[[Job, Cluster], tuple[StageMemory, ...]]
 
 
 @dataclass(frozen=True)
@@ -31,9 +44,10 @@ class SearchResult:
 
     Attributes:
         best: the fastest layouts that fit into memory, the fastest first.
-        smallest: the layout that needs the least memory of those that do not fit; None if all fit.
-        estimated: layouts that were estimated.
-        too_large: of these, layouts that do not fit.
+        smallest: the layout that needs the least memory; None if no layout is valid.
+        estimated: layouts whose step time was estimated.
+        too_large: layouts that do not fit. Where one does not, neither does the same with larger micro-batches or
+            fewer shards.
         slower: layouts that were left out because a faster version of them is too slow to be among the best.
     """
 
@@ -47,7 +61,7 @@ class SearchResult:
 def find_layouts(
     job: Job,
     cluster: Cluster,
-    estimate: Estimator,
+    estimator: Estimator,
     options: Mapping[str, Sequence[Any]],
     fixed: Mapping[str, Any],
     keep: int = 20,
@@ -56,47 +70,86 @@ def find_layouts(
 
     `options` and `fixed` are those of `workloads.planner.enumeration.list_families`.
     """
-    search = _Search(job, cluster, estimate, keep)
+    search = _Search(job, cluster, estimator, keep)
     search.run(list_families(job, cluster, options, fixed))
     best = sorted((candidate for _, _, candidate in search.best), key=lambda item: item.estimate.step.total_s)
-    return SearchResult(tuple(best), search.smallest, search.estimated, search.too_large, search.slower)
+    smallest = None if search.smallest is None else search.candidate(search.smallest)
+    return SearchResult(tuple(best), smallest, search.estimated, search.too_large, search.slower)
 
 
 class _Search:
     """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
 
-    def __init__(self, job: Job, cluster: Cluster, estimate: Estimator, keep: int) -> None:
+    def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int) -> None:
         self.best: list[tuple[float, int, Candidate]] = []
-        self.smallest: Candidate | None = None
+        self.smallest: TrainingLayout | None = None
         self.estimated = self.too_large = self.slower = 0
-        self._job, self._cluster, self._estimate, self._keep = job, cluster, estimate, keep
+        self._job, self._cluster, self._estimator, self._keep = job, cluster, estimator, keep
         self._limit_gib = USABLE_MEMORY * cluster.device.memory_gib
+        self._smallest_gib = math.inf
+        # By division, the micro-batches and shards that do not fit, whatever is recomputed.
+        self._without_room = dict[TrainingLayout, list[tuple[int, int]]]()
+        self._bounds_s = dict[TrainingLayout, float]()
         self._order = count()
 
     def run(self, families: Iterable[Family]) -> None:
         for family in families:
-            first = self._try(family.fastest)
-            if first.estimate.step.total_s >= self._slowest_s:
-                self.slower += len(family.others)
-                continue
-            for layout in family.others:
-                self._try(layout)
+            layouts = (family.fastest, *family.others)
+            if not self._has_room(family):
+                self.too_large += len(layouts)
+            elif self._least_s(family.fastest) >= self._slowest_s:
+                self.slower += len(layouts)
+            else:
+                for layout in layouts:
+                    self._try(layout)
+
+    def _least_s(self, layout: TrainingLayout) -> float:
+        """Return a bound of the layout's step time.
+
+        How data parallel ranks divide into replicas and shards changes nothing of the other parts of a step, so what
+        one division takes without these parts is a bound for all.
+        """
+        key = replace(layout, dp_replicate=1, dp_shard=layout.dp)
+        if (bound_s := self._bounds_s.get(key, 0.0)) >= self._slowest_s:
+            return bound_s
+        step = self.candidate(layout).estimate.step
+        self._bounds_s[key] = step.total_s - step.data_parallel - step.optimizer - step.copies
+        return step.total_s
+
+    def candidate(self, layout: TrainingLayout) -> Candidate:
+        """Return the layout with its estimate."""
+        return Candidate(layout, self._estimator.estimate(replace(self._job, layout=layout), self._cluster))
 
     @property
     def _slowest_s(self) -> float:
         """The step time that a layout has to beat."""
-        return -self.best[0][0] if len(self.best) == self._keep else float("inf")
+        return -self.best[0][0] if len(self.best) == self._keep else math.inf
 
-    def _try(self, layout: TrainingLayout) -> Candidate:
-        candidate = Candidate(layout, self._estimate(replace(self._job, layout=layout), self._cluster))
-        self.estimated += 1
-        if candidate.estimate.memory.total_gib > self._limit_gib:
+    def _has_room(self, family: Family) -> bool:
+        """Return whether the layout of the family that saves the most memory fits."""
+        layout = (family.fastest, *family.others)[-1]
+        failed = self._without_room.setdefault(replace(layout, micro_batch=1, dp_replicate=1, dp_shard=layout.dp), [])
+        if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
+            return False
+        fits = self._memory_gib(layout) <= self._limit_gib
+        if not fits:
+            failed.append((layout.micro_batch, layout.dp_shard))
+        return fits
+
+    def _memory_gib(self, layout: TrainingLayout) -> float:
+        stages = self._estimator.memory(replace(self._job, layout=layout), self._cluster)
+        memory_gib = max(stage.total_gib for stage in stages)
+        if memory_gib < self._smallest_gib:
+            self.smallest, self._smallest_gib = layout, memory_gib
+        return memory_gib
+
+    def _try(self, layout: TrainingLayout) -> None:
+        if self._memory_gib(layout) > self._limit_gib:
             self.too_large += 1
-            smallest = self.smallest
-            if smallest is None or candidate.estimate.memory.total_gib < smallest.estimate.memory.total_gib:
-                self.smallest = candidate
-        elif candidate.estimate.step.total_s < self._slowest_s:
+            return
+        candidate = self.candidate(layout)
+        self.estimated += 1
+        if candidate.estimate.step.total_s < self._slowest_s:
             entry = (-candidate.estimate.step.total_s, next(self._order), candidate)
             push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
             push(self.best, entry)
-        return candidate

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from workloads.planner.enumeration import divisors, list_families
 from workloads.planner.estimate import JobEstimate, StageMemory, StepTime
 from workloads.planner.job import Job, TrainingLayout
 from workloads.planner.rules import find_violation
-from workloads.planner.search import USABLE_MEMORY, find_layouts
+from workloads.planner.search import USABLE_MEMORY, Estimator, find_layouts
 
 OPTIONS: Mapping[str, Sequence[Any]] = {
     "schedule": ["1f1b", "interleaved"],
@@ -28,12 +29,17 @@ OPTIONS: Mapping[str, Sequence[Any]] = {
 
 
 def toy_estimate(seed: int, job: Job, cluster: Cluster) -> JobEstimate:
-    """Return a step time and a memory that are arbitrary, but slower and smaller with checkpointing and resharding."""
+    """Return an arbitrary time and memory: slower and smaller with checkpointing, larger with larger micro-batches."""
     layout = job.layout
-    digits = (layout.dp_shard * 7 + layout.tp * 13 + layout.pp * 29 + layout.micro_batch * 3 + seed) % 101
+    digits = (layout.dp * 7 + layout.tp * 13 + layout.pp * 29 + seed) % 101
     saved = 2 * (layout.checkpointing == "full") + layout.reshard_after_forward
-    memory = StageMemory(20 + digits - 15 * saved, *[0.0] * 6)
-    return JobEstimate(StepTime(1 + digits / 100 + saved / 5, 0, 0, 0), (memory,), 1, 1.0, 989, cluster.gpus)
+    memory = StageMemory(20 + digits + 20 * layout.micro_batch + 9 * layout.dp_replicate - 15 * saved, *[0.0] * 6)
+    step = StepTime(1 + digits / 100 + saved / 5, 0, 0, 0, data_parallel=layout.dp_shard % 5 / 10)
+    return JobEstimate(step, (memory,), 1, 1.0, 989, cluster.gpus)
+
+
+def estimator(estimate: Callable[[Job, Cluster], JobEstimate]) -> Estimator:
+    return Estimator(estimate, lambda job, cluster: estimate(job, cluster).stages)
 
 
 def all_layouts(gpus: int, batch: int, fixed: Mapping[str, Any]) -> list[TrainingLayout]:
@@ -74,22 +80,20 @@ def test_fixed_fields_have_one_value(fixed: Mapping[str, Any]) -> None:
 def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: int, keep: int) -> None:
     template, target = job(TrainingLayout(global_batch=2 * gpus)), cluster(gpus)
 
-    def estimate(job: Job, cluster: Cluster) -> JobEstimate:
-        return toy_estimate(seed, job, cluster)
-
-    result = find_layouts(template, target, estimate, OPTIONS, {}, keep)
+    estimate = partial(toy_estimate, seed)
+    result = find_layouts(template, target, estimator(estimate), OPTIONS, {}, keep)
     estimates = [estimate(replace(template, layout=layout), target) for layout in all_layouts(gpus, 2 * gpus, {})]
     fitting = [e.step.total_s for e in estimates if e.memory.total_gib <= USABLE_MEMORY * target.device.memory_gib]
     assert [candidate.estimate.step.total_s for candidate in result.best] == sorted(fitting)[:keep]
-    assert result.estimated + result.slower == len(estimates)
+    assert result.estimated + result.too_large + result.slower == len(estimates)
 
 
 def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
     def estimate(job: Job, cluster: Cluster) -> JobEstimate:
         return replace(toy_estimate(0, job, cluster), stages=(StageMemory(100.0 + job.layout.micro_batch, *[0.0] * 6),))
 
-    result = find_layouts(job(TrainingLayout(global_batch=8)), cluster(4), estimate, OPTIONS, {}, 5)
-    assert result.best == () and result.too_large == result.estimated
+    result = find_layouts(job(TrainingLayout(global_batch=8)), cluster(4), estimator(estimate), OPTIONS, {}, 5)
+    assert result.best == () and result.estimated == 0 and result.too_large == len(all_layouts(4, 8, {}))
     assert result.smallest is not None and result.smallest.layout.micro_batch == 1
 
 

@@ -1,0 +1,42 @@
+"""Plan a training on a cluster that you do not have.
+
+    python -m sweeper.plan model=MODEL hardware=GPU gpus=N [key=value ...]
+    python -m sweeper.plan model=llama3_70b hardware=h100 gpus=64 trainer=torchtitan
+    python -m sweeper.plan model=path/to/config.json hardware=mi300x gpus=64 tp=8 pp=4
+
+Searches every layout that the number of GPUs allows for the fastest that fits, and prints where its time and its memory
+go. Fields of the layout that are given (tp=8, pp=4, micro_batch=2, checkpointing=full ...) are not searched; then the
+plan also says why another layout is faster. Needs neither a GPU nor a cluster. All figures are estimates.
+
+topology=NAME|FILE.yaml  the network; by default nodes of 8 GPUs, with a NIC of 400 Gb/s for each
+trainer=NAME             whose rules, memory and efficiency apply: own, torchtitan, megatron, nemo, deepspeed ...
+global_batch=N           sequences in a step; by default 4 M tokens
+tokens_per_day=N         the fewest GPUs that train on so many tokens
+train_tokens=N           days, GPU-hours and, with price_per_hour=P, the cost of a whole training
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from sweeper.cli.parser import CommandParser
+from sweeper.plan.answer import answer
+from sweeper.plan.request import read_request
+from sweeper.plan.view import show
+
+
+def main() -> None:
+    """Run the command."""
+    parser = CommandParser("sweeper.plan", __doc__)
+    parser.add_argument("words", nargs="+", metavar="key=value")
+    parser.run(run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan. Returns the exit code."""
+    show(answer(read_request(args.words)), error_share=0.1)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

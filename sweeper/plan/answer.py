@@ -1,0 +1,148 @@
+"""The answer to a request: the fastest layouts, what would change them, and what a whole training takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sweeper.common.errors import UserInputError
+from sweeper.plan.request import PlanRequest, Problem, build_problem, default_batch
+from workloads.planner.estimate import JobEstimate
+from workloads.planner.memory import stage_memories
+from workloads.planner.offers import OFFERS, fixed_by
+from workloads.planner.questions import Comparison, TrainingRun, alternatives, compare, training_run
+from workloads.planner.rules import find_violation
+from workloads.planner.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
+from workloads.planner.setting import Setting
+from workloads.planner.step import estimate_job
+from workloads.planner.words import describe
+
+SHOWN = 8  # layouts in the table
+MAX_GPUS = 65_536
+ESTIMATOR = Estimator(estimate_job, lambda job, cluster: tuple(stage_memories(Setting(job, cluster))))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the planner says of a request.
+
+    Attributes:
+        problem: what was searched.
+        result: the layouts, the fastest first.
+        faster: the fastest layout of all, where fields of the layout were given and it is another one.
+        comparison: why the given layout is slower than that one.
+        alternatives: by what is doubled, the fastest of these layouts and its estimate then.
+        training: a whole training with the fastest layout.
+    """
+
+    problem: Problem
+    result: SearchResult
+    faster: Candidate | None
+    comparison: Comparison | None
+    alternatives: dict[str, Candidate]
+    training: TrainingRun | None
+
+    @property
+    def best(self) -> Candidate:
+        return self.result.best[0]
+
+
+def answer(request: PlanRequest) -> Answer:
+    """Search the layouts of a request.
+
+    Raises:
+        UserInputError: for an invalid request, or one for which no layout is valid or fits.
+    """
+    problem = build_problem(request)
+    if request.tokens_per_day is not None:
+        problem = _find_gpus(problem, request.tokens_per_day)
+    result = search(problem)
+    faster = _find_faster(problem, result.best[0])
+    training = None
+    if request.train_tokens is not None:
+        estimate = result.best[0].estimate
+        training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
+    return Answer(
+        problem=problem,
+        result=result,
+        faster=faster,
+        comparison=compare(result.best[0].estimate, faster.estimate) if faster else None,
+        alternatives=_estimate_alternatives(problem, result),
+        training=training,
+    )
+
+
+def search(problem: Problem, keep: int = 20) -> SearchResult:
+    """Return the fastest layouts that fit.
+
+    Raises:
+        UserInputError: no layout is valid, or none fits into memory.
+    """
+    offer = OFFERS[problem.job.trainer]
+    result = find_layouts(problem.job, problem.cluster, ESTIMATOR, offer, problem.fixed, keep)
+    if result.best:
+        return result
+    if result.smallest is None:
+        raise UserInputError(_explain_none_valid(problem))
+    memory, device = result.smallest.estimate.memory, problem.cluster.device
+    usable_gib = USABLE_MEMORY * device.memory_gib
+    raise UserInputError(
+        f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.total_gib:.0f} GiB of each GPU, "
+        f"{usable_gib:.0f} GiB of {device.name} are usable. It is {describe(result.smallest.layout)}"
+    )
+
+
+def _explain_none_valid(problem: Problem) -> str:
+    """Return the rule that the given fields break, as far as one layout shows it."""
+    given = {**problem.given, "global_batch": problem.job.layout.global_batch}
+    layout = replace(problem.job.layout, **problem.fixed)
+    violation = find_violation(replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus))
+    if violation:
+        return violation.reason
+    return (
+        f"no layout of {problem.cluster.gpus} GPUs has {' '.join(f'{name}={value}' for name, value in given.items())}"
+    )
+
+
+def _find_faster(problem: Problem, best: Candidate) -> Candidate | None:
+    """Return the fastest layout of all, if the given fields exclude it."""
+    if not problem.given:
+        return None
+    free = search(replace(problem, fixed=fixed_by(problem.job.trainer), given={}), keep=1).best[0]
+    return free if free.estimate.step.total_s < 0.999 * best.estimate.step.total_s else None
+
+
+def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, Candidate]:
+    """Estimate the fastest layouts again, with one resource doubled, and return the fastest of them for each."""
+    best = {}
+    for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
+        layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
+        candidates = [Candidate(layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts]
+        best[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
+    return best
+
+
+def _find_gpus(problem: Problem, tokens_per_day: float) -> Problem:
+    """Return the problem on the fewest GPUs that reach a rate: whole domains, in steps of a half at most.
+
+    Raises:
+        UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
+    """
+    domain, reached = problem.cluster.topology.gpus_per_domain, 0.0
+    sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
+    for gpus in (size for size in sizes if size <= MAX_GPUS):
+        changed = problem.on(gpus, default_batch(problem.job.sequence_length, gpus))
+        try:
+            estimate = search(changed, keep=1).best[0].estimate
+        except UserInputError:  # too few for the model
+            continue
+        reached = tokens_of_a_day(estimate)
+        if reached >= tokens_per_day:
+            return changed
+    raise UserInputError(
+        f"tokens_per_day={tokens_per_day:g}: {MAX_GPUS:,} GPUs reach {reached:.2g}; a larger global_batch may help"
+    )
+
+
+def tokens_of_a_day(estimate: JobEstimate) -> float:
+    """Return the tokens that all GPUs train on in a day without failures."""
+    return estimate.tokens / estimate.step.total_s * 86_400

@@ -1,0 +1,196 @@
+"""The words of the command: what is trained, on what, and which parts of the layout are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import yaml
+
+from sweeper.common.errors import UserInputError, nearest, suggest
+from sweeper.config.catalogue import catalogue
+from sweeper.config.validation import build
+from sweeper.planning.clusters import build_cluster
+from workloads.planner.cluster import Cluster
+from workloads.planner.job import (
+    Checkpointing,
+    ContextMethod,
+    Job,
+    Schedule,
+    Sharding,
+    State,
+    TensorOverlap,
+    TrainingLayout,
+)
+from workloads.planner.models import UnsupportedModel, load_model
+from workloads.planner.offers import OFFERS, fixed_by
+from workloads.planner.precisions import PRECISIONS
+from workloads.planner.questions import FAILURES_PER_GPU_DAY, Reliability
+
+TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
+
+
+def degree() -> Any:
+    return field(default=None, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan. Fields of the layout that are given have one value; the others are searched.
+
+    Attributes:
+        model: name of a model, or the path of a Hugging Face config.json.
+        hardware: name of a GPU of conf/hardware.
+        gpus: number of GPUs.
+        topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
+        network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
+        trainer: whose rules, memory and efficiency apply.
+        sequence_length: tokens of a sequence.
+        global_batch: sequences in a step; by default 4 M tokens, rounded up to a multiple of the GPUs.
+        precision: data type or recipe of the matrix products.
+        state: data types of weights, moments and gradients.
+        dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
+        stages_per_rank, schedule: pipeline stages of a GPU, and their order.
+        micro_batch: sequences that a GPU computes at once.
+        sharding: which states dp_shard divides.
+        reshard_after_forward: gather weights again for the backward pass.
+        tp_overlap: computation beside tensor parallel collectives.
+        cp_method: exchange of keys and values between context parallel GPUs.
+        checkpointing: what the backward pass computes again.
+        train_tokens: tokens of a whole training, for its duration and cost.
+        tokens_per_day: find the number of GPUs that trains on so many.
+        price_per_hour: of one GPU.
+        failures_per_gpu_day: unexpected interruptions; by default those of Llama 3's training.
+        restart_s: from a failure until training goes on.
+        checkpoint_s: a checkpoint stops training for so long.
+    """
+
+    model: str
+    hardware: str
+    gpus: int = field(metadata={"min": 1})
+    topology: str | None = None
+    network_gb_s: float | None = field(default=None, metadata={"min": 0.1})
+    trainer: str = "own"
+    sequence_length: int = field(default=8192, metadata={"min": 1})
+    global_batch: int | None = degree()
+    precision: str = "bf16"
+    state: State = "fp32"
+    dp_replicate: int | None = degree()
+    dp_shard: int | None = degree()
+    tp: int | None = degree()
+    cp: int | None = degree()
+    pp: int | None = degree()
+    ep: int | None = degree()
+    stages_per_rank: int | None = degree()
+    schedule: Schedule | None = None
+    micro_batch: int | None = degree()
+    sharding: Sharding | None = None
+    reshard_after_forward: bool | None = None
+    tp_overlap: TensorOverlap | None = None
+    cp_method: ContextMethod | None = None
+    checkpointing: Checkpointing | None = None
+    train_tokens: float | None = field(default=None, metadata={"min": 1})
+    tokens_per_day: float | None = field(default=None, metadata={"min": 1})
+    price_per_hour: float | None = field(default=None, metadata={"min": 0})
+    failures_per_gpu_day: float = field(default=FAILURES_PER_GPU_DAY, metadata={"min": 0})
+    restart_s: float = field(default=Reliability.restart_s, metadata={"min": 0})
+    checkpoint_s: float = field(default=Reliability.checkpoint_s, metadata={"min": 0})
+
+    @property
+    def reliability(self) -> Reliability:
+        return Reliability(self.failures_per_gpu_day, self.restart_s, self.checkpoint_s)
+
+
+LAYOUT_FIELDS = frozenset(item.name for item in fields(TrainingLayout)) - {"global_batch"}
+
+
+def read_request(words: Sequence[str]) -> PlanRequest:
+    """Return the request that `key=value` words make.
+
+    Raises:
+        UserInputError: for a word that is no key with a value, or a value that is not allowed.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign:
+            raise UserInputError(f"{word}: not of the form key=value. {suggest(word, _keys())}")
+        values[name] = _read_value(name, text)
+    request = build(PlanRequest, values)
+    _check_name("trainer", request.trainer, OFFERS)
+    _check_name("precision", request.precision, PRECISIONS)
+    _check_name("hardware", request.hardware, catalogue())
+    return request
+
+
+def _keys() -> list[str]:
+    return [item.name for item in fields(PlanRequest)]
+
+
+def _read_value(name: str, text: str) -> Any:
+    """Return the value as YAML reads it; `15e12` too is a number."""
+    try:
+        return float(text) if text and text[0].isdigit() and "e" in text else yaml.safe_load(text)
+    except ValueError:
+        return text
+    except yaml.YAMLError as error:
+        raise UserInputError(f"{name}={text}: not a value") from error
+
+
+def _check_name(key: str, value: str, allowed: Mapping[str, object]) -> None:
+    if value not in allowed:
+        close = nearest(value, allowed)
+        hint = f" Did you mean {key}={close}?" if close else ""
+        raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{hint}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is searched: a job whose layout has only its batch, a cluster, and the fields that have one value."""
+
+    job: Job
+    cluster: Cluster
+    fixed: Mapping[str, Any]
+    given: Mapping[str, Any]
+
+    def on(self, gpus: int, global_batch: int) -> Problem:
+        """Return the same problem on another number of GPUs."""
+        job = replace(self.job, layout=replace(self.job.layout, global_batch=global_batch))
+        return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus))
+
+
+def build_problem(request: PlanRequest) -> Problem:
+    """Return what is searched for a request.
+
+    Raises:
+        UserInputError: for a model or a topology that is not known, or a degree that the trainer does not have.
+    """
+    try:
+        model = load_model(request.model)
+    except UnsupportedModel as error:
+        raise UserInputError(f"model={request.model}: {error}") from error
+    cluster = build_cluster(request.hardware, request.topology, request.gpus)
+    if request.network_gb_s is not None:
+        cluster = replace(cluster, topology=replace(cluster.topology, network_gb_s=request.network_gb_s))
+    given = {name: value for name in LAYOUT_FIELDS if (value := getattr(request, name, None)) is not None}
+    without = fixed_by(request.trainer)
+    for name, value in without.items():
+        if given.get(name, value) != value:
+            raise UserInputError(f"{name}={given[name]}: {request.trainer} has no such degree; it has to be {value}")
+    batch = request.global_batch or default_batch(request.sequence_length, request.gpus)
+    job = Job(
+        model=model,
+        layout=TrainingLayout(global_batch=batch),
+        sequence_length=request.sequence_length,
+        trainer=request.trainer,
+        precision=request.precision,
+        state=request.state,
+    )
+    return Problem(job, cluster, {**without, **given}, given)
+
+
+def default_batch(sequence_length: int, gpus: int) -> int:
+    """Return the sequences of 4 M tokens, rounded up to a multiple of the GPUs."""
+    sequences = max(1, TOKENS_PER_STEP // sequence_length)
+    return -(-sequences // gpus) * gpus

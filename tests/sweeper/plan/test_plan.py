@@ -1,0 +1,123 @@
+"""`python -m sweeper.plan`: its words, its errors and what it answers."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweeper.common.errors import UserInputError
+from sweeper.plan.__main__ import run
+from sweeper.plan.answer import answer, search, tokens_of_a_day
+from sweeper.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
+from sweeper.plan.view import round_to_band
+
+SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=lama3_8b"], "model=lama3_8b: unknown model 'lama3_8b'.* Did you mean llama3_8b?"),
+        (["hardware=h10"], "hardware=h10: must be one of .*h100"),
+        (["topology=dgxh100"], "unknown topology 'dgxh100'. Available: dgx_h100, .* Did you mean dgx_h100?"),
+        (["trainer=torchtian"], "trainer=torchtian: .* Did you mean trainer=torchtitan?"),
+        (["precision=fp8"], "precision=fp8: must be one of .*fp8_tensorwise"),
+        (["checkpointing=ful"], "checkpointing=ful: .* Did you mean full?"),
+        (["gpus=0"], "gpus=0: must be at least 1"),
+        (["tp8"], "tp8: not of the form key=value"),
+        (["tpp=8"], "tpp: unknown key. .* Did you mean tp?"),
+        (["tp=16"], "tp 16 does not divide 8 key-value heads"),
+        (["pp=5"], "no layout of 8 GPUs has .*pp=5"),
+        (
+            ["model=llama3_405b"],
+            "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB",
+        ),
+        (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed has no such degree; it has to be 1"),
+        (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
+        (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
+    ],
+)
+def test_invalid_input_is_named_in_a_line(words: list[str], message: str) -> None:
+    changed = [word.split("=")[0] for word in words]
+    kept = [word for word in SMALL if word.split("=")[0] not in changed]
+    with pytest.raises(UserInputError, match=message) as caught:
+        answer(read_request([*kept, *words]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_required_key_is_named() -> None:
+    with pytest.raises(UserInputError, match="model: required"):
+        read_request(["hardware=h100", "gpus=8"])
+
+
+def test_numbers_may_have_an_exponent() -> None:
+    request = read_request([*SMALL, "train_tokens=15e12", "tokens_per_day=1e9"])
+    assert request.train_tokens == 15e12 and request.tokens_per_day == 1e9
+
+
+@pytest.mark.parametrize("gpus", [1, 6, 48, 72, 4096])
+def test_the_batch_is_a_multiple_of_the_gpus_of_about_four_million_tokens(gpus: int) -> None:
+    batch = default_batch(8192, gpus)
+    assert (batch % gpus == 0 and batch * 8192 >= TOKENS_PER_STEP > (batch - gpus) * 8192) or batch == gpus
+
+
+def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    given = answer(read_request([*SMALL, "tp=8"]))
+    assert {candidate.layout.tp for candidate in given.result.best} == {8}
+    assert given.faster is not None and given.comparison is not None
+    assert given.faster.estimate.step.total_s < given.best.estimate.step.total_s
+    assert next(iter(given.comparison.parts_s)) == "tensor_parallel"
+    slower_s = given.best.estimate.step.total_s - given.faster.estimate.step.total_s
+    assert given.comparison.slower_s == pytest.approx(slower_s)
+    assert sum(given.comparison.parts_s.values()) == pytest.approx(slower_s)
+
+    assert run(Namespace(words=[*SMALL, "tp=8"])) == 0
+    printed = capsys.readouterr().out
+    assert "given     cp=1 micro_batch=1 tp=8" in printed
+    assert "slower    by" in printed and "Tensor parallel ranks exchange activations in every block" in printed
+
+
+def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=8", "tp=1", "cp=1", "pp=1", "micro_batch=1"]
+    wanted = 20e9
+    found = answer(read_request([*words, f"tokens_per_day={wanted}"]))
+    gpus = found.problem.cluster.gpus
+    assert tokens_of_a_day(found.best.estimate) >= wanted and gpus > 8
+    fewer = search(build_problem(replace(read_request(words), gpus=gpus * 2 // 3)), keep=1).best[0]
+    assert tokens_of_a_day(fewer.estimate) < wanted
+
+
+def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
+    words = [*SMALL, "pp=1", "tp=1", "train_tokens=1e12", "price_per_hour=2"]
+    training = answer(read_request(words)).training
+    assert training is not None and training.cost == pytest.approx(2 * training.gpu_hours)
+    assert training.gpu_hours == pytest.approx(24 * training.days * 8)
+    without = answer(read_request([*words, "failures_per_gpu_day=0"])).training
+    assert without is not None and without.lost_share == 0
+    assert without.days == pytest.approx(training.days * (1 - training.lost_share))
+
+
+def test_a_model_and_a_network_of_ones_own(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    slow = "gpus_per_domain: 4\nwiring: host\nlink_gb_s: 32\nnetwork_gb_s: 3\n"
+    (tmp_path / "slow.yaml").write_text(slow)
+    own = [f"model={tmp_path / 'config.json'}", *SMALL[1:], "pp=1", "tp=1"]
+    named, read = (search(build_problem(read_request(words)), keep=1).best for words in ([SMALL[0], *own[1:]], own))
+    assert named == read
+    problem = build_problem(read_request([*own, f"topology={tmp_path / 'slow.yaml'}"]))
+    assert problem.cluster.topology.gpus_per_domain == 4
+    assert search(problem, keep=1).best[0].estimate.step.total_s > read[0].estimate.step.total_s
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [(1152.3, 0.08, "1,150"), (1152.3, 0.2, "1,200"), (0.0123456, 0.08, "0.0123"), (71.23, 0.1, "71"), (0.0, 0.1, "0")],
+)
+def test_figures_have_no_more_digits_than_their_band_allows(value: float, error: float, text: str) -> None:
+    assert round_to_band(value, error) == text

@@ -1,0 +1,33 @@
+"""A layout in the words of the command, `key=value`."""
+
+from __future__ import annotations
+
+from workloads.planner.job import TrainingLayout
+
+DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
+USUAL = {
+    **dict.fromkeys(DEGREES, ("1",)),
+    "schedule": ("1f1b",),
+    "stages_per_rank": ("1",),
+    "sharding": ("none", "fsdp2"),
+    "reshard_after_forward": ("true",),
+}
+
+
+def layout_words(layout: TrainingLayout) -> dict[str, str]:
+    """Return the fields of a layout that a plan searches, as the command takes them."""
+    return {
+        **{name: str(getattr(layout, name)) for name in DEGREES},
+        "schedule": layout.schedule,
+        "stages_per_rank": str(layout.stages_per_rank),
+        "sharding": layout.sharding,
+        "micro_batch": str(layout.micro_batch),
+        "checkpointing": layout.checkpointing,
+        "reshard_after_forward": str(layout.reshard_after_forward).lower(),
+    }
+
+
+def describe(layout: TrainingLayout) -> str:
+    """Return the layout in a line, without the fields that have their usual value."""
+    words = layout_words(layout)
+    return " ".join(f"{name}={value}" for name, value in words.items() if value not in USUAL.get(name, ()))
