@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[Activation, Positions]] = {
     "qwen3_moe": ("swiglu", "rope"),
     "mixtral": ("swiglu", "rope"),
     "gpt_oss": ("swiglu", "rope"),
+    "deepseek": ("swiglu", "rope"),
 }
 UNSUPPORTED_FAMILIES = {
     "qwen3_next": "three of four layers are linear attention",
@@ -116,8 +117,7 @@ def read_hugging_face(config: Mapping[str, Any], name: str = "config.json") -> M
         qkv_bias=bool(config.get("attention_bias", family in ("gpt2", "gpt_neox", "qwen2", "qwen2_moe"))),
         mlp_bias=bool(config.get("mlp_bias", family in ("gpt2", "gpt_neox"))),
         positions=positions,
-        window_every=_window_every(config, sizes["window"]),
-        **_expert_sizes(sizes, config),
+        **(sizes | _windows(config, sizes["window"]) | _experts(config, sizes)),
     )
 
 
@@ -140,24 +140,29 @@ def _kv_heads(config: Mapping[str, Any], kv_heads: int) -> int:
     return int(attention.get("kv_n_heads") or (1 if attention.get("attn_type") == "multiquery_attention" else kv_heads))
 
 
-def _window_every(config: Mapping[str, Any], window: int) -> int:
-    """Return after how many layers one attends to the whole sequence; 0 if all do."""
+def _windows(config: Mapping[str, Any], window: int) -> dict[str, int]:
+    """Return the window, and after how many layers one attends to the whole sequence; 0 if none does."""
     kinds = config.get("layer_types") or []
-    if not window or config.get("use_sliding_window") is False:
-        return 0
-    return round(len(kinds) / kinds.count("full_attention")) if "full_attention" in kinds else len(kinds) + 1
+    is_used = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
+    if not window or not is_used:
+        return {"window": 0, "window_every": 0}
+    full = kinds.count("full_attention")
+    return {"window": window, "window_every": round(len(kinds) / full) if full else 0}
 
 
-def _expert_sizes(sizes: dict[str, int], config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes with those of experts completed, and a window only where layers use it."""
-    sizes = dict(sizes)
-    sizes["window"] = sizes["window"] if _window_every(config, sizes["window"]) else 0
+def _experts(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of experts and the layers without them; the dense size is 0 where every layer has experts."""
     if not sizes["experts"]:
-        return sizes
-    sizes["expert_intermediate_size"] = sizes["expert_intermediate_size"] or sizes["intermediate_size"]
-    sizes["dense_layers"] = int(config.get("first_k_dense_replace") or 0)
-    sizes["intermediate_size"] = sizes["intermediate_size"] if sizes["dense_layers"] else 0
-    return sizes
+        return {}
+    width = sizes["expert_intermediate_size"] or sizes["intermediate_size"]
+    shared = sizes["shared_expert_intermediate_size"] or int(config.get("n_shared_experts") or 0) * width
+    dense_layers = int(config.get("first_k_dense_replace") or 0)
+    return {
+        "expert_intermediate_size": width,
+        "shared_expert_intermediate_size": shared,
+        "dense_layers": dense_layers,
+        "intermediate_size": sizes["intermediate_size"] if dense_layers else 0,
+    }
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workloads.planner.models import UnsupportedModel, known_models, load_model, read_hugging_face
-from workloads.planner.sizes import model_flops_per_token, parameters
+from workloads.planner.sizes import attended_tokens, model_flops_per_token, parameters
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -38,6 +38,96 @@ def test_a_hugging_face_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_8B))
     assert load_model(str(path)) == known_models()["llama3_8b"]
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+GPT_NEOX = LLAMA_8B | {
+    "model_type": "gpt_neox",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "vocab_size": 50432,
+}
+MPT = {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432, "expansion_ratio": 4}
+MINITRON = LLAMA_8B | {
+    "model_type": "nemotron",
+    "hidden_size": 3072,
+    "intermediate_size": 9216,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+    "vocab_size": 256000,
+}
+MIXTRAL = LLAMA_8B | {"model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN_MOE = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 151936,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+}
+DEEPSEEK_MOE = QWEN_MOE | {
+    "model_type": "deepseek",
+    "intermediate_size": 10944,
+    "num_hidden_layers": 28,
+    "vocab_size": 102400,
+    "num_experts": None,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "shared_expert_intermediate_size": None,
+    "first_k_dense_replace": 1,
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        (GPT2, 0.124),
+        (GPT_NEOX, 20.55),
+        (MPT, 6.65),
+        (MINITRON, 4.19),
+        (MIXTRAL, 46.7),
+        (QWEN_MOE, 14.3),
+        (DEEPSEEK_MOE, 16.4),
+        (GPT_OSS, 20.9),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_parameters_of_hugging_face_files(config: dict[str, object], billions: float) -> None:
+    assert parameters(read_hugging_face(config)) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_windows_of_hugging_face_files() -> None:
+    every_other = read_hugging_face(GPT_OSS)
+    assert [attended_tokens(every_other, layer, 8192) for layer in (0, 1)] == [pytest.approx(127), 4096]
+    always = read_hugging_face(LLAMA_8B | {"model_type": "mistral", "sliding_window": 4096})
+    assert attended_tokens(always, 0, 32768) == pytest.approx(4096, rel=0.07)
+    unused = read_hugging_face(LLAMA_8B | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False})
+    assert unused.window == 0
 
 
 @pytest.mark.parametrize(
