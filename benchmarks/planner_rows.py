@@ -154,7 +154,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         trainer=trainer,
         precision=precision,
         state=state,
-        compiled="compile" in note and "no compile" not in note,
+        compiled=_is_compiled(note),
         gradient_bytes=2 if is_pure else None,
         attention_kernel=_attention_kernel(row, trainer),
         dispatcher="deepep" if "deepep" in note else "alltoall",
@@ -163,9 +163,19 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
 
 
 def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel | Literal[""]:
-    """Return the kernel where an older version had another one: FlashAttention 2 in torchtitan until 2025-08."""
-    is_old = re.search(r"20(24-\d\d|25-0[1-8])", row["source"])
-    return "flash2" if trainer == "torchtitan" and is_old else ""
+    """Return the kernel that a row names, or that an older version of its trainer has; empty for today's.
+
+    torchtitan prefers cuDNN's since the second half of 2025, FlashAttention 2 before.
+    """
+    text = f"{row['note']} {row.get('url_or_repo_path', '')}".lower()
+    if match := re.search(r"flash[-_ ]?attention[-_ ]?([23])|\bfa([23])\b", text):
+        return "flash3" if "3" in match.groups() else "flash2"
+    is_recent = re.search(r"torchtitan 0\.[2-9]|2025-(09|1\d)|202[6-9]", row["source"])
+    return "flash2" if trainer == "torchtitan" and not is_recent else ""
+
+
+def _is_compiled(note: str) -> bool:
+    return "compile" in note and not re.search(r"(no|without|not)[ -](torch\.)?compile", note)
 
 
 def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model) -> TrainingLayout:

@@ -80,7 +80,7 @@ TRAINERS = {
         "deepspeed", "deepspeed", "flash3", gradient_bytes=2, loss_bytes=10, chunked_loss=True, buffers_gib=3.7
     ),
     "llm-foundry": Trainer("llm-foundry", attention="flash2", fused=False),
-    "prime-rl": Trainer("prime-rl", attention="flash2"),
+    "prime-rl": Trainer("prime-rl", attention="flash2", fused=False),
 }
 SYNONYMS = {
     "llm_foundry": "llm-foundry",
