@@ -51,7 +51,10 @@ class Score:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.rows.is_file():
+        parser.error(f"--rows: no file {options.rows}")
     runs, unsupported = read_runs(options.rows)
     if options.calibrate:
         write_efficiencies(runs)

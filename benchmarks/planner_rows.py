@@ -120,7 +120,7 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
     memory = _number(row, "memory_gib")
     if step_s is None and memory is None:
         raise UnsupportedRow("nothing was measured: no step_s, tokens/s, TFLOP/s or memory_gib")
-    is_reserved = "max_memory_allocated" not in row["note"] and "peak allocated" not in row["note"]
+    is_reserved = "reserved" in row["note"].lower() or "allocated" not in row["note"].lower()
     return PublishedRun(row, job, cluster, step_s, memory, is_reserved)
 
 
@@ -193,7 +193,8 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
     if key not in SHARDINGS:
         raise UnsupportedRow(f"unknown sharding '{row['sharding_key']}'. Available: {', '.join(SHARDINGS)}")
     chunks = _integer(row, "vpp", 1)
-    micro_batch, global_batch = _integer(row, "micro_batch", 1), _integer(row, "global_batch")
+    micro_batch = _integer(row, "micro_batch", 1)
+    global_batch = _integer(row, "global_batch", micro_batch * dp)
     if global_batch % (micro_batch * dp):
         raise UnsupportedRow(f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x dp {dp}")
     shard = _shard_ranks(row, dp, cluster) if key == "hsdp" else dp
