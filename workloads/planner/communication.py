@@ -19,11 +19,15 @@ def exposed(collective_s: float, beside_s: float) -> float:
     return collective_s - hidden + CONTENTION * hidden
 
 
-def tensor_s(setting: Setting, collectives: int) -> float:
-    """Return the exposed seconds of a block's tensor parallel collectives of the residual stream.
+def tensor_s(setting: Setting, layer: int) -> float:
+    """Return the exposed seconds of a block's tensor parallel collectives of the residual stream, one way through it.
 
-    With sequence parallelism each is an all-gather or a reduce-scatter; without, two of them are one all-reduce.
+    Attention has an all-gather and a reduce-scatter, and so has a dense MLP; without sequence parallelism two of them
+    are one all-reduce. Experts take the tokens as they are divided.
     """
+    model = setting.model
+    is_dense = not has_experts(model, layer) or model.shared_expert_intermediate_size > 0
+    collectives = 4 if is_dense else 2
     residual = setting.tokens * setting.model.hidden_size * 2
     share = setting.trainer.tensor_link_share
     once = all_gather_s(setting.cluster, setting.tensor_group, residual, share)

@@ -95,9 +95,7 @@ def _gathered_bytes(setting: Setting, weights: Weights, layer: int) -> float:
 def saved_bytes(setting: Setting, layer: int) -> float:
     """Return the bytes of activations that a block keeps for its backward pass of one micro-batch."""
     model, layout = setting.model, setting.layout
-    share = 1.0
-    if layout.checkpointed_layers is not None:
-        share = min(1.0, layout.checkpointed_layers * layout.pp / model.layers)
+    share = setting.checkpointed_share
     kept = saved_elements(setting, layer, layout.checkpointing)
     if layout.checkpointing == "per_op" and not setting.job.compiled:
         kept += model.hidden_size / setting.residual_parts  # the last product, which nothing reads: a compiler drops it

@@ -19,6 +19,7 @@ class Setting:
     """A job, a cluster and the trainer's rules, with what many parts of an estimate need.
 
     Attributes:
+        checkpointed_share: of the blocks.
         tokens: of a micro-batch on a GPU, before tensor parallelism divides them.
         residual_parts: into how many parts the residual stream is divided over tensor parallel ranks.
         is_sharded: weights are gathered for each use.
@@ -33,11 +34,14 @@ class Setting:
         self.trainer: Trainer = find_trainer(job.trainer)
         self.precision: Precision = find_precision(job.precision)
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
+        layers = job.model.layers if layout.checkpointed_layers is None else layout.checkpointed_layers
+        self.checkpointed_share = min(1.0, layers / job.model.layers)
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp
         self.residual_parts = layout.tp if layout.sequence_parallel else 1
         self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
-        usual = 2 if layout.sharding == "megatron_fsdp" else self.trainer.gradient_bytes
+        is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
+        usual = 2 if is_short else self.trainer.gradient_bytes
         self.gradient_bytes = job.gradient_bytes or usual
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)

@@ -36,7 +36,7 @@ GRADIENT_SUM_BYTES = {True: 6, False: 4}
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Seconds of a block for one micro-batch. `weights` are those of one GPU, unsharded."""
+    """Seconds of a block for one micro-batch; of communication what is exposed."""
 
     forward: Seconds
     backward: Seconds
@@ -130,9 +130,7 @@ def _at_average_power(setting: Setting, step: StepTime) -> StepTime:
 
 def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
     layout = setting.layout
-    share = 1.0
-    if layout.checkpointed_layers is not None:
-        share = min(1.0, layout.checkpointed_layers / setting.model.layers * layout.pp)
+    share = setting.checkpointed_share
     block = operations.block_seconds(setting, layer)
     forward = block.forward * (1 / efficiency)
     backward = (block.backward + block.recomputed * share) * (1 / efficiency)
@@ -141,7 +139,7 @@ def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
     return BlockTime(
         forward,
         backward,
-        tensor=tensor_s(setting, 8) + tensor_s(setting, 4) * is_repeated,
+        tensor=tensor_s(setting, layer) * (2 + is_repeated),
         context=context_s(setting, forward.attention, backward=False) * (1 + is_repeated)
         + context_s(setting, backward.attention, backward=True),
         expert=expert_s(setting, layer) * (2 + is_repeated),

@@ -28,7 +28,7 @@ class Trainer:
         overlaps_data_parallel: collectives of data parallelism run beside computation.
         tensor_link_share: of the link's bandwidth that tensor parallel collectives reach.
         loss_bytes: bytes read and written for a logit, forward and backward.
-        logit_gib_bytes: bytes held at once for a logit at the peak of the loss.
+        logit_bytes: bytes held at once for a logit at the peak of the loss.
         chunked_loss: logits of a few tokens at a time exist.
         manual_backward: blocks save less than PyTorch's autograd (`ManualBackwardBlock` of `workloads.llama.block`).
         buffers_gib: buckets of gathered weights and of gradients that are not parts of a layer.
@@ -56,7 +56,6 @@ TRAINERS = {
     # Tensor parallel collectives at 0.45 of the link: benchmarks/results/parallel_h200.md.
     "own": Trainer(
         "own",
-        gradient_bytes=2,
         tensor_link_share=0.45,
         loss_bytes=16,
         logit_bytes=4,

@@ -155,6 +155,15 @@ def test_a_device_without_units_for_a_type_is_refused() -> None:
         estimate_job(job(precision="nvfp4"), cluster())
 
 
+def test_some_checkpointed_blocks_lie_between_none_and_all() -> None:
+    counts = (0, 16, 32)
+    results = [estimate_job(job(checkpointing="full", checkpointed_layers=n), cluster()) for n in counts]
+    assert [r.step.total_s for r in results] == sorted(r.step.total_s for r in results)
+    saved = [r.memory.activations for r in results]
+    assert saved[1] == pytest.approx((saved[0] + saved[2]) / 2)
+    assert saved[0] == pytest.approx(estimate_job(job(), cluster()).memory.activations)
+
+
 def test_an_optimizer_on_the_host_takes_longer_and_frees_memory() -> None:
     device, host = (estimate_job(job(offload_optimizer=offload), cluster()) for offload in (False, True))
     assert host.step.optimizer > device.step.optimizer
