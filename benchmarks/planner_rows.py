@@ -96,7 +96,7 @@ class PublishedRun:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as lines:
+    with path.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
         missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
@@ -235,10 +235,13 @@ def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
 
 
 def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
-    """Return over how many ranks HSDP shards: `shard 16` of the text, or one node."""
-    match = re.search(r"shard\D{0,12}(\d+)", row["sharding"].lower())
-    shard = int(match[1]) if match else min(dp, cluster.topology.gpus_per_domain)
-    if dp % shard:
+    """Return over how many ranks HSDP shards: `shard 16` or `replicate 4` of the text, or one node."""
+    text = row["sharding"].lower()
+    shards, copies = re.search(r"shard\D{0,12}(\d+)", text), re.search(r"replicate\D{0,12}(\d+)", text)
+    shard = min(dp, cluster.topology.gpus_per_domain)
+    if shards or copies:
+        shard = int(shards[1]) if shards else dp // max(1, int(copies[1]) if copies else 1)
+    if not shard or dp % shard:
         raise UnsupportedRow(f"HSDP over {shard} ranks does not divide dp {dp}")
     return shard
 
