@@ -112,3 +112,18 @@ def test_comparison_is_skipped_where_it_is_impossible_or_disabled(count: int, ov
     monitor, best = build_monitor(count, *overrides, gpus=gpus), record_on(7, "n0")
     monitor.add_record(best)
     assert monitor.plan_comparisons(best, 1000, {"n0", "n1", "n2"}) == []
+
+
+def test_a_node_that_joins_with_other_code_is_left_out_by_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = build_monitor(2)
+    joining = [Node("10.0.0.9", 0, "", id="n9", code_problem="has gpu-sweeper 0.1.0")]
+    up = {"n0", "n1", "n9"}
+    monkeypatch.setattr(
+        monitor._discovery, "poll", lambda known: ([node for node in joining if node.id not in known], up)
+    )
+    lines = []
+    for _ in range(2):
+        monitor._next_poll_s = 0.0
+        lines += monitor.poll_changes(may_join=True)
+    assert len(lines) == 1 and lines[0].startswith("left out 10.0.0.9 has gpu-sweeper 0.1.0")
+    assert used_nodes(monitor) == ["n0", "n1"]
