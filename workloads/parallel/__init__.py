@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
+from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import shapes
 from workloads.parallel.cost_model import estimate_step_s
 from workloads.parallel.layout import (
@@ -53,7 +54,8 @@ class ParallelParameters:
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them whole for a step.
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.
-        dtype: data type of the matrix products; fp8 applies to those of blocks (torchao's recipes).
+        dtype: data type of the matrix products. fp8, mxfp8 and nvfp4 apply to those of blocks (torchao's layers).
+            fp8_tensorwise also casts before weights are gathered, and before tensor parallel activations are.
         state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
         block: pytorch compiles a plain block, in every layout; manual has a backward pass of its own, where tp and cp
@@ -84,7 +86,9 @@ class ParallelParameters:
     reshard_after_forward: bool = True
     tp_across_nodes: bool = False
     compile: bool = True
-    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise"] = "bf16"
+    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4"] = field(
+        default="bf16", metadata={"unsupported_reason": unsupported_rate_reason}
+    )
     state: State = "fp32"
     block: BlockKind = "pytorch"
     warmup: int = field(default=2, metadata={"min": 2})

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -42,10 +43,10 @@ from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
 from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, stage_layers, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
-from workloads.precision.layers import apply_recipe
+from workloads.precision.layers import apply_recipe, fill_buffers
 
 # A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
-BLOCK_PLAN = {
+BLOCK_PLAN: dict[str, ParallelStyle] = {
     "attention_norm": SequenceParallel(use_local_output=True),
     "qkv": ColwiseParallel(input_layouts=Shard(1)),
     "output": RowwiseParallel(output_layouts=Shard(1)),
@@ -144,10 +145,12 @@ def build_stages(
             stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)
         if spec.recipe:
             tokens = layout.micro_batch * spec.sequence_length // layout.cp
-            apply_recipe(stage.blocks, spec.recipe, architecture(device), tokens)
+            casts_first = spec.recipe == "fp8_tensorwise" and layout.is_sharded
+            apply_recipe(stage.blocks, spec.recipe, architecture(device), tokens, gathers_fp8=casts_first)
         stages.append(_apply_layout(stage, spec, layout, groups, device))
     for stage in stages:
         stage.to_empty(device=device)
+        fill_buffers(stage, seed=0)
         _initialize_parameters(stage, shape, layout.tp, initialize)
     return stages
 
@@ -174,7 +177,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         ends = {name: style for name, style in ENDS_PLAN.items() if name in modules}
         parallelize_module(stage, groups.tp_mesh, ends)
         for block in stage.blocks.values():
-            parallelize_module(block, groups.tp_mesh, BLOCK_PLAN)
+            parallelize_module(block, groups.tp_mesh, _block_plan(spec.recipe, device))
     if layout.checkpointing != "none":
         for name, block in list(stage.blocks.items()):
             if not isinstance(block, ManualBackwardBlock):
@@ -196,6 +199,24 @@ def _compile_blocks(stage: Stage, layout: Layout, groups: Groups) -> None:
         is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
         compiled = block.block if is_inside else block
         compiled.compile(dynamic=False, fullgraph=fullgraph, options=options)  # type: ignore[union-attr]
+
+
+def _block_plan(recipe: str, device: torch.device) -> dict[str, ParallelStyle]:
+    """Return the plan of a block. With a scale per tensor, inputs are cast to fp8 before they are gathered.
+
+    With scales per row they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
+    torchtitan/models/llama3/infra/parallelize.py), and so they are by gloo, which has no fp8.
+    """
+    if recipe != "fp8_tensorwise" or device.type == "cpu":
+        return BLOCK_PLAN
+    from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
+
+    return BLOCK_PLAN | {
+        "qkv": Float8ColwiseParallel(input_layouts=Shard(1)),
+        "output": Float8RowwiseParallel(output_layouts=Shard(1)),
+        "gate_up": Float8ColwiseParallel(input_layouts=Shard(1)),
+        "down": Float8RowwiseParallel(output_layouts=Shard(1)),
+    }
 
 
 def _apply_context_parallel(

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from workloads.parallel.stage import Stage
+from workloads.precision.layers import gathers_fp8
 
 
 def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
@@ -45,6 +46,14 @@ def set_gradient_sync(stages: list[Stage], *, is_last_microbatch: bool, reshard_
             if not reshard_after_forward:
                 stage.set_requires_gradient_sync(is_last_microbatch)
                 stage.set_reshard_after_backward(is_last_microbatch)
+
+
+def precompute_fp8_scales(stage: Stage) -> None:
+    """Compute the scales of all weights that are gathered in fp8 at once, not one by one as they are gathered."""
+    if any(gathers_fp8(module) for module in stage.modules()):
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(stage)
 
 
 def gathered_dtype(module: nn.Module) -> torch.dtype | None:

@@ -250,15 +250,25 @@ def _check_tied_head(layout: Layout, setting: Setting) -> str:
     return ""
 
 
-def _check_fp8(layout: Layout, setting: Setting) -> str:
-    """Check what torchao's layers support here."""
-    if not setting.dtype.startswith("fp8"):
+def _check_low_precision(layout: Layout, setting: Setting) -> str:
+    """Check what torchao's layers support: sizes on a rank, and tensor parallelism with scales of a tensor or a row."""
+    if setting.dtype in ("bf16", "fp32"):
         return ""
-    if layout.tp > 1:
-        return f"{setting.dtype} has scales of whole weights: tp has to be 1"
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
-        return f"{layout.schedule} splits the backward pass, which an fp8 layer does not support"
-    return ""
+        return f"{layout.schedule} splits the backward pass, which a layer in {setting.dtype} does not support"
+    if layout.tp > 1 and not setting.dtype.startswith("fp8"):
+        return f"dtype {setting.dtype} has no tensor parallel layers here: tp has to be 1"
+    sizes = {
+        "heads": setting.shape.heads * setting.shape.head_size,
+        "keys and values": 2 * setting.shape.kv_heads * setting.shape.head_size,
+        "intermediate size": setting.shape.intermediate_size,
+    }
+    reasons = (
+        f"{setting.dtype} needs sizes in multiples of 16, tp {layout.tp} leaves {size // layout.tp} of {name}"
+        for name, size in sizes.items()
+        if size // layout.tp % 16
+    )
+    return next(reasons, "")
 
 
 def _check_async_tp(layout: Layout, setting: Setting) -> str:
@@ -301,7 +311,7 @@ def _check_documents(layout: Layout, setting: Setting) -> str:
         installed = ".".join(map(str, TORCH_VERSION))
         return f"document_tokens needs the varlen_attn of torch 2.13, this is {installed}"
     if setting.on_gpu and setting.dtype == "fp32":
-        return "document_tokens needs half precision on a GPU: dtype has to be bf16 or fp8"
+        return "document_tokens needs half precision on a GPU: dtype has to be bf16 or lower"
     return ""
 
 
@@ -319,7 +329,7 @@ def _check_block(layout: Layout, setting: Setting) -> str:
         return f"block manual has whole weights and sequences: tp {layout.tp} and cp {layout.cp} have to be 1"
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         return f"{layout.schedule} splits the backward pass, and that of block manual is one: block has to be pytorch"
-    if not setting.dtype.startswith(("bf16", "fp32")):
+    if setting.dtype not in ("bf16", "fp32"):
         return f"block manual has no layers of torchao: dtype {setting.dtype} needs block pytorch"
     return ""
 
@@ -335,7 +345,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "only sharded weights stay gathered": _check_resharding,
     "a split backward pass is supported": _check_split_backward,
     "a tied head shares a stage with the embedding": _check_tied_head,
-    "fp8 is supported": _check_fp8,
+    "fp8 is supported": _check_low_precision,
     "asynchronous tensor parallel is supported": _check_async_tp,
     "a CUDA graph is supported": _check_cuda_graph,
     "document masks are supported": _check_documents,

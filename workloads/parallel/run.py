@@ -33,7 +33,7 @@ from workloads.parallel.garbage_collection import GarbageCollector, schedule_gar
 from workloads.parallel.layout import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
-from workloads.precision.layers import float8_recipe
+from workloads.precision.layers import gathers_fp8, read_recipe
 from workloads.telemetry import monitor_gpu
 
 GIB = 2**30
@@ -105,6 +105,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         | {
             "layout": str(layout),
             "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),
+            "fp8_all_gather": gathers_fp8(_first_block(trainer.stages[0]).qkv),
             "parameters_kept": sum(map(count_local_parameters, trainer.stages)),
         },
     )
@@ -123,7 +124,7 @@ def _model_spec(parameters: ParallelParameters) -> ModelSpec:
         MODELS[parameters.model],
         parameters.sequence_length,
         torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
-        recipe=parameters.dtype if parameters.dtype.startswith("fp8") else "",
+        recipe="" if parameters.dtype in ("bf16", "fp32") else parameters.dtype,
         compiled=parameters.compile,
         state=parameters.state,
         block=parameters.block,
@@ -219,7 +220,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
 def _block_dtype(stage: Stage) -> str:
     """Return the data type or recipe of the matrix products of blocks."""
     layer: Any = _first_block(stage).qkv
-    if recipe := float8_recipe(layer):
+    if recipe := read_recipe(layer):
         return recipe
     return DTYPE_NAMES[gathered_dtype(stage) or layer.weight.dtype]
 

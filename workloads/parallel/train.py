@@ -16,7 +16,7 @@ from workloads.parallel.apply import Groups
 from workloads.parallel.batches import Batch
 from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
-from workloads.parallel.fsdp import set_gradient_sync
+from workloads.parallel.fsdp import precompute_fp8_scales, set_gradient_sync
 from workloads.parallel.graphs import GraphedPasses
 from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout
 from workloads.parallel.loss import vocab_parallel_loss
@@ -77,6 +77,8 @@ class Trainer:
             self.gradient_norm = clip_gradients(self._parameters, self._groups.mesh["pp"])
         self._optimizer.step()
         self._optimizer.zero_grad()
+        for stage in self.stages:
+            precompute_fp8_scales(stage)
 
     def state_dtypes(self) -> set[torch.dtype]:
         """Return the data types of the parameters and of both optimizer states of each, after a step."""

@@ -20,7 +20,9 @@ FORMATS = {
     "fp8_rowwise_gw_hp": ("fp8_rowwise", 16),
     "fp8_blockwise": ("fp8_blockwise", 128),
     "mxfp8": ("mxfp8", 32),
+    "nvfp4": ("nvfp4", 128),
 }
+NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these layers
 # The names in torchao.float8 of the recipes that it converts.
 FLOAT8_RECIPES = {
     "fp8_tensorwise": "tensorwise",
@@ -29,7 +31,9 @@ FLOAT8_RECIPES = {
 }
 
 
-def apply_recipe(module: nn.Module, recipe: str, architecture: str, tokens: int) -> tuple[nn.Module, str]:
+def apply_recipe(
+    module: nn.Module, recipe: str, architecture: str, tokens: int, *, gathers_fp8: bool = False
+) -> tuple[nn.Module, str]:
     """Convert the module's linear layers to a recipe.
 
     The output layer of a model (`lm_head`) is not converted, as torchao advises.
@@ -38,6 +42,7 @@ def apply_recipe(module: nn.Module, recipe: str, architecture: str, tokens: int)
         module: converted in place where it is not a linear layer itself.
         architecture: as in `workloads.api.recipes`.
         tokens: rows of the layers' input.
+        gathers_fp8: with fp8_tensorwise, FSDP casts weights before it gathers them.
 
     Returns:
         The converted module, and why its speed is not ranked: the layers are emulated. Empty where they are native.
@@ -55,10 +60,10 @@ def apply_recipe(module: nn.Module, recipe: str, architecture: str, tokens: int)
         raise Infeasible(f"{recipe} needs inputs, outputs and tokens in multiples of {multiple}, not {unfit_sizes[0]}")
     if unsupported := unsupported_layer_reason(recipe, architecture):
         raise Infeasible(unsupported)
-    if recipe == "fp8_blockwise" and state is not Support.NATIVE:
+    if recipe in NOT_EMULATED and state is not Support.NATIVE:
         raise Infeasible(f"torchao has no emulation of its {recipe} layer, and {reason}")
     names = [name for name, layer in module.named_modules() if _is_converted(layer, name)]
-    converted = _convert(module, recipe, emulate=state is not Support.NATIVE)
+    converted = _convert(module, recipe, emulate=state is not Support.NATIVE, gathers_fp8=gathers_fp8)
     layers = dict(converted.named_modules())
     if unconverted := [name for name in names if type(layers[name]) is nn.Linear]:
         raise RuntimeError(f"torchao did not convert the layer {unconverted[0]} to {recipe}: it would compute in bf16")
@@ -73,28 +78,39 @@ def _is_converted(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and name.rpartition(".")[2] != "lm_head"
 
 
-def _convert(module: nn.Module, recipe: str, *, emulate: bool) -> nn.Module:
+def _convert(module: nn.Module, recipe: str, *, emulate: bool, gathers_fp8: bool) -> nn.Module:
     if recipe in FLOAT8_RECIPES:
-        return _convert_to_float8(module, FLOAT8_RECIPES[recipe], emulate)
-    return _convert_to_blockwise(module) if recipe == "fp8_blockwise" else _convert_to_mxfp8(module, emulate)
+        return _convert_to_float8(module, FLOAT8_RECIPES[recipe], emulate=emulate, gathers_fp8=gathers_fp8)
+    if recipe == "mxfp8":
+        return _convert_to_mxfp8(module, emulate)
+    return _convert_to_blockwise(module) if recipe == "fp8_blockwise" else _convert_to_nvfp4(module)
 
 
-def _convert_to_float8(module: nn.Module, float8_recipe: str, emulate: bool) -> nn.Module:
+def _convert_to_float8(module: nn.Module, float8_recipe: str, *, emulate: bool, gathers_fp8: bool) -> nn.Module:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(float8_recipe), emulate=emulate)
+    config = Float8LinearConfig.from_recipe_name(float8_recipe)
+    config = dataclasses.replace(config, emulate=emulate, enable_fsdp_float8_all_gather=gathers_fp8)
     return convert_to_float8_training(module, config=config, module_filter_fn=_is_converted)
 
 
-def float8_recipe(layer: nn.Module) -> str:
-    """Return the key of `FLOAT8_RECIPES` that a layer computes in; empty for a plain linear layer."""
+def read_recipe(layer: nn.Module) -> str:
+    """Return the recipe that a layer of fp8, mxfp8 or nvfp4 computes in; empty for a plain linear layer."""
     if type(layer) is nn.Linear:
         return ""
+    if recipe := {"MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4"}.get(type(layer).__name__):
+        return recipe
     from torchao.float8 import Float8LinearConfig
 
     layer_config: Any = layer.config
-    config = dataclasses.replace(layer_config, emulate=False)
+    config = dataclasses.replace(layer_config, emulate=False, enable_fsdp_float8_all_gather=False)
     return next(key for key, name in FLOAT8_RECIPES.items() if Float8LinearConfig.from_recipe_name(name) == config)
+
+
+def gathers_fp8(layer: nn.Module) -> bool:
+    """Return whether FSDP casts the layer's weight to fp8 before it gathers it."""
+    config = getattr(layer, "config", None)
+    return bool(getattr(config, "enable_fsdp_float8_all_gather", False))
 
 
 def _swap_linear_layers(module: nn.Module, convert: Callable[[nn.Linear], nn.Module]) -> nn.Module:
@@ -124,3 +140,26 @@ def _convert_to_mxfp8(module: nn.Module, emulate: bool) -> nn.Module:
         return converted
 
     return _swap_linear_layers(module, convert)
+
+
+def _convert_to_nvfp4(module: nn.Module) -> nn.Module:
+    from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4Linear
+
+    return _swap_linear_layers(module, NVFP4Linear.from_linear)
+
+
+def fill_buffers(module: nn.Module, seed: int) -> None:
+    """Fill the buffers of layers that were converted on the meta device, which hold nothing after `to_empty`.
+
+    Those of nvfp4 are the key of its stochastic rounding and the signs of its Hadamard transform.
+    """
+    layers: list[Any] = [layer for layer in module.modules() if type(layer).__name__ == "NVFP4Linear"]
+    if not layers:
+        return
+    from torchao.prototype.moe_training.nvfp4_training.hadamard_utils import get_wgrad_sign_vector
+
+    for number, layer in enumerate(layers):
+        signs = layer._rht_sign_vector
+        signs.copy_(get_wgrad_sign_vector(len(signs), device=signs.device, dtype=signs.dtype))
+        layer._sr_seed.fill_(seed + number)
+        layer._refresh_rht_sign_vector_tuple()

@@ -104,6 +104,32 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
     assert violation is None or (violation.rule and violation.reason)
 
 
+@pytest.mark.parametrize(
+    ("layout", "training", "reason"),
+    [
+        (Layout(tp=2), {"dtype": "fp8_tensorwise"}, ""),
+        (Layout(tp=2), {"dtype": "fp8_rowwise"}, ""),
+        (Layout(tp=2), {"dtype": "mxfp8"}, "tp has to be 1"),
+        (Layout(dp_shard=2), {"dtype": "nvfp4"}, ""),
+        (Layout(dp_shard=2), {"dtype": "fp8_tensorwise", "block": "manual"}, "needs block pytorch"),
+        (Layout(dp_shard=2), {"dtype": "fp32", "state": "bf16"}, "state has to be fp32"),
+        (Layout(dp_replicate=2, reshard_after_forward=False), {"state": "fp32"}, ""),
+        (Layout(dp_replicate=2, reshard_after_forward=False), {"state": "bf16"}, "shard no weights in state bf16"),
+    ],
+)
+def test_a_training_is_valid_or_names_what_it_needs(layout: Layout, training: dict[str, Any], reason: str) -> None:
+    setting = Setting(MODELS["llama3_8b"], 8192, layout.world_size, 8, **training)
+    violation = find_violation(replace(layout, global_batch=4), setting)
+    assert reason in violation.reason if violation else not reason
+
+
+def test_fp8_sizes_of_a_rank_are_multiples_of_16() -> None:
+    shape = replace(MODELS["llama3_8b"], intermediate_size=14344)
+    setting = Setting(shape, 8192, 4, 8, dtype="fp8_tensorwise")
+    violation = find_violation(Layout(tp=4, global_batch=4), setting)
+    assert violation and "tp 4 leaves 3586 of intermediate size" in violation.reason
+
+
 def test_every_valid_layout_of_eight_ranks_is_found() -> None:
     setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
     layouts = [Layout(*degrees, global_batch=16) for degrees in itertools.product(POWERS_OF_TWO, repeat=5)]
