@@ -1,40 +1,92 @@
 """Compare torchtitan with this project's trainer: the same model, layout, batch and GPUs, in turns, in one run.
 
-    python benchmarks/trainers.py [--sequences 4] [--rounds 2] [--dir DIRECTORY]
+    python benchmarks/trainers.py [--model llama3_8b] [--sequences 4] [--rounds 2] [--plan] [--dir DIRECTORY]
 
-Llama 3 8B. Each layout is a sweep of one trial of `workload=torchtitan` (it needs torchtitan 0.2.2) and one of
-`workload=parallel`, compiled, everything in bf16, at 8192 tokens a sequence and `--sequences` sequences a step on each
-GPU. torchtitan reads text, here random words through a tokenizer of these words; `workload=parallel` takes synthetic
-tokens.
+Each of eight layouts on two GPUs is a sweep of one trial of `workload=torchtitan` (it needs torchtitan 0.2.2) and one
+of `workload=parallel`, compiled, at 8192 tokens a sequence and `--sequences` sequences a step on each GPU, over 20
+steps after 3 of warm-up. Weights, gradients and optimizer states are in fp32, products in bf16; where nothing is
+sharded (tensor or pipeline parallelism alone) torchtitan 0.2.2 has no mixed precision, and both train in bf16.
+
+It prints tokens/s, memory and losses of both, and then what has to hold: the same order for each pair of layouts that
+differ by more than 3%, and ratios within 5%. torchtitan reads text, here random words through a tokenizer of these
+words, and `workload=parallel` takes synthetic tokens: losses are compared among the layouts of one trainer. `--plan`
+prints the command lines and configurations, and runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
-import torch
+import yaml
 
-LENGTH, WARMUP, STEPS = 8192, 3, 6
-
-
-class LayoutRow(NamedTuple):
-    """A layout that both trainers run, without checkpointing."""
-
-    gpus: int
-    micro_batch: int
-    tp: int
+LENGTH, WARMUP, STEPS, GPUS = 8192, 3, 20, 2
+FLAVORS = {"llama3_8b": "8B"}  # of torchtitan 0.2.2's llama3, by this project's names
+ORDER_MARGIN, RATE_MARGIN, MEMORY_MARGIN, LOSS_MARGIN = 0.03, 0.05, 0.05, 0.02
+PRESET = Path(__file__).parents[1] / "conf/workload/torchtitan.yaml"
 
 
-LAYOUTS = [LayoutRow(1, 1, 1), LayoutRow(1, 2, 1), LayoutRow(2, 2, 1), LayoutRow(2, 2, 2), LayoutRow(2, 1, 1)]
+@dataclass(frozen=True)
+class Row:
+    """One layout as both trainers name it.
+
+    Attributes:
+        parallel: parameters of `workload=parallel` beside the defaults of `FIXED`.
+        torchtitan: values of its configuration, by section and name.
+        is_mixed: state in fp32 and products in bf16; otherwise all in bf16.
+    """
+
+    name: str
+    parallel: dict[str, Any]
+    torchtitan: dict[str, Any] = field(default_factory=dict)
+    is_mixed: bool = True
+
+
+FIXED = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1, "pp": 1, "stages_per_rank": 1, "schedule": "1f1b"}
+FIXED |= {"micro_batch": 1, "checkpointing": "none", "reshard_after_forward": "true", "block": "pytorch"}
+ROWS = [
+    Row("dp_shard 2", {"dp_shard": 2}),
+    Row(
+        "dp_shard 2, weights stay gathered",
+        {"dp_shard": 2, "reshard_after_forward": "false"},
+        {"parallelism.fsdp_reshard_after_forward": "never"},
+    ),
+    Row("dp_replicate 2", {"dp_replicate": 2}, {"parallelism.data_parallel_replicate_degree": 2}),
+    Row("tp 2", {"tp": 2}, {"parallelism.tensor_parallel_degree": 2}, is_mixed=False),
+    # torchtitan's local batch is what goes through the pipeline at once, in micro-batches of one.
+    Row("pp 2", {"pp": 2}, {"parallelism.pipeline_parallel_degree": 2, "training.local_batch_size": 0}, is_mixed=False),
+    Row("cp 2", {"cp": 2}, {"parallelism.context_parallel_degree": 2}),
+    Row(
+        "dp_shard 2, selective checkpointing",
+        {"dp_shard": 2, "checkpointing": "selective"},
+        {"activation_checkpoint.mode": "selective"},
+    ),
+    Row(
+        "dp_shard 2, full checkpointing",
+        {"dp_shard": 2, "checkpointing": "full"},
+        {"activation_checkpoint.mode": "full"},
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one trial measured: of all GPUs, and of the GPU that needs the most memory."""
+
+    tokens_per_s: float = math.nan
+    gib: float = math.nan
+    loss: float = math.nan
 
 
 def make_text(folder: Path, words: int = 2000, documents: int = 2000) -> None:
@@ -56,48 +108,127 @@ def make_text(folder: Path, words: int = 2000, documents: int = 2000) -> None:
             file.write(json.dumps({"text": " ".join(generator.choices(names, k=1000))}) + "\n")
 
 
-def measure_tokens_per_s(workload: str, gpus: int, folder: Path, *overrides: str) -> float:
-    """Run a sweep of one trial. Returns its tokens/s per GPU; NaN where it did not fit into memory."""
-    command = [sys.executable, "-m", "sweeper", f"workload={workload}", f"gpus={gpus}", "search=grid", "finals.top=0"]
-    done = subprocess.run([*command, f"dir={folder}", "progress=never", *overrides], capture_output=True, text=True)
+def write_workload(path: Path, row: Row, model: str, global_batch: int) -> None:
+    """Write the preset of torchtitan with this row's configuration as a workload of its own."""
+    preset = yaml.safe_load(PRESET.read_text())
+    command, config = preset["command"], preset["command"]["files"]["config.toml"]
+    config["model"]["flavor"] = FLAVORS[model]
+    values = {
+        "training.seq_len": LENGTH,
+        "training.local_batch_size": 1,
+        "training.global_batch_size": global_batch,
+        "training.dtype": "float32" if row.is_mixed else "bfloat16",
+        "parallelism.tensor_parallel_degree": 1,
+        "parallelism.pipeline_parallel_degree": 1,
+        "parallelism.context_parallel_degree": 1,
+        "activation_checkpoint.mode": "none",
+        "compile.enable": True,
+    }
+    values |= row.torchtitan
+    values["training.local_batch_size"] = values["training.local_batch_size"] or global_batch
+    for key, value in values.items():
+        section, name = key.split(".")
+        config[section][name] = value
+    command |= {"global_batch": str(global_batch), "sequence_length": str(LENGTH), "model": model, "dtype": "bf16"}
+    command |= {"warmup": WARMUP, "steps": STEPS, "options": {}}
+    del command["layout"]  # its estimates: every row is measured
+    preset["space"] = {name: preset["space"][name] for name in ("assets", "dataset_path")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# @package _global_\n{yaml.safe_dump(preset, sort_keys=False)}")
+
+
+def sweep_command(row: Row, trainer: str, folder: Path, model: str, global_batch: int) -> list[str]:
+    """Return the command line of a sweep of one trial."""
+    command = [sys.executable, "-m", "sweeper", f"gpus={GPUS}", "search=grid", "finals.top=0", "progress=never"]
+    if trainer == "torchtitan":
+        write_workload(folder / "conf/workload/torchtitan_row.yaml", row, model, global_batch)
+        command += ["--config-dir", str(folder / "conf"), "workload=torchtitan_row"]
+        text = folder.parents[1]
+        return [*command, f"dir={folder}", f"space.assets={text}/assets", f"space.dataset_path={text}/text"]
+    values = FIXED | row.parallel | {"state": "fp32" if row.is_mixed else "bf16", "model": model, "compile": "true"}
+    values |= {"sequence_length": LENGTH, "global_batch": global_batch, "warmup": WARMUP, "steps": STEPS}
+    return [
+        *command,
+        "workload=parallel",
+        f"dir={folder}",
+        *(f"space.{name}={value}" for name, value in values.items()),
+    ]
+
+
+def measure(command: list[str], folder: Path) -> Result:
+    """Run a sweep of one trial; all values are NaN where it did not fit into memory."""
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 1):
-        sys.exit(f"{workload} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        sys.exit(f"exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     (path,) = folder.glob("sweeps/*/trials.csv")
     trial = pd.read_csv(path).iloc[0]
     if trial["outcome"] not in ("complete", "infeasible"):
-        sys.exit(f"{workload}: {trial['reason']}")
-    return float(trial.get("tokens_per_s", math.nan)) / gpus
+        sys.exit(f"{folder.name}: {trial['reason']}")
+    # torchtitan prints the memory that its allocator reserved.
+    gib = trial.get("peak_reserved_gib", trial.get("peak_device_gib", math.nan))
+    return Result(float(trial.get("tokens_per_s", math.nan)), float(gib), float(trial.get("loss", math.nan)))
+
+
+def median_result(results: list[Result]) -> Result:
+    return Result(*(statistics.median(getattr(result, name) for result in results) for name in vars(Result())))
+
+
+def describe_order(results: dict[str, tuple[Result, Result]]) -> list[str]:
+    """Return a line for each pair that one trainer ranks by more than `ORDER_MARGIN` and the other the other way."""
+    lines = []
+    for first, second in itertools.combinations(results, 2):
+        ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(results[first], results[second], strict=True)]
+        differs = any(abs(ratio - 1) > ORDER_MARGIN for ratio in ratios)
+        if differs and (ratios[0] - 1) * (ratios[1] - 1) < 0:
+            lines.append(f"{first} over {second}: torchtitan {ratios[0]:.3f}, workload=parallel {ratios[1]:.3f}")
+    return lines
+
+
+def print_conclusions(results: dict[str, tuple[Result, Result]]) -> None:
+    wrong_order = describe_order(results)
+    print(f"\npairs in another order, of those that differ by more than {ORDER_MARGIN:.0%}: {len(wrong_order)}")
+    print("".join(f"  {line}\n" for line in wrong_order), end="")
+    for name, margin in (("tokens_per_s", RATE_MARGIN), ("gib", MEMORY_MARGIN)):
+        ratios = {row: getattr(ours, name) / getattr(titan, name) for row, (titan, ours) in results.items()}
+        outside = {row: round(ratio, 3) for row, ratio in ratios.items() if not abs(ratio - 1) <= margin}
+        print(f"{name}: {len(ratios) - len(outside)} of {len(ratios)} within {margin:.0%}; others: {outside or 'none'}")
+    for number, trainer in enumerate(("torchtitan", "workload=parallel")):
+        losses = [pair[number].loss for pair in results.values() if not math.isnan(pair[number].loss)]
+        spread = max(losses) - min(losses) if losses else math.nan
+        print(f"losses of {trainer} after {WARMUP + STEPS} steps: spread {spread:.4f} (margin {LOSS_MARGIN})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama3_8b", choices=FLAVORS)
     parser.add_argument("--sequences", type=int, default=4, help="sequences a step, on each GPU")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--plan", action="store_true", help="print the command lines and configurations only")
     parser.add_argument("--dir", type=Path, help="where the sweeps are stored (default: a new folder)")
     args = parser.parse_args()
-    gpus, folder = torch.cuda.device_count(), args.dir or Path(tempfile.mkdtemp())
+    folder, global_batch = args.dir or Path(tempfile.mkdtemp()), args.sequences * GPUS
     make_text(folder)
-    text = [f"space.assets={folder}/assets", f"space.dataset_path={folder}/text"]
-    print(f"# Llama 3 8B on {gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, compiled")
-    print(f"# {LENGTH} tokens a sequence, {args.sequences} sequences a step and GPU; {STEPS} steps after {WARMUP}")
-    print(f"\n{'tokens/s per GPU':40} {'torchtitan':>12} {'parallel':>12} {'ratio':>7}")
-    for number, layout in enumerate(LAYOUTS):
-        if layout.gpus != gpus:
+    print(f"# {args.model} on {GPUS} GPUs, compiled; {LENGTH} tokens a sequence, {global_batch} sequences a step")
+    print(f"\n{'layout':38} {'tokens/s: titan':>15} {'parallel':>9} {'ratio':>6} {'GiB: titan':>10} {'parallel':>9}")
+    results = {}
+    for number, row in enumerate(ROWS):
+        turns: dict[str, list[Result]] = {"torchtitan": [], "parallel": []}
+        for turn, trainer in itertools.product(range(args.rounds), turns):
+            place = folder / f"row{number}_{turn}" / trainer
+            command = sweep_command(row, trainer, place, args.model, global_batch)
+            if args.plan:
+                print(row.name, " ".join(command), sep="\n  ")
+                continue
+            turns[trainer].append(measure(command, place))
+        if args.plan:
             continue
-        both = [f"space.sequence_length={LENGTH}", f"space.global_batch={args.sequences * gpus}", "space.pp=1"]
-        both += ["space.cp=1", f"space.tp={layout.tp}", f"space.micro_batch={layout.micro_batch}"]
-        both += ["space.checkpointing=none"]
-        parallel = [f"space.dp_shard={gpus // layout.tp}", "space.dp_replicate=1", "space.stages_per_rank=1"]
-        parallel += ["space.schedule=1f1b", "space.reshard_after_forward=true", "space.model=llama3_8b"]
-        parallel += [f"space.warmup={WARMUP}", f"space.steps={STEPS}"]
-        torchtitan = [*text, f"command.warmup={WARMUP}", f"command.steps={STEPS}"]
-        for turn in range(args.rounds):
-            turn_folder = folder / f"{number}_{turn}"
-            torchtitan_rate = measure_tokens_per_s("torchtitan", gpus, turn_folder / "torchtitan", *both, *torchtitan)
-            parallel_rate = measure_tokens_per_s("parallel", gpus, turn_folder / "parallel", *both, *parallel)
-            ratio = parallel_rate / torchtitan_rate
-            name = f"tp {layout.tp}, micro-batch {layout.micro_batch}"
-            print(f"{name:40} {torchtitan_rate:12,.0f} {parallel_rate:12,.0f} {ratio:7.3f}", flush=True)
+        titan, ours = (median_result(turns[trainer]) for trainer in ("torchtitan", "parallel"))
+        results[row.name] = (titan, ours)
+        ratio = ours.tokens_per_s / titan.tokens_per_s
+        rates = f"{titan.tokens_per_s:15,.0f} {ours.tokens_per_s:9,.0f} {ratio:6.3f}"
+        print(f"{row.name:38} {rates} {titan.gib:10.1f} {ours.gib:9.1f}", flush=True)
+    if results:
+        print_conclusions(results)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ TEXT_LINES = (
     ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(hybrid|e4m3)\b", "fp8", "fp8"),
     # torchtitan
     ("mixed_precision_param", rf'"mixed_precision_param": "({_DTYPE})"', "dtype", ""),
+    ('"dtype"', rf'"dtype": "({_DTYPE})"', "weights_dtype", ""),
+    ("Mixed precision", r"(Mixed precision training is disabled)", "mixed_precision", "none"),
     ("converters", r'"converters": (\[\])', "fp8", "none"),
     ("Float8", r"Float8 (tensorwise) scaled training active", "fp8", "fp8_"),
     ("Float8", r"Float8 training active with recipe (tensorwise|rowwise|rowwise_with_gw_hp)$", "fp8", "fp8_"),

@@ -107,6 +107,11 @@ class DeclaredWork:
 
     def _find_other_dtype(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
         declared = f"requested {self.dtype} (command.dtype)"
+        # torchtitan 0.2.2 has mixed precision only with FSDP, and says so (torchtitan/distributed/utils.py,
+        # maybe_enable_amp): with fp32 weights it then computes in fp32.
+        is_disabled = "none" in printed.get("mixed_precision", ()) and "fp32" in printed.get("weights_dtype", ())
+        if is_disabled and self.dtype not in ("", "fp32", "tf32"):
+            yield f"dtype=fp32, since mixed precision is disabled without FSDP, {declared}"
         formats = printed.get("fp8", ())
         if self.dtype.lower().startswith(LOW_PRECISION):
             if formats and not any(

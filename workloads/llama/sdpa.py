@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads import torch_internals
@@ -56,6 +56,36 @@ def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str
         backend = choose_backend(*_draw_inputs(shape, device))
         name = NAMES.get(backend, "efficient")
         yield f"{library} {name}".strip()
+
+
+@contextmanager
+def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
+    """As `fused_attention`, with FlashAttention 4 in the place of PyTorch's own where it is the fastest of all kernels.
+
+    Raises:
+        Infeasible: no fused kernel supports the shape.
+    """
+    if not _flash4_is_fastest(shape, device):
+        with fused_attention(shape, device) as name:
+            yield name
+        return
+    attention.activate_flash_attention_impl("FA4")  # the public switch of torch 2.13
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            choose_backend(*_draw_inputs(shape, device))
+            yield "flash4"
+    finally:
+        attention.restore_flash_attention_impl()
+
+
+def _flash4_is_fastest(shape: AttentionShape, device: torch.device) -> bool:
+    """Return whether PyTorch can take FlashAttention 4, and it is the fastest kernel for a shape, timed in turns."""
+    if device.type == "cpu" or torch.version.hip or not hasattr(attention, "activate_flash_attention_impl"):
+        return False
+    try:
+        return fastest_kernel(shape, device).name == "flash4"
+    except Infeasible:  # with PyTorch's reasons from `choose_backend`
+        return False
 
 
 def choose_rocm_library(shape: AttentionShape, device: torch.device) -> str:

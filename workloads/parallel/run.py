@@ -20,8 +20,9 @@ from workloads.llama.attention import AttentionShape
 from workloads.llama.document_attention import DocumentAttention
 from workloads.llama.documents import attended_length
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.llama.sdpa import fused_attention
+from workloads.llama.sdpa import fastest_attention
 from workloads.llama.shapes import MODELS
+from workloads.offload import allocator
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
 from workloads.parallel.async_tp import count_fused_calls, separate_group_names
@@ -56,6 +57,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     devices.release_memory(device)
+    allocator.enable_expandable_segments(device)  # as torchtitan's run_train.sh sets it
     torch.compiler.reset()
     try:
         with _fused_attention(parameters, device) as kernel, process_group(rank, device):
@@ -69,7 +71,7 @@ def _fused_attention(parameters: ParallelParameters, device: torch.device) -> Ab
     layout, spec = parameters.layout, _model_spec(parameters)
     if layout.cp > 1 or spec.document_tokens or spec.block == "manual":
         return nullcontext("")
-    return fused_attention(AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp), device)
+    return fastest_attention(AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp), device)
 
 
 def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdpa_kernel: str) -> Measurement:
@@ -86,7 +88,8 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
     if device.type == "cuda":
-        metrics["peak_device_gib"] = _peak_gib(device)
+        metrics["peak_device_gib"] = _peak_gib(torch.cuda.max_memory_allocated(device), device)
+        metrics["peak_reserved_gib"] = _peak_gib(torch.cuda.max_memory_reserved(device), device)
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
     attended = attended_length(length, parameters.document_tokens)
@@ -102,6 +105,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | watch.machine_info()
+        | allocator.describe(device)
         | {
             "layout": str(layout),
             "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),
@@ -180,9 +184,9 @@ def _run_steps(
     return run
 
 
-def _peak_gib(device: torch.device) -> float:
-    """Return the peak of allocated memory, of the rank that needs the most."""
-    peak = torch.tensor(torch.cuda.max_memory_allocated(device) / GIB, device=device)
+def _peak_gib(local_bytes: int, device: torch.device) -> float:
+    """Return a peak of memory in GiB, of the rank that needs the most."""
+    peak = torch.tensor(local_bytes / GIB, device=device)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return float(peak)
 

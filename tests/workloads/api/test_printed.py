@@ -38,6 +38,8 @@ TITAN = "[rank0]:[titan] 2025-12-17 01:18:19,500 - root - INFO - "
         # torchtitan
         ('    "tensor_parallel_degree": 2,', {"tp": 2}),
         ('[rank0]:    "mixed_precision_param": "bfloat16",', {"dtype": "bf16"}),
+        ('    "dtype": "float32",', {"weights_dtype": "fp32"}),
+        (f"{TITAN}Mixed precision training is disabled", {"mixed_precision": "none"}),
         ('    "converters": [],', {"fp8": "none"}),
         ('    "flavor": "8B",', {"model_size": "8B"}),
         (
@@ -90,7 +92,6 @@ def test_a_printed_configuration_is_read(line: str, printed: dict[str, Any]) -> 
         "  main_params_dtype ............... torch.float32",
         "  rampup_batch_size ............... [256, 256, 1000]",
         "  virtual_pipeline_model_parallel_size .... None",
-        '    "dtype": "float32",',
         '    "global_batch_size": -1,',
         "[INFO] [config.py:1000:print]   world_size ................... 4",  # DeepSpeed's data-parallel size
         "per_device_train_batch_size: 4",

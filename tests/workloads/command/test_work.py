@@ -12,6 +12,8 @@ from workloads.api.printed import PrintedConfig
 from workloads.command import CommandSettings
 from workloads.command.work import read_declared_work
 
+# What torchtitan 0.2.2 prints without FSDP.
+UNMIXED = '"dtype": "%s",\n"mixed_precision_param": "bfloat16",\nMixed precision training is disabled'
 LAYOUT = {"global_batch": "256", "sequence_length": "128", "model": "llama_tiny"}  # what a layout needs
 
 
@@ -42,6 +44,7 @@ def find_differences(printed: str, parameters: dict[str, Any] | None = None, **s
         ),
         ("params_dtype ...... torch.float16", {"dtype": "bf16"}, "dtype=fp16, requested bf16 (command.dtype)"),
         ("fp8 ...... hybrid", {"dtype": "bf16"}, "dtype=fp8, requested bf16"),
+        (UNMIXED % "float32", {"dtype": "bf16"}, "dtype=fp32, since mixed precision is disabled without FSDP"),
         ("fp8 ...... None", {"dtype": "fp8_hybrid"}, "fp8=none, requested fp8_hybrid"),
         ("Float8 training active with recipe rowwise", {"dtype": "fp8_tensorwise"}, "fp8=fp8_rowwise, requested"),
     ],
@@ -64,6 +67,7 @@ def test_printed_work_that_is_not_the_declared_one_is_found(
         ("model: Transformer(", {"model": "llama3_8b"}),
         ("data_parallel_shard_degree: 8", {"parameters": {"dp_shard": -1}}),  # the program chooses
         ("dtype: float32", {"dtype": "tf32"}),
+        (UNMIXED % "bfloat16", {"dtype": "bf16"}),
         ("seq_length: 8192\nvision:\n  seq_length: 729", {"sequence_length": "8192"}),
     ],
     ids=str,

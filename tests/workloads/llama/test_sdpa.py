@@ -67,3 +67,24 @@ def test_on_a_gpu_the_fused_kernel_is_named_and_the_mathematical_one_is_never_ta
     double = AttentionShape(heads=4, kv_heads=2, head_size=32, length=64, dtype=torch.float64)
     with pytest.raises(Infeasible, match="no fused attention kernel supports"), fused_attention(double, device):
         pass
+
+
+@pytest.mark.gpu
+def test_the_fastest_attention_of_a_gpu_is_right_and_is_undone_afterwards() -> None:
+    """FlashAttention 4 where it is installed and faster; compiled as blocks are, with grouped heads."""
+    device = torch.device("cuda", 0)
+    shape = AttentionShape(heads=8, kv_heads=2, head_size=128, length=4096, dtype=torch.bfloat16)
+    inputs = [torch.randn(1, heads, 4096, 128, device=device, dtype=torch.bfloat16) for heads in (8, 2, 2)]
+    gradients = {}
+    for name in ("fastest", "fused"):
+        context = sdpa.fastest_attention if name == "fastest" else fused_attention
+        q, k, v = (x.detach().requires_grad_() for x in inputs)
+        torch.compiler.reset()
+        with context(shape, device) as kernel:
+            assert kernel in ("cudnn", "flash", "flash4", "aotriton flash", "ck flash")
+            torch.compile(causal_attention, dynamic=False)(q, k, v).square().sum().backward()
+        gradients[name] = [x.grad.float() for x in (q, k, v) if x.grad is not None]
+    for fast, exact in zip(gradients["fastest"], gradients["fused"], strict=True):
+        assert (fast - exact).norm() / exact.norm() < 0.03
+    if hasattr(torch.nn.attention, "current_flash_attention_impl"):
+        assert torch.nn.attention.current_flash_attention_impl() is None
