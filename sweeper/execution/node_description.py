@@ -53,6 +53,7 @@ def request_description(
 
     The arguments and the result are those of `code_probe.probe`, which runs without our code.
     """
+    # By the label ray.io/node-id, a task would wait forever for a node that is lost; this one fails.
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     ray.cloudpickle.register_pickle_by_value(code_probe)
     task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)

@@ -45,6 +45,7 @@ class NodeMonitor:
         self._resources = resources
         self._records = records
         self._known_target = target  # with every node that was ever up
+        self._stays_in_domain = target.fits_gpu_domain(resources.ranks, resources.host_gib)
         self._enabled = target.hardware.kind == "gpu" and all(node.id for node in target.nodes)
         self._discovery = cluster.NodeDiscovery()
         self._next_poll_s = 0.0
@@ -64,10 +65,15 @@ class NodeMonitor:
             self._add_observation(NodeObservation.from_record(record, config.workload.objective))
 
     def count_gangs(self, target: Target | None = None) -> int:
-        """Return how many trials run at once on `target`, by default on the nodes in use."""
-        resources = self._resources
+        """Return how many trials run at once on `target`, by default on the nodes in use.
+
+        Trials that were planned within an NVLink domain run on no target that would spread them over several.
+        """
+        resources, target = self._resources, target or self.target
         limit = self._config.cluster.max_concurrent_trials
-        fitting = (target or self.target).count_gangs(
+        if self._stays_in_domain and not target.fits_gpu_domain(resources.ranks, resources.host_gib):
+            return 0
+        fitting = target.count_gangs(
             resources.ranks, None, whole_nodes=resources.whole_nodes, host_gib=resources.host_gib
         )
         return min(fitting, limit or fitting)

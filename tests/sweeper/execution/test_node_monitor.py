@@ -18,12 +18,17 @@ from tests.support.factories import trial_record
 
 
 def build_monitor(
-    count: int, *overrides: str, gpus: int = 1, records: dict[int, TrialRecord] | None = None
+    count: int, *overrides: str, gpus: int = 1, records: dict[int, TrialRecord] | None = None, domains: str = ""
 ) -> NodeMonitor:
-    """Build a monitor of nodes n0, n1, … with eight GPUs and records of earlier runs. It does not poll Ray."""
+    """Build a monitor of nodes n0, n1, … with eight GPUs and records of earlier runs. It does not poll Ray.
+
+    A letter of `domains` is the NVLink domain of a node.
+    """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = resolve(compose("config", overrides=["workload=probe", *overrides])).config
-    nodes = [Node("10.0.0.1", 64, "cpu", 8, "H200", id=f"n{n}") for n in range(count)]
+    nodes = [
+        Node("10.0.0.1", 64, "cpu", 8, "H200", id=f"n{n}", gpu_domain=domains[n : n + 1] or None) for n in range(count)
+    ]
     target = select_target(catalogue()["h200"], nodes, gpus)
     monitor = NodeMonitor(target, config, GangResources(gpus), {} if records is None else records)
     monitor._next_poll_s = math.inf
@@ -73,6 +78,14 @@ def test_failing_nodes_are_drained_one_by_one_but_never_the_last_node() -> None:
 def test_a_node_is_not_drained_if_no_trial_fits_on_the_others() -> None:
     assert add_trials(build_monitor(2, gpus=16), range(100), failing="n1") == []
     assert len(add_trials(build_monitor(3, gpus=16), range(100), failing="n1")) == 1
+
+
+@pytest.mark.parametrize(("domains", "drained"), [("aab", 0), ("aaa", 1), ("aabb", 1)])
+def test_a_node_is_not_drained_if_trials_would_leave_their_nvlink_domain(domains: str, drained: int) -> None:
+    """They would be measured over another network under the same name."""
+    monitor = build_monitor(len(domains), gpus=16, domains=domains)
+    assert len(add_trials(monitor, range(100), failing="n1")) == drained
+    assert monitor.count_gangs() == 1
 
 
 def test_records_of_an_earlier_run_are_taken_into_account() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
+
 from sweeper.execution.node_selector import ACCELERATOR_TYPE, MAX_IDS, NODE_ID, select_nodes
 
 
@@ -30,6 +32,18 @@ def test_other_nodes_of_the_type_are_excluded_by_id() -> None:
     selector = select_nodes(ids(*range(1000)) - drained, CLUSTER)
     assert selector == {ACCELERATOR_TYPE: "H100", NODE_ID: f"!in({','.join(sorted(drained))})"}
     assert sum(map(len, selector.values())) < 200
+
+
+def test_ray_accepts_the_selectors() -> None:
+    """Labels are alpha in Ray 2.60. test_node_labels.py (-m soak) places gangs by them."""
+    from ray._private.label_utils import validate_label_selector
+
+    for selected in (range(MAX_IDS), range(1000), range(3, 1000)):
+        selector = select_nodes(ids(*selected), CLUSTER)
+        assert validate_label_selector(selector) is None, (
+            f"Ray {ray.__version__} refuses {selector}: see the syntax of label selectors in its documentation, adapt"
+            " sweeper/execution/node_selector.py, and run tests/sweeper/execution/test_node_labels.py (-m soak)"
+        )
 
 
 def test_few_nodes_are_selected_by_id() -> None:

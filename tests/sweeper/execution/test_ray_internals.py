@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import ray
 
 from sweeper.execution import ray_internals
 from sweeper.execution.local_ray import without_unused_processes
+from tests.conftest import environment
 
 BINARIES = Path(ray.__file__).parent
 
@@ -40,6 +43,16 @@ def test_ray_counts_and_names_this_machines_gpus(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(ray_internals.visible_gpus_variable())
         assert ray_internals.visible_gpu_ids() is None
         assert bool(ray_internals.gpu_type()) <= bool(ray_internals.count_gpus())
+
+
+@pytest.mark.gpu
+def test_ray_labels_a_node_with_the_type_of_its_gpus() -> None:
+    """Many nodes are selected by this label (node_selector.py), which Ray gives a node where it finds GPUs."""
+    program = "import ray; from sweeper.execution.cluster import init_ray; init_ray(address='local');"
+    program += "print(*(entry['Labels'].get('ray.io/accelerator-type') for entry in ray.nodes()))"
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert run.stdout.split() == [ray_internals.gpu_type()], run.stderr
 
 
 def test_ray_starts_the_processes_that_a_sweep_leaves_out_by_methods_of_their_own() -> None:
