@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import Workspace
+from workloads.api import registry
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.collectives import Collective
@@ -43,6 +44,7 @@ def run_trials(number: int, rendezvous: str, results: Any) -> None:
 @pytest.fixture(scope="module")
 def measurements() -> list[list[Measurement]]:
     """The measurements of each of four ranks: a trial raises unless the results of its collective are right."""
+    registry.load("collectives")  # imports every workload once, and not in each process
     fork: Any = multiprocessing.get_context("fork")  # importing torch in a new process takes seconds
     results = fork.Queue()
     with socket.socket() as free:
