@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 STUDY_NAME = "sweep"
 BLOCK_BYTES = 65536
+LINES_AT_ONCE = 1000
 
 
 class JournalFile(BaseJournalBackend):
@@ -47,7 +48,8 @@ class JournalFile(BaseJournalBackend):
             lines = [line.encode() for line in self._appended]
         self._appended = []
         self._count = log_number_from + len(lines)
-        yield from map(json.loads, lines)
+        for start in range(0, len(lines), LINES_AT_ONCE):  # read together they share equal keys
+            yield from json.loads(b"[%b]" % b",".join(lines[start : start + LINES_AT_ONCE]))
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Append entries.

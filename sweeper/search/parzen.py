@@ -160,7 +160,7 @@ class Density:
         deviations = np.interp(quantiles, NORMAL, DEVIATIONS)
         points[:, self._is_range] = np.clip(self._centers[kernels] + deviations * self._widths[kernels], 0.0, 1.0)
         for column, choices in self._choices:
-            is_other = (points[:, column] < 0) | (rng.random(count) < choices / (choices + len(self._points) - 1))
+            is_other = (points[:, column] < 0) | (rng.random(count) < choices / (choices + len(self._points)))
             points[is_other, column] = rng.integers(choices, size=count)[is_other]
         return points
 
@@ -179,12 +179,12 @@ class Density:
         return np.asarray(highest + np.log(np.exp(relative).sum(axis=1, dtype=np.float64)))
 
     def _log_choices(self, indices: Floats, column: int, choices: int) -> Floats:
-        """Return the logarithm of the probability of choices: each kernel adds one to as many as there are choices."""
-        count = len(self._points) - 1
-        log_other = np.full(count + 1, -math.log(count + choices))
+        """Return the log probability of choices: 1 + 1/kernels of a kernel's own to 1/kernels of each other."""
+        kernels = len(self._points)
+        log_other = np.full(kernels, -math.log(kernels + choices))
         log_other[-1] = -math.log(choices)
         is_own = indices[:, None] == self._points[:, column]
-        return np.where(is_own, math.log((count + 1) / (count + choices)), log_other)
+        return np.where(is_own, math.log((kernels + 1) / (kernels + choices)), log_other)
 
 
 def _weights(count: int) -> Floats:

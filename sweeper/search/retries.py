@@ -96,9 +96,10 @@ class RetryQueue:
             allowed: keys of the points that may be tried; None: all.
         """
         for record in records:
+            if not self.selects(record) or record.number in self.numbers:
+                continue
             key = record.remeasurement or point_key(record.params)
-            is_allowed = isinstance(key, Remeasurement) or allowed is None or key in allowed
-            if not self.selects(record) or record.number in self.numbers or not is_allowed:
+            if not (isinstance(key, Remeasurement) or allowed is None or key in allowed):
                 continue
             self._marks[key] = Retry(record.number, changes_since(record.number))
             self.numbers.add(record.number)

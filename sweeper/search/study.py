@@ -34,6 +34,7 @@ STATES = {
     TrialStatus.INFEASIBLE: TrialState.PRUNED,
     TrialStatus.PRUNED: TrialState.PRUNED,
 }
+RECORDS_AT_ONCE = 1000  # that are read from the journal
 MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
 MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
 
@@ -273,10 +274,10 @@ class Study:
         trials = self._journal.trials
         self.replaced = replaced_numbers(trials)
         loaded = _LoadedTrials()
-        for trial in trials:
+        for trial, record in zip(trials, _read_records(trials), strict=True):
             self._trial_count += 1
-            self._known_keys.add(point_key(self._snap_to_space(trial.params)))
-            record = TrialRecord.from_json(text) if (text := trial.user_attrs.get("record")) else None
+            params = record.params if record else self._snap_to_space(trial.params)
+            self._known_keys.add(point_key(params))
             if "remeasurement" in trial.user_attrs:
                 self._load_remeasurement(trial, record)
             else:
@@ -320,6 +321,8 @@ class Study:
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""
+        if not points:
+            return
         tried = [trial.params for trial in self._journal.trials]
         for point in points:
             stored = {name: self._stored_value(name, value) for name, value in point.items()}
@@ -328,6 +331,8 @@ class Study:
 
     def _queue_cancelled_points(self) -> None:
         """Queue the points of cancelled trials, to be tried again as new trials, unless they were since."""
+        if not any(record.status is TrialStatus.CANCELLED for record in self.records.values()):
+            return
         cancelled: dict[str, Parameters] = {}
         tried = {point_key(trial.params) for trial in self.unfinished}
         for record in self.records.values():
@@ -350,3 +355,11 @@ class Study:
             if isinstance(dimension, Range) and name in snapped:
                 snapped[name] = dimension.nearest(snapped[name])
         return snapped
+
+
+def _read_records(trials: Sequence[FrozenTrial]) -> Iterator[TrialRecord | None]:
+    """Yield the record of each trial, None for one without."""
+    for start in range(0, len(trials), RECORDS_AT_ONCE):
+        texts = [trial.user_attrs.get("record") for trial in trials[start : start + RECORDS_AT_ONCE]]
+        records = iter(TrialRecord.list_from_json(filter(None, texts)))
+        yield from (next(records) if text else None for text in texts)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sweeper.common.trials import Remeasurement, TrialStatus, exact_value, rank_trials, run_name, short_value
+from sweeper.common.trials import (
+    Remeasurement,
+    Retry,
+    TrialRecord,
+    TrialStatus,
+    exact_value,
+    rank_trials,
+    run_name,
+    short_value,
+)
 from tests.support.factories import trial_record
 
 
@@ -44,3 +53,15 @@ def test_a_parameter_is_stored_with_every_digit(value: object, exact: str, short
     assert (exact_value(value), short_value(value)) == (exact, short)
     if isinstance(value, float):
         assert float(exact) == value
+
+
+def test_records_that_are_read_together_are_equal_to_those_read_alone_and_share_what_is_equal() -> None:
+    records = [
+        trial_record(0, fixed={"repeats": 30}, measurements=[{"flops_per_step": 1.0}]),
+        trial_record(1, fixed={"repeats": 30}, remeasurement=Remeasurement(0, 1, (0,))),
+        trial_record(2, fixed={"repeats": 31}, status=TrialStatus.FAILED, retry=Retry(1, ("git commit was a, now b",))),
+    ]
+    together = TrialRecord.list_from_json(record.to_json() for record in records)
+    assert together == records == [TrialRecord.from_json(record.to_json()) for record in records]
+    assert together[0].fixed is together[1].fixed is not together[2].fixed
+    assert TrialRecord.list_from_json([]) == []

@@ -17,6 +17,8 @@ from optuna.trial import TrialState
 from sweeper.common.errors import UserInputError
 from sweeper.common.trials import Remeasurement, TrialStatus
 from sweeper.config.space import Interval, Range, Space, parse, point_key
+from sweeper.search import retries
+from sweeper.search import study as search_study
 from sweeper.search.journal import Journal
 from sweeper.search.study import Study
 from tests.conftest import environment
@@ -170,6 +172,24 @@ def test_unfinished_trials_are_repeated_under_their_numbers(tmp_path: Path) -> N
     assert [ask_trial(resumed), ask_trial(resumed)] == [first, third]
     assert ask_trial(resumed).number == 3
     assert set(resumed.records) == {1}
+
+
+def test_opening_a_study_computes_the_key_of_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times, it was a sixth of the time that opening a large study takes."""
+    study = open_study(tmp_path)
+    for _ in range(20):
+        study.tell(finished(ask_trial(study)))
+    calls: list[object] = []
+
+    def count_call(params: dict[str, Any]) -> str:
+        calls.append(params)
+        return point_key(params)
+
+    for module in (search_study, retries):
+        monkeypatch.setattr(module, "point_key", count_call)
+    resumed = open_study(tmp_path)
+    assert resumed.records == study.records
+    assert len(calls) == 20
 
 
 def test_a_trial_with_a_record_and_no_state_is_finished_and_not_run_again(tmp_path: Path) -> None:
