@@ -80,6 +80,7 @@ def run_all_parts(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sampler", default="random", help=argparse.SUPPRESS)
     parser.add_argument("--trials", type=int, default=MARKS[-1])
     parser.add_argument("--recorded", type=int, default=10_000)
     parser.add_argument("--result", type=Path, default=REPOSITORY / "benchmarks" / "results" / "scale.md")
@@ -101,7 +102,7 @@ def main() -> None:
                 print(text)
                 return
             case "drive":
-                result: Any = drive(args.nodes, args.gpus, args.trials, pickled_measurement, folder)
+                result: Any = drive(args.nodes, args.gpus, args.trials, pickled_measurement, folder, args.sampler)
                 sizes = ["--nodes", args.nodes, "--gpus", args.gpus, "--trials", args.trials]
                 result["resume"] = run_part("resume", "--folder", folder, *sizes)
             case "resume":

@@ -14,7 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,20 @@ MARKS = (1_000, 3_000, 10_000, 30_000, 100_000)
 
 
 class CallTimer:
-    """Times the calls of functions, without the time of other timed functions that they call."""
+    """Times the calls of functions, without the time of other timed functions that they call.
+
+    Attributes:
+        calls: CPU seconds of each call, by label.
+        own_s: CPU seconds that timing took: reading the CPU time takes up to 60 us in a virtual machine.
+    """
 
     def __init__(self, simulation: SimulatedRay) -> None:
         self.calls: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self.own_s = 0.0
         self._inner_s = [0.0]
         self._simulation = simulation
+        readings_s = [time.process_time() for _ in range(1000)]
+        self._reading_s = (readings_s[-1] - readings_s[0]) / (len(readings_s) - 1)
 
     def patch(self, owner: Any, function: str, label: str) -> None:
         """Replace a function of a class or module by one that records its CPU time under this label."""
@@ -44,8 +52,9 @@ class CallTimer:
                 return call(*args, **kwargs)
             finally:
                 total_s = time.process_time() - started_s - (self._simulation.own_s - simulation_started_s)
-                self.calls[label].append(total_s - self._inner_s.pop())
-                self._inner_s[-1] += total_s
+                self.calls[label].append(total_s - self._reading_s - self._inner_s.pop())
+                self._inner_s[-1] += total_s + self._reading_s
+                self.own_s += 2 * self._reading_s
 
         setattr(owner, function, timed)
 
@@ -86,9 +95,11 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     from sweeper.config.hardware import Node
     from sweeper.execution import cluster
     from sweeper.planning import plan
+    from workloads.api.gpus.interface import GpuIdentity
 
-    names = ("NVIDIA H200",) * GPUS_PER_NODE
-    simulated = [Node(f"n{n}", 192, "a CPU", GPUS_PER_NODE, "H200", names, f"{n:056x}", "sm90") for n in range(nodes)]
+    gpus_of_node = tuple(GpuIdentity(number, "nvidia", "NVIDIA H200") for number in range(GPUS_PER_NODE))
+    node = Node("", 192, "a CPU", GPUS_PER_NODE, "H200", gpus_of_node, cpu_architecture="sm90")
+    simulated = [replace(node, address=f"n{n}", id=f"{n:056x}") for n in range(nodes)]
     cluster.start = cluster.stop = lambda *_: None
     cluster.NodeDiscovery.poll = lambda *_: ([], {node.id for node in simulated})  # none joins, none is lost
     sweep = ["hardware=h200", f"gpus={gpus}", "space.m=range(64,65536,64)", "space.n=range(64,65536,64)"]
@@ -114,12 +125,15 @@ class Snapshot:
     """The state of a simulated sweep after a number of trials.
 
     Attributes:
+        rounds, syncs: of the loop, and of the journal to the disk.
         wait_s, other_s: CPU seconds in `GangPool.wait`, and outside of all timed functions.
         clock_s, waited_s: the simulated clock, and how much of it the driver waited.
         memory_mib: by which the process has grown.
         journal_bytes: of a trial.
     """
 
+    rounds: int = 0
+    syncs: int = 0
     wait_s: float = 0.0
     other_s: float = 0.0
     clock_s: float = 0.0
@@ -128,7 +142,9 @@ class Snapshot:
     journal_bytes: float = 0.0
 
 
-def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder: Path) -> dict[str, Any]:
+def drive(
+    nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder: Path, sampler: str = "random"
+) -> dict[str, Any]:
     """Run a sweep of so many trials. Returns the driver's work at each of MARKS."""
     from sweeper import opening, sweep
     from sweeper.execution import gang, gang_launcher, gang_pool, judge
@@ -144,11 +160,13 @@ def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder
     for name, label in TIMED_FUNCTIONS.items():
         owner, _, function = name.partition(".")
         timer.patch(owners[owner], function, label)
-    judge.metrics = SimpleNamespace(derive=_remember_metrics(judge.metrics.derive))
+    timer.patch(os, "fsync", "disk")
+    derive_once = _remember_metrics(judge.metrics.derive)
+    judge.metrics = SimpleNamespace(derive=derive_once, describe_impossible=judge.metrics.describe_impossible)
     initial_mib = memory_mib()
     # The sweep is ended at the last mark with all workers busy, because at its own end trials end one by one.
     budget = 2 * trials + 4 * nodes * GPUS_PER_NODE
-    plan = build_plan(folder, nodes, gpus, "search=random", f"budget.trials={budget}", "trial.timeout_s=300")
+    plan = build_plan(folder, nodes, gpus, f"search={sampler}", f"budget.trials={budget}", "trial.timeout_s=300")
     running = sweep.Sweep(plan, ["sweeper"])
     journal = running._plan.folder / "study.journal"
     update = running._display.update
@@ -164,9 +182,11 @@ def drive(nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder
             return
         snapshot_started_s = time.process_time()
         snapshots[ended] = Snapshot(
+            rounds=len(timer.calls["wait"]),
+            syncs=len(timer.calls["disk"]),
             wait_s=timer.sum_s("wait"),
-            other_s=snapshot_started_s - started_s - simulation.own_s - timer.sum_s(*timer.calls),
-            clock_s=simulation.monotonic(),
+            other_s=snapshot_started_s - started_s - simulation.own_s - timer.own_s - timer.sum_s(*timer.calls),
+            clock_s=simulation.read_clock(),
             waited_s=simulation.waited_s,
             memory_mib=memory_mib() - initial_mib,
             journal_bytes=journal.stat().st_size / ended,
@@ -217,6 +237,8 @@ def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> d
         "trials": mark,
         "ms": work_ms,
         "per_s": WINDOW / passed_s,
+        "round_ms": 1e3 * (passed_s - now.waited_s + before.waited_s) / max(1, now.rounds - before.rounds),
+        "syncs_a_round": (now.syncs - before.syncs) / max(1, now.rounds - before.rounds),
         "idle": (now.waited_s - before.waited_s) / passed_s,
         "memory_mib": now.memory_mib,
         "journal_bytes": now.journal_bytes,

@@ -53,6 +53,7 @@ class GangPool:
         self._backlog: deque[Trial] = deque()  # trials without a gang, such as those of a gang that failed
         self._in_flight: dict[int, Trial] = {}  # by number: thousands, which are only counted for each trial
         self._by_load = GangsByLoad()
+        self._running: tuple[int, float] | None = None  # the count of running trials, and the sum of their starts
         self._count = count
         self.gangs: list[Gang] = []
         self._fill()
@@ -88,12 +89,19 @@ class GangPool:
 
     def count_running(self) -> int:
         """Return how many trials run; the others in flight wait for them."""
-        return sum(gang.ready and bool(gang.trials) for gang in self.gangs)
+        return self._sum_running()[0]
 
     def running_s(self) -> float:
         """Return for how long the running trials have run, summed."""
-        now = time.monotonic()
-        return sum(now - gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials)
+        count, started_s = self._sum_running()
+        return count * time.monotonic() - started_s
+
+    def _sum_running(self) -> tuple[int, float]:
+        """Count the running trials once a round: both are asked for each trial, and there may be 8,000 gangs."""
+        if self._running is None:
+            starts_s = [gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials]
+            self._running = len(starts_s), sum(starts_s)
+        return self._running
 
     def describe_workers(self, limit: int) -> list[str]:
         """Return a line for each of the first `limit` gangs: its place and the trial that it runs."""
@@ -168,6 +176,8 @@ class GangPool:
                 kill_after_s=self._kill_after_s,
             )
         )
+        if self._running and len(gang.trials) == 1:
+            self._running = self._running[0] + 1, self._running[1] + gang.trials[0].started_s
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
@@ -188,6 +198,7 @@ class GangPool:
             timeout=max(0.0, min(timeout_s, self._next_deadline_s() - time.monotonic())),
         )
         arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+        self._running = None
         ended = []
         for gang in list(self.gangs):
             if not gang.ready:
@@ -291,7 +302,7 @@ class GangPool:
             ray.wait(starting, num_returns=len(starting), timeout=start_timeout_s)
         for gang in self.gangs:
             kill_gang(gang)
-        self.gangs, self._count = [], 0
+        self.gangs, self._count, self._running = [], 0, None
         if self._collector is not None:
             ray.kill(self._collector, no_restart=True)
             self._collector = None
@@ -328,6 +339,7 @@ class GangPool:
         """
         self._backlog.extendleft(reversed([running.trial for running in gang.trials]))
         gang.trials.clear()
+        self._running = None
         kill_gang(gang)
         index = self.gangs.index(gang)
         is_replaced = not (gang.draining or self._spec.searches_environment)
