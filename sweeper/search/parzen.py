@@ -26,6 +26,7 @@ from sweeper.search.axes import Axis, Floats
 CANDIDATES = 24
 STARTUP_TRIALS = 10  # before so many have ended, proposals are random
 BEST_FRACTION, MAX_BEST = 0.1, 25  # the trials of l
+MAX_OTHERS = 500  # the latest ended trials of g, and as many of the running ones: a proposal's cost grows with them
 FULL_WEIGHTS = 25  # the latest trials of a density weigh the same, the earlier ones less
 MAX_NARROWNESS = 100.0  # a kernel is at least as wide as this fraction of the range
 
@@ -86,16 +87,16 @@ class ObservedTrials:
         return self._states.count(ENDED)
 
     def split(self) -> tuple[Floats, Floats]:
-        """Return the positions of the best trials, and of the other and the running ones, a row each."""
+        """Return the positions of the best trials, and of the latest other and running ones, a row each."""
         states = np.array(self._states)
         positions = np.array(self._positions).reshape(len(states), len(self.axes))
         ended = np.flatnonzero(states == ENDED)
         ranks = np.array(self._ranks).reshape(-1, 3)[ended]
         ordered = ended[np.lexsort((ranks[:, 2], ranks[:, 1], ranks[:, 0]))]
         best = ordered[: min(math.ceil(BEST_FRACTION * len(ended)), MAX_BEST)]
-        is_other = states != ABSENT
-        is_other[best] = False
-        return positions[np.sort(best)], positions[is_other]
+        others = np.setdiff1d(ended, best)[-MAX_OTHERS:]
+        running = np.flatnonzero(states == RUNNING)[-MAX_OTHERS:]
+        return positions[np.sort(best)], positions[np.sort(np.concatenate([others, running]))]
 
 
 class ParzenSampler(BaseSampler):

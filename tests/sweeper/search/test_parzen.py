@@ -13,6 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
+from sweeper.search import parzen
 from sweeper.search.axes import Axis
 from sweeper.search.parzen import Density, ObservedTrials, ParzenSampler
 from sweeper.search.sampling import Ending, SamplingStudy
@@ -98,7 +99,7 @@ def test_infeasible_regions_are_left_and_failures_teach_nothing(state: TrialStat
     assert share < 0.1 if state is TrialState.PRUNED else share > 0.1
 
 
-def test_trials_are_split_as_by_optuna() -> None:
+def test_trials_are_split_as_by_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     """Complete trials by value, then pruned ones by their step, then infeasible ones; the best tenth, at most 25."""
     study = optuna.create_study(direction="maximize")
     for number, (state, value, steps, constraint) in enumerate(
@@ -127,6 +128,8 @@ def test_trials_are_split_as_by_optuna() -> None:
     best, others = observed.split()
     assert best.tolist() == [[0.1]]
     assert others.tolist() == [[0.0], [0.2], [0.3], [0.4], [0.6]]
+    monkeypatch.setattr(parzen, "MAX_OTHERS", 2)  # the latest of a large sweep, so that a proposal's cost is bounded
+    assert observed.split()[1].tolist() == [[0.3], [0.4], [0.6]]
     ranks = np.array(observed._ranks).reshape(-1, 3)[:5]
     assert np.lexsort(ranks.T[::-1]).tolist() == [1, 0, 3, 2, 4]
 
