@@ -23,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
 from tests.support.any_load.sitecustomize import LIMITS
+from tests.support.process_state import ModuleWatch, unchanged_process
 from workloads import host_waits
 
 # Several tests share few cores, on which OpenMP's threads would wait for one another.
@@ -128,6 +129,23 @@ def expected_duration_s(item: pytest.Item) -> float:
     """Return the seconds that `@pytest.mark.long(seconds)` gives a test; 0 without the mark."""
     mark = item.get_closest_marker("long")
     return float(mark.args[0]) if mark else 0.0
+
+
+MODULE_WATCH = ModuleWatch()
+
+
+# A function's fixture for the state that a test leaves, a module's for what the fixtures of the module leave. They are
+# set up before the other fixtures of their scope, and torn down after them.
+@pytest.fixture(autouse=True)
+def unchanged_by_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    with unchanged_process(request.node.name, MODULE_WATCH):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unchanged_by_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    with unchanged_process(request.node.name):
+        yield
 
 
 @pytest.fixture(scope="session")
