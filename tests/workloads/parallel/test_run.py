@@ -41,7 +41,7 @@ def test_trials_of_different_layouts_follow_each_other_in_the_same_two_processes
     for process in processes:
         process.start()
     try:
-        by_rank: list[list[Measurement]] = [results.get(timeout=100) for _ in processes]
+        by_rank: list[list[Measurement]] = [results.get(timeout=170) for _ in processes]
     finally:
         for process in processes:
             process.kill()
