@@ -4,8 +4,8 @@
 
 Each row of the file is a run with its whole configuration (`planner_rows.csv` has the columns). A row that cannot be
 expressed as a job is listed with the reason and not scored. `--calibrate` writes the efficiency of each pair of trainer
-and device, fitted to the rows, into the planner's table. With a source left out, the efficiencies are fitted to the
-rows of all other sources, and a pair without rows takes that of the nearest pair.
+and device, fitted to the rows, and the bands around estimates into the planner's tables. With a source left out, the
+efficiencies are fitted to the rows of all other sources, and a pair without rows takes that of the nearest pair.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of
 from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
+from workloads.planner.bands import BANDS, bands, half_width
 from workloads.planner.estimate import JobEstimate
 from workloads.planner.step import estimate_job
 from workloads.planner.trainers import EFFICIENCIES, efficiencies
@@ -61,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own_runs = runs if options.rows == ROWS else read_runs(ROWS)[0]
     scores = score_all(runs, efficiencies())
     left_out = score_left_out(runs, own_runs)
+    if options.calibrate:
+        write_bands(left_out)
     if options.json:
         print(json.dumps(as_json(scores, left_out, unsupported), indent=1))
     else:
@@ -94,6 +98,20 @@ def write_efficiencies(runs: Sequence[PublishedRun]) -> None:
         for pair, value in calibrate(runs).items():
             writer.writerow([*pair, value, sum(run.pair == pair and run.step_s is not None for run in runs)])
     efficiencies.cache_clear()
+
+
+def write_bands(left_out: Sequence[Score]) -> None:
+    """Write how far the estimates of each family are from runs of sources that the efficiencies know nothing of."""
+    with BANDS.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["family", "error_percent", "runs", "devices", "trainers"])
+        for family in FAMILIES:
+            scores = [score for score in left_out if score.family == family]
+            devices = sorted({score.run.cluster.device.name for score in scores})
+            trainers = sorted({score.run.job.trainer for score in scores})
+            width = math.ceil(half_width([score.error_percent for score in scores]))
+            writer.writerow([family, width, len(scores), " ".join(devices), " ".join(trainers)])
+    bands.cache_clear()
 
 
 def score_all(runs: Iterable[PublishedRun], table: dict[Pair, float]) -> list[Score]:

@@ -34,7 +34,7 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns the exit code."""
-    show(answer(read_request(args.words)), error_share=0.1)
+    show(answer(read_request(args.words)))
     return 0
 
 

@@ -11,6 +11,7 @@ from sweeper.plan.answer import SHOWN, Answer, tokens_of_a_day
 from sweeper.plan.request import Problem
 from sweeper.ui.format import count, format_number
 from sweeper.ui.tables import draw, terminal_width
+from workloads.planner.bands import find_band
 from workloads.planner.estimate import JobEstimate, StageMemory, StepTime
 from workloads.planner.search import USABLE_MEMORY, Candidate
 from workloads.planner.words import describe, layout_words
@@ -18,8 +19,12 @@ from workloads.planner.words import describe, layout_words
 MISSING = "—"
 
 
-def show(answer: Answer, error_share: float) -> None:
-    """Print the answer. `error_share` is the half width of the band around every estimate, as a share of it."""
+def show(answer: Answer) -> None:
+    """Print the answer."""
+    job, cluster = answer.problem.job, answer.problem.cluster
+    band = find_band(job)
+    error_share, unsure = band.error_share, band.missing(job, cluster)
+    at_least = "at least " if unsure else ""
     console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
     for line in _describe_problem(answer):
         console.print(line, soft_wrap=True)
@@ -31,8 +36,13 @@ def show(answer: Answer, error_share: float) -> None:
     questions = (_describe_comparison, _describe_alternatives, _describe_training)
     for line in (line for question in questions for line in question(answer, error_share)):
         console.print(line, soft_wrap=True)
-    for line in answer.best.estimate.not_modelled:
-        console.print(f"not modelled  {line}", soft_wrap=True)
+    console.print(
+        f"band      {at_least}{error_share:.0%}: 90% of {band.runs} published runs are within it, each estimated by "
+        "what other sources show (benchmarks/results/planner.md)",
+        soft_wrap=True,
+    )
+    for line in (*unsure, *answer.best.estimate.not_modelled):
+        console.print(f"unsure    {line}", soft_wrap=True)
 
 
 def round_to_band(value: float, error_share: float) -> str:
