@@ -12,17 +12,22 @@ topology=NAME|FILE.yaml  the network; by default nodes of 8 GPUs, with a NIC of 
 trainer=NAME             whose rules, memory and efficiency apply: own, torchtitan, megatron, nemo, deepspeed ...
 global_batch=N           sequences in a step; by default 4 M tokens
 tokens_per_day=N         the fewest GPUs that train on so many tokens
+layout=FILE              a trainer's file or log, whose layout and batch are given: torchtitan, Megatron-LM, Primus ...
+file=TRAINER             write the fastest layout as the file that this trainer runs
 train_tokens=N           days, GPU-hours and, with price_per_hour=P, the cost of a whole training
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from sweeper.cli.parser import CommandParser
-from sweeper.plan.answer import answer
+from sweeper.plan.answer import Answer, answer
 from sweeper.plan.request import read_request
 from sweeper.plan.view import show
+from sweeper.planning.files.formats import render
 
 
 def main() -> None:
@@ -34,8 +39,22 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns the exit code."""
-    show(answer(read_request(args.words)))
+    request = read_request(args.words)
+    planned = answer(request)
+    show(planned)
+    if request.file is not None:
+        _write_file(planned, request.file)
     return 0
+
+
+def _write_file(planned: Answer, trainer: str) -> None:
+    """Write the fastest layout as a trainer's file into the working directory, and print how to run it."""
+    problem = planned.problem
+    rendered = render(replace(problem.job, layout=planned.best.layout), problem.cluster.gpus, trainer)
+    Path(rendered.name).write_text(rendered.text)
+    notes = (f"note      {note}" for note in rendered.notes)
+    for line in (f"file      {rendered.name}", f"run it    {rendered.command}", *notes):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -93,14 +93,13 @@ def search(problem: Problem, keep: int = 20) -> SearchResult:
 
 def _explain_none_valid(problem: Problem) -> str:
     """Return the rule that the given fields break, as far as one layout shows it."""
-    given = {**problem.given, "global_batch": problem.job.layout.global_batch}
     layout = replace(problem.job.layout, **problem.fixed)
     violation = find_violation(replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus))
     if violation:
         return violation.reason
-    return (
-        f"no layout of {problem.cluster.gpus} GPUs has {' '.join(f'{name}={value}' for name, value in given.items())}"
-    )
+    given = {**problem.given, "global_batch": problem.job.layout.global_batch}
+    words = " ".join(f"{name}={str(value).lower()}" for name, value in given.items())
+    return f"no layout of {problem.cluster.gpus} GPUs has {words}"
 
 
 def _find_faster(problem: Problem, best: Candidate) -> Candidate | None:

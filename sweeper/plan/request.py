@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sweeper.common.errors import UserInputError, nearest, suggest
+from sweeper.common.errors import UserInputError, describe_os_error, nearest, suggest
 from sweeper.config.catalogue import catalogue
 from sweeper.config.validation import build
 from sweeper.planning.clusters import build_cluster
+from sweeper.planning.files.formats import FORMATS, read_layout
+from sweeper.planning.files.rendering import FileReading
 from workloads.planner.cluster import Cluster
 from workloads.planner.job import (
     Checkpointing,
@@ -27,6 +30,7 @@ from workloads.planner.models import UnsupportedModel, load_model
 from workloads.planner.offers import OFFERS, fixed_by
 from workloads.planner.precisions import PRECISIONS
 from workloads.planner.questions import FAILURES_PER_GPU_DAY, Reliability
+from workloads.planner.words import layout_words
 
 TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
 
@@ -58,6 +62,8 @@ class PlanRequest:
         tp_overlap: computation beside tensor parallel collectives.
         cp_method: exchange of keys and values between context parallel GPUs.
         checkpointing: what the backward pass computes again.
+        layout: a trainer's file or log, whose layout and batch are given ones.
+        file: the trainer for which the fastest layout is written as a file.
         train_tokens: tokens of a whole training, for its duration and cost.
         tokens_per_day: find the number of GPUs that trains on so many.
         price_per_hour: of one GPU.
@@ -90,6 +96,8 @@ class PlanRequest:
     tp_overlap: TensorOverlap | None = None
     cp_method: ContextMethod | None = None
     checkpointing: Checkpointing | None = None
+    layout: str | None = None
+    file: str | None = None
     train_tokens: float | None = field(default=None, metadata={"min": 1})
     tokens_per_day: float | None = field(default=None, metadata={"min": 1})
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
@@ -102,6 +110,7 @@ class PlanRequest:
         return Reliability(self.failures_per_gpu_day, self.restart_s, self.checkpoint_s)
 
 
+SEARCHED_FIELDS = tuple(layout_words(TrainingLayout()))
 LAYOUT_FIELDS = frozenset(item.name for item in fields(TrainingLayout)) - {"global_batch"}
 
 
@@ -121,6 +130,8 @@ def read_request(words: Sequence[str]) -> PlanRequest:
     _check_name("trainer", request.trainer, OFFERS)
     _check_name("precision", request.precision, PRECISIONS)
     _check_name("hardware", request.hardware, catalogue())
+    if request.file is not None:
+        _check_name("file", request.file, FORMATS)
     return request
 
 
@@ -173,12 +184,16 @@ def build_problem(request: PlanRequest) -> Problem:
     cluster = build_cluster(request.hardware, request.topology, request.gpus)
     if request.network_gb_s is not None:
         cluster = replace(cluster, topology=replace(cluster.topology, network_gb_s=request.network_gb_s))
+    reading = _read_layout(request)
     given = {name: value for name in LAYOUT_FIELDS if (value := getattr(request, name, None)) is not None}
+    if reading:
+        given = {name: getattr(reading.layout, name) for name in SEARCHED_FIELDS} | given
     without = fixed_by(request.trainer)
     for name, value in without.items():
         if given.get(name, value) != value:
             raise UserInputError(f"{name}={given[name]}: {request.trainer} has no such degree; it has to be {value}")
-    batch = request.global_batch or default_batch(request.sequence_length, request.gpus)
+    batch = request.global_batch or (reading and reading.layout.global_batch)
+    batch = batch or default_batch(request.sequence_length, request.gpus)
     job = Job(
         model=model,
         layout=TrainingLayout(global_batch=batch),
@@ -188,6 +203,18 @@ def build_problem(request: PlanRequest) -> Problem:
         state=request.state,
     )
     return Problem(job, cluster, {**without, **given}, given)
+
+
+def _read_layout(request: PlanRequest) -> FileReading | None:
+    """Return what the file that the request names says of a layout."""
+    if request.layout is None:
+        return None
+    try:
+        return read_layout(Path(request.layout).read_text(), request.gpus)
+    except OSError as error:
+        raise UserInputError(f"layout={request.layout}: {describe_os_error(error)}") from error
+    except UserInputError as error:
+        raise UserInputError(f"layout={request.layout}: {error}") from error
 
 
 def default_batch(sequence_length: int, gpus: int) -> int:

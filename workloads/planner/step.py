@@ -204,7 +204,7 @@ def _not_modelled(setting: Setting) -> list[str]:
     if device.architecture not in ("sm80", "sm90"):
         missing.append(f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in")
     if (setting.trainer.name, device.name) not in efficiencies():
-        missing.append(f"{setting.trainer.name} on {device.name} by a run of its own: the nearest pair's efficiency")
+        missing.append(f"the efficiency of {setting.trainer.name} on {device.name}: that of the nearest pair is taken")
     if setting.model.experts:
         missing.append("waiting for the host in mixtures of experts, but for an assumed constant")
     if setting.layout.offload_optimizer:

@@ -38,6 +38,8 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         ),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed has no such degree; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
+        (["layout=no.toml"], "layout=no.toml: No such file"),
+        (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
         (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
     ],
 )
@@ -113,6 +115,18 @@ def test_a_model_and_a_network_of_ones_own(tmp_path: Path) -> None:
     problem = build_problem(read_request([*own, f"topology={tmp_path / 'slow.yaml'}"]))
     assert problem.cluster.topology.gpus_per_domain == 4
     assert search(problem, keep=1).best[0].estimate.step.total_s > read[0].estimate.step.total_s
+
+
+def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL[:3], "trainer=torchtitan", "tp=2", "pp=1", "cp=1", "checkpointing=full"]
+    assert run(Namespace(words=[*words, "file=torchtitan"])) == 0
+    assert "run it    torchrun" in capsys.readouterr().out
+    written = answer(read_request(words)).best.layout
+    read = build_problem(read_request([*SMALL[:3], "trainer=torchtitan", "layout=torchtitan.toml"]))
+    assert search(read).best[0].layout == written
 
 
 @pytest.mark.parametrize(
