@@ -3,7 +3,8 @@
     python -m benchmarks.scale [--trials 100000] [--recorded 10000] [--result benchmarks/results/scale.md]
 
 Each part runs in a process of its own, so that its memory is its own: the driver over clusters of several sizes, and
-what a sweep uses beside it: samplers, the recording process, and Ray's `wait` over many replies.
+what a sweep uses beside it: samplers, the study with many trials running, what searches find with the sampler for many
+trials, the recording process, and Ray's `wait` over many replies.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 from benchmarks.scale.components import measure_ray_wait, measure_recording, measure_samplers
 from benchmarks.scale.driver import MARKS, drive, resume
 from benchmarks.scale.page import NODES, SHAPES, render_page
+from benchmarks.scale.quality import SEARCHES, compare_searches
+from benchmarks.scale.study import STUDIES, measure_asks_and_tells
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -62,6 +65,10 @@ def run_all_parts(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         sizes = ["--nodes", str(nodes), "--gpus", str(gpus), "--trials", str(trials)]
         commands[f"drive-{nodes}-{gpus}"] = ["drive", *sizes]
     commands["samplers"] = ["samplers", "--trials", str(args.trials)]
+    for sampler, running in STUDIES:
+        commands[f"study-{sampler}-{running}"] = ["study", "--sampler", sampler, "--running", str(running)]
+    for running, _, _ in SEARCHES:
+        commands[f"quality-{running}"] = ["quality", "--running", str(running)]
     commands["waiting"] = ["waiting"]
     commands["record"] = ["record", "--recorded", str(args.recorded)]
 
@@ -89,7 +96,7 @@ def main() -> None:
     )
     for name in ("part", "folder", "measured"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-    for name in ("nodes", "gpus"):
+    for name in ("nodes", "gpus", "running"):
         parser.add_argument(f"--{name}", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     pickled_measurement = bytes.fromhex(Path(args.measured).read_text()) if args.measured else b""
@@ -103,10 +110,14 @@ def main() -> None:
                 return
             case "drive":
                 result: Any = drive(args.nodes, args.gpus, args.trials, pickled_measurement, folder, args.sampler)
-                sizes = ["--nodes", args.nodes, "--gpus", args.gpus, "--trials", args.trials]
+                sizes = ["--nodes", args.nodes, "--gpus", args.gpus, "--trials", args.trials, "--sampler", args.sampler]
                 result["resume"] = run_part("resume", "--folder", folder, *sizes)
             case "resume":
-                result = resume(args.nodes, args.gpus, args.trials, folder)
+                result = resume(args.nodes, args.gpus, args.trials, folder, args.sampler)
+            case "study":
+                result = measure_asks_and_tells(folder, args.sampler, args.running)
+            case "quality":
+                result = compare_searches(args.running)
             case "record":
                 result = measure_recording(args.recorded, pickled_measurement, folder)
             case "waiting":

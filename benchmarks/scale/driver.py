@@ -245,13 +245,13 @@ def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> d
     }
 
 
-def resume(nodes: int, gpus: int, trials: int, folder: Path) -> dict[str, float]:
+def resume(nodes: int, gpus: int, trials: int, folder: Path, sampler: str) -> dict[str, float]:
     """Return the CPU seconds and the memory of opening the sweep that `drive` left, as its next start does."""
     from sweeper import opening, sweep
 
     opening.TrackingClient = NoTracking
     initial_mib = memory_mib()
-    plan = build_plan(folder, nodes, gpus, "search=random")
+    plan = build_plan(folder, nodes, gpus, f"search={sampler}")
     started_s = time.process_time()
     resumed = sweep.Sweep(plan, ["sweeper"])
     cpu_s = time.process_time() - started_s

@@ -5,11 +5,18 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
-TRIAL_S = (50.0, 70.0)
+import numpy as np
+
+from benchmarks.scale.simulated_ray import TRIAL_S
+from sweeper.common.intervals import student_interval
+
+SEARCHES = ((64, 600, 6), (1000, 2500, 3))  # trials that run at a time, trials, and seeds
+OPTUNAS, ARRAYS = 10**9, 0  # the sampler of all proposals: trials up to which Optuna's proposes
 CHOICES = 8
 PEAKS = 3
 NOISE = 0.01  # standard deviation of a measurement, relative
@@ -71,3 +78,25 @@ def measure_search(seed: int, running: int, trials: int, many_running: int) -> d
         study.accept(number, proposal)
         heapq.heappush(in_flight, (now_s + rng.uniform(*TRIAL_S), number, surface.value(proposal.params)))
     return {"best": max(best, *(value for _, _, value in in_flight)), "ask_ms": 1e3 * ask_s / trials}
+
+
+def compare_searches(running: int) -> dict[str, Any]:
+    """Return what searches find with both samplers and the same seeds, and the interval of the difference."""
+    (trials, seeds) = next((trials, seeds) for number, trials, seeds in SEARCHES if number == running)
+    runs = [
+        [measure_search(seed, running, trials, many_running) for many_running in (OPTUNAS, ARRAYS)]
+        for seed in range(seeds)
+    ]
+    differences = [arrays["best"] - optunas["best"] for optunas, arrays in runs]
+    difference = student_interval(np.array(differences))
+    return {
+        "running": running,
+        "trials": trials,
+        "seeds": seeds,
+        "optuna": statistics.fmean(optunas["best"] for optunas, _ in runs),
+        "arrays": statistics.fmean(arrays["best"] for _, arrays in runs),
+        "optuna_ask_ms": statistics.fmean(optunas["ask_ms"] for optunas, _ in runs),
+        "arrays_ask_ms": statistics.fmean(arrays["ask_ms"] for _, arrays in runs),
+        "low": difference.low,
+        "high": difference.high,
+    }

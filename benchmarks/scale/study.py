@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-RUNNING = (8, 64, 1000, 8000)
-SAMPLERS = ("tpe", "random")
+STUDIES = (("tpe", 8), ("tpe", 64), ("tpe", 1000), ("tpe", 8000), ("random", 64), ("random", 8000))
 ENDED_BEFORE = 1000  # trials that have ended before the first measured round
 ROUNDS = 10
 TRIALS_A_ROUND = 50  # that end in a round of the loop, and are replaced
