@@ -54,7 +54,7 @@ class SweepCode:
         directory, run = Path(settings["directory"]), settings["run"]
         words = run.split() if isinstance(run, str) else run
         relative = [word for word in words if word and not Path(word).is_absolute()]
-        return cls(entry_point, str(directory), tuple(word for word in relative if (directory / word).is_file()))
+        return cls(entry_point, str(directory), tuple(word for word in relative if _is_file(directory / word)))
 
     @property
     def question(self) -> Question:
@@ -166,3 +166,11 @@ def _list_files(directory: Path) -> Iterable[Path]:
     except (OSError, subprocess.SubprocessError):
         files = (path.relative_to(directory) for path in directory.rglob("*"))
     return (file for file in files if file.parts[0] not in EXCLUDED)
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is such a file. A word of a command may be a whole program, too long for a name."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from workloads.planner.job import Model
-
-# The sizes of a model that products depend on; what every model of the catalogue has beside them.
+# The sizes of a model that products depend on.
 SIZES = (
     "layers",
     "hidden_size",
@@ -20,7 +18,6 @@ SIZES = (
     "tied",
     "qkv_bias",
 )
-FIXED = {field.name: field.default for field in fields(Model) if field.name not in SIZES}
 
 
 def flops_per_token(model: str, sequence_length: int) -> float:
@@ -50,5 +47,8 @@ def read_shape(name: str) -> dict[str, Any]:
 
 
 def _without_defaults(sizes: Mapping[str, object]) -> dict[str, object]:
-    """Return the sizes without those of `FIXED` at the catalogue's value."""
-    return {name: value for name, value in sizes.items() if name not in FIXED or value != FIXED[name]}
+    """Return the sizes without those on which no product depends, where they are as in every model of the catalogue."""
+    from workloads.planner.job import Model
+
+    fixed = {field.name: field.default for field in fields(Model) if field.name not in SIZES}
+    return {name: value for name, value in sizes.items() if name not in fixed or value != fixed[name]}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,14 @@ def test_a_node_reads_its_own_packages_and_not_those_that_ray_has_brought(tmp_pa
     program += "code = read_code(None, '', ()); print(code['version'], len(code['sweeper']))"
     printed = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["0.1.0", "16"]
+
+
+def test_a_command_whose_words_are_a_program_names_the_files_among_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    run = ["python", "-c", "print(1)\n" * 100, "train.py", str(tmp_path / "train.py")]
+    section = SimpleNamespace(workload=SimpleNamespace(name="command"))
+    resolved: Any = SimpleNamespace(config=section, settings={"directory": str(tmp_path), "run": run})
+    assert SweepCode.of_sweep(resolved).files == ("train.py",)
 
 
 def test_a_folder_above_rays_limit_is_refused_with_its_largest_folders(
