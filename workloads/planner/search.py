@@ -97,24 +97,26 @@ class _Search:
             layouts = (family.fastest, *family.others)
             if not self._has_room(family):
                 self.too_large += len(layouts)
-            elif self._least_s(family.fastest) >= self._slowest_s:
+            elif (fastest := self._estimate_unless_slow(family.fastest)) is None:
                 self.slower += len(layouts)
             else:
-                for layout in layouts:
+                self._consider(fastest)
+                for layout in family.others:
                     self._try(layout)
 
-    def _least_s(self, layout: TrainingLayout) -> float:
-        """Return a bound of the layout's step time.
+    def _estimate_unless_slow(self, layout: TrainingLayout) -> Candidate | None:
+        """Return the layout with its estimate; None if it is too slow to be among the best.
 
         How data parallel ranks divide into replicas and shards changes nothing of the other parts of a step, so what
         one division takes without these parts is a bound for all.
         """
         key = replace(layout, dp_replicate=1, dp_shard=layout.dp)
-        if (bound_s := self._bounds_s.get(key, 0.0)) >= self._slowest_s:
-            return bound_s
-        step = self.candidate(layout).estimate.step
+        if self._bounds_s.get(key, 0.0) >= self._slowest_s:
+            return None
+        candidate = self.candidate(layout)
+        step = candidate.estimate.step
         self._bounds_s[key] = step.total_s - step.data_parallel - step.optimizer - step.copies
-        return step.total_s
+        return candidate if step.total_s < self._slowest_s else None
 
     def candidate(self, layout: TrainingLayout) -> Candidate:
         """Return the layout with its estimate."""
@@ -146,8 +148,14 @@ class _Search:
     def _try(self, layout: TrainingLayout) -> None:
         if self._memory_gib(layout) > self._limit_gib:
             self.too_large += 1
+        else:
+            self._consider(self.candidate(layout))
+
+    def _consider(self, candidate: Candidate) -> None:
+        """Keep a layout that fits, if it is among the best so far."""
+        if candidate.estimate.memory.total_gib > self._limit_gib:
+            self.too_large += 1
             return
-        candidate = self.candidate(layout)
         self.estimated += 1
         if candidate.estimate.step.total_s < self._slowest_s:
             entry = (-candidate.estimate.step.total_s, next(self._order), candidate)
