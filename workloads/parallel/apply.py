@@ -41,8 +41,9 @@ from workloads.llama.shapes import LlamaShape
 from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
-from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, stage_layers, uses_fsdp
+from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
+from workloads.planner.pipeline import stage_layers
 from workloads.precision.layers import apply_recipe, fill_buffers
 
 # A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.

@@ -14,9 +14,9 @@ from workloads.parallel.layout import (
     Layout,
     Setting,
     rank_stages,
-    stage_layers,
     uses_fsdp,
 )
+from workloads.planner.pipeline import stage_layers
 
 ASSUMED_TFLOPS = 0.05  # of a processor whose rate was not measured: only the order of layouts depends on it
 NON_GEMM_FACTOR = 1.19  # attention and what is between the GEMMs: one H200's step against its GEMMs alone

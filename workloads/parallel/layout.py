@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Literal
 
 from workloads.llama.documents import attended_length
 from workloads.llama.shapes import LlamaShape
+from workloads.planner.job import V_SCHEDULES
 
 Checkpointing = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
-V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
 # The backward pass is computed first for inputs and then for weights.
 SPLIT_BACKWARD_SCHEDULES = ("zero_bubble", *V_SCHEDULES)
 ContextMethod = Literal["allgather", "ring"]
@@ -369,16 +368,3 @@ def rank_stages(layout: Layout, pp_rank: int) -> list[int]:
     if layout.schedule in V_SCHEDULES:
         return [pp_rank, layout.total_stages - 1 - pp_rank]
     return list(range(pp_rank, layout.total_stages, layout.pp))
-
-
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """Return the layers of each stage, as evenly divided as possible.
-
-    The first and the last stage are the first to get fewer layers, since they also have the embedding and the head.
-    """
-    base, remainder = divmod(layers, stages)
-    longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
-    starts = [0]
-    for stage in range(stages):
-        starts.append(starts[-1] + base + (stage in longer_stages))
-    return [range(start, stop) for start, stop in pairwise(starts)]

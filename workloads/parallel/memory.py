@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout, Setting, rank_stages, stage_layers, uses_fsdp
+from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout, Setting, rank_stages, uses_fsdp
+from workloads.planner.pipeline import stage_layers
 
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries

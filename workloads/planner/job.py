@@ -12,6 +12,7 @@ Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
 Positions = Literal["rope", "learned", "alibi", "none"]
 Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
 Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
 State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from workloads.planner.job import Model, Schedule, TrainingLayout
+from workloads.planner.job import V_SCHEDULES, Model, Schedule, TrainingLayout
 from workloads.planner.sizes import layer_kind, layer_kinds
 
 # The bubble relative to that of 1F1B with as many stages a rank. Zero bubble delays the weights' gradients,
@@ -34,12 +34,12 @@ def rank_layers(model: Model, layout: TrainingLayout) -> tuple[tuple[RankLayers,
 
     The first and the last chunk are the first to get fewer, since they also have the embedding and the head.
     """
-    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in ("zbv", "dualpipev"))
+    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES)
 
 
 @cache
 def _rank_layers(model: Model, pp: int, stages: int, is_folded: bool) -> tuple[tuple[RankLayers, ...], ...]:
-    chunks = _chunks(model.layers, pp * stages)
+    chunks = stage_layers(model.layers, pp * stages)
     ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
     if is_folded:
         ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
@@ -48,18 +48,22 @@ def _rank_layers(model: Model, pp: int, stages: int, is_folded: bool) -> tuple[t
     return tuple(tuple(RankLayers(samples[kind], number) for kind, number in rank.items()) for rank in counts)
 
 
-def _chunks(layers: int, count: int) -> list[range]:
-    base, remainder = divmod(layers, count)
-    longer = sorted(range(count), key=lambda chunk: (chunk in (0, count - 1), chunk))[:remainder]
+def stage_layers(layers: int, stages: int) -> list[range]:
+    """Return the layers of each stage, as evenly divided as possible.
+
+    The first and the last stage are the first to get fewer layers, since they also have the embedding and the head.
+    """
+    base, remainder = divmod(layers, stages)
+    longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
     starts = [0]
-    for chunk in range(count):
-        starts.append(starts[-1] + base + (chunk in longer))
+    for stage in range(stages):
+        starts.append(starts[-1] + base + (stage in longer_stages))
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def head_rank(layout: TrainingLayout) -> int:
     """Return the rank with the output layer: the first one of V schedules, else the last one."""
-    return 0 if layout.schedule in ("zbv", "dualpipev") and layout.stages_per_rank > 1 else layout.pp - 1
+    return 0 if layout.schedule in V_SCHEDULES and layout.stages_per_rank > 1 else layout.pp - 1
 
 
 def bubble_s(rank_s: list[float], layout: TrainingLayout) -> float:
@@ -78,7 +82,7 @@ def in_flight(rank: int, layout: TrainingLayout) -> float:
     1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
-    if layout.schedule in ("zbv", "dualpipev"):
+    if layout.schedule in V_SCHEDULES:
         return min(layout.microbatches, pp + (0.5 if layout.schedule == "dualpipev" else 0.0))
     if chunks == 1:
         return min(layout.microbatches, pp - rank)

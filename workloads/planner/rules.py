@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workloads.planner.cluster import Cluster
-from workloads.planner.job import Job
+from workloads.planner.job import V_SCHEDULES, Job
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
-V_SCHEDULES = ("zbv", "dualpipev")  # two stages a rank, the first and the last of them on the same rank
 
 
 @dataclass(frozen=True)

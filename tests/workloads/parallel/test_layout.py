@@ -30,9 +30,9 @@ from workloads.parallel.layout import (
     State,
     find_violation,
     rank_stages,
-    stage_layers,
 )
 from workloads.parallel.memory import RUNTIME_GIB, estimate_memory
+from workloads.planner.pipeline import stage_layers
 
 H200 = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0, memory_gb_s=4800.0)
 POWERS_OF_TWO = [1, 2, 4, 8]
