@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -14,8 +13,10 @@ import torch
 from torch.distributed.tensor import debug
 from torch.nn.attention import SDPBackend
 
+from tests.support import canaries
 from workloads import torch_internals
 
+canary = partial(canaries.canary, "torch")
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The arguments by position of the functions in workloads/llama/attention_kernels.py and attention_rocm.py.
 INPUTS = "query, key, value, "
@@ -33,19 +34,6 @@ ATTENTION = {
     "flash_attention_for_cpu": INPUTS + "dropout_p, is_causal",
     "flash_attention_for_cpu_backward": "grad_out, " + BACKWARD + "dropout_p, is_causal",
 }
-
-
-@contextmanager
-def canary(use: str, remedy: str) -> Iterator[None]:
-    """Fail with the use that PyTorch has changed and what to do about it."""
-    try:
-        yield
-    except Exception as error:
-        pytest.fail(
-            f"PyTorch {torch.__version__} has changed {use} ({type(error).__name__}: {error}).\n{remedy}\n"
-            "Then set the versions of torch in pyproject.toml to those that were tried.",
-            pytrace=False,
-        )
 
 
 @pytest.mark.parametrize("name", ATTENTION)

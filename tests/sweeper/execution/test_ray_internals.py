@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,10 @@ import ray
 from sweeper.execution import ray_internals
 from sweeper.execution.local_ray import without_unused_processes
 from tests.conftest import environment
+from tests.support import canaries
 
+canary = partial(canaries.canary, "ray")
 BINARIES = Path(ray.__file__).parent
-
-
-@contextmanager
-def canary(use: str, remedy: str) -> Iterator[None]:
-    """Fail with the use that Ray has changed and what to do about it."""
-    try:
-        yield
-    except Exception as error:
-        pytest.fail(
-            f"Ray {ray.__version__} has changed {use} ({type(error).__name__}: {error}).\n{remedy}\n"
-            "Then set the versions of Ray in pyproject.toml to those that were tried.",
-            pytrace=False,
-        )
 
 
 def test_ray_counts_and_names_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
