@@ -97,7 +97,7 @@ class GangPool:
         return count * time.monotonic() - started_s
 
     def _sum_running(self) -> tuple[int, float]:
-        """Count the running trials once a round: both are asked for each trial, and there may be 8,000 gangs."""
+        """Count the running trials once a round: both are needed for each trial, and there may be 8,000 gangs."""
         if self._running is None:
             starts_s = [gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials]
             self._running = len(starts_s), sum(starts_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.errors import UserInputError
 from sweeper.plan.request import PlanRequest, Problem, build_problem, default_batch
 from workloads.planner.estimate import JobEstimate
@@ -14,7 +15,7 @@ from workloads.planner.rules import find_violation
 from workloads.planner.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
 from workloads.planner.setting import Setting
 from workloads.planner.step import estimate_job
-from workloads.planner.words import describe
+from workloads.planner.words import describe, write_words
 
 SHOWN = 8  # layouts in the table
 MAX_GPUS = 65_536
@@ -98,8 +99,7 @@ def _explain_none_valid(problem: Problem) -> str:
     if violation:
         return violation.reason
     given = {**problem.given, "global_batch": problem.job.layout.global_batch}
-    words = " ".join(f"{name}={str(value).lower()}" for name, value in given.items())
-    return f"no layout of {problem.cluster.gpus} GPUs has {words}"
+    return f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}"
 
 
 def _find_faster(problem: Problem, best: Candidate) -> Candidate | None:
@@ -144,4 +144,4 @@ def _find_gpus(problem: Problem, tokens_per_day: float) -> Problem:
 
 def tokens_of_a_day(estimate: JobEstimate) -> float:
     """Return the tokens that all GPUs train on in a day without failures."""
-    return estimate.tokens / estimate.step.total_s * 86_400
+    return estimate.tokens / estimate.step.total_s * SECONDS_PER_DAY

@@ -14,7 +14,7 @@ from sweeper.ui.tables import draw, terminal_width
 from workloads.planner.bands import find_band
 from workloads.planner.estimate import JobEstimate, StageMemory, StepTime
 from workloads.planner.search import USABLE_MEMORY, Candidate
-from workloads.planner.words import describe, layout_words
+from workloads.planner.words import describe, layout_words, write_words
 
 MISSING = "—"
 
@@ -72,8 +72,7 @@ def _describe_problem(answer: Answer) -> list[str]:
         f"fit, {result.slower:,} are slower by a bound",
     ]
     if problem.given:
-        given = " ".join(f"{name}={value}" for name, value in sorted(problem.given.items()))
-        lines.append(f"given     {given}")
+        lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
     return lines
 
 

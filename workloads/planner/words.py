@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workloads.planner.job import TrainingLayout
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
@@ -30,4 +32,9 @@ def layout_words(layout: TrainingLayout) -> dict[str, str]:
 def describe(layout: TrainingLayout) -> str:
     """Return the layout in a line, without the fields that have their usual value."""
     words = layout_words(layout)
-    return " ".join(f"{name}={value}" for name, value in words.items() if value not in USUAL.get(name, ()))
+    return write_words({name: value for name, value in words.items() if value not in USUAL.get(name, ())})
+
+
+def write_words(values: Mapping[str, object]) -> str:
+    """Return values as the command takes them: `tp=8 reshard_after_forward=false`."""
+    return " ".join(f"{name}={str(value).lower()}" for name, value in values.items())

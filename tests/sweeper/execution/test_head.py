@@ -57,10 +57,10 @@ def test_a_head_that_comes_back_in_time_is_not_lost(monkeypatch: pytest.MonkeyPa
     assert not head.is_away()
 
 
-def test_nodes_are_not_asked_for_while_the_head_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_not_read_while_the_head_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ray.nodes` blocks until the head is back; trials would end meanwhile and no others start."""
     monkeypatch.setattr(head, "is_away", lambda: True)
-    monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("asked without a head"))
+    monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("read without a head"))
     assert NodeDiscovery().poll({"a node"}) == ([], {"a node"})
 
 

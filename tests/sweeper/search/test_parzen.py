@@ -62,7 +62,7 @@ def test_every_proposal_is_a_value_of_its_distribution() -> None:
 def test_a_resumed_study_proposes_what_an_uninterrupted_one_does() -> None:
     study = SamplingStudy("tpe", "none", "maximize", SPACE)
     in_flight = run_trials(study, 160, 75, lambda params: -params["rate"])
-    trials = {trial.number: trial for trial in study.trials}  # numbered as they were asked for
+    trials = {trial.number: trial for trial in study.trials}  # numbered in the order of their proposals
     resumed = SamplingStudy("tpe", "none", "maximize", SPACE)
     finished = [(n, trial, Ending(COMPLETE, trial.value)) for n, trial in trials.items() if trial.state is COMPLETE]
     resumed.load(finished, {number: trials[number] for number in in_flight})
