@@ -62,7 +62,13 @@ ROWS = [
         {"dp_shard": 2, "reshard_after_forward": "false"},
         {"parallelism.fsdp_reshard_after_forward": "never"},
     ),
-    Row("dp_replicate 2", {"dp_replicate": 2}, {"parallelism.data_parallel_replicate_degree": 2}),
+    # In fp32 the states of 8B take 120 GiB of each GPU. torchtitan's is DDP within autocast.
+    Row(
+        "dp_replicate 2",
+        {"dp_replicate": 2},
+        {"parallelism.data_parallel_replicate_degree": 2, "parallelism.data_parallel_shard_degree": 1},
+        is_mixed=False,
+    ),
     Row("tp 2", {"tp": 2}, {"parallelism.tensor_parallel_degree": 2}, is_mixed=False),
     # torchtitan's local batch is what goes through the pipeline at once, in micro-batches of one.
     Row("pp 2", {"pp": 2}, {"parallelism.pipeline_parallel_degree": 2, "training.local_batch_size": 0}, is_mixed=False),
@@ -156,10 +162,11 @@ def sweep_command(row: Row, trainer: str, folder: Path, model: str, global_batch
 
 
 def measure(command: list[str], folder: Path) -> Result:
-    """Run a sweep of one trial; all values are NaN where it did not fit into memory."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
-        sys.exit(f"exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    """Run a sweep of one trial, or read the one in the folder; all values are NaN where it did not fit into memory."""
+    if not list(folder.glob("sweeps/*/trials.csv")):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            sys.exit(f"exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     (path,) = folder.glob("sweeps/*/trials.csv")
     trial = pd.read_csv(path).iloc[0]
     if trial["outcome"] not in ("complete", "infeasible"):
@@ -204,10 +211,11 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=4, help="sequences a step, on each GPU")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--plan", action="store_true", help="print the command lines and configurations only")
-    parser.add_argument("--dir", type=Path, help="where the sweeps are stored (default: a new folder)")
+    parser.add_argument("--dir", type=Path, help="of the sweeps (default: a new one); a second run goes on")
     args = parser.parse_args()
     folder, global_batch = args.dir or Path(tempfile.mkdtemp()), args.sequences * GPUS
-    make_text(folder)
+    if not (folder / "text").exists():
+        make_text(folder)
     print(f"# {args.model} on {GPUS} GPUs, compiled; {LENGTH} tokens a sequence, {global_batch} sequences a step")
     print(f"\n{'layout':38} {'tokens/s: titan':>15} {'parallel':>9} {'ratio':>6} {'GiB: titan':>10} {'parallel':>9}")
     results = {}
