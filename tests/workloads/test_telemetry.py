@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from workloads import untainted
 from workloads.api.contract import Rank
 from workloads.matmul import MatmulParameters, gemm
 from workloads.telemetry import GpuReadings, monitor_gpu
@@ -36,12 +37,12 @@ def test_a_tainted_measurement_is_repeated_after_a_pause(monkeypatch: pytest.Mon
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(gemm, "monitor_gpu", lambda device: Cooling([1000], [1], [90], reasons_known=True))
-    monkeypatch.setattr(gemm.time, "sleep", pauses_s.append)
+    monkeypatch.setattr(untainted, "monitor_gpu", lambda device: Cooling([1000], [1], [90], reasons_known=True))
+    monkeypatch.setattr(untainted.time, "sleep", pauses_s.append)
     parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", statistic="median_warm", repeats=3)
     measurement = gemm.measure(parameters, Rank())
     # On a busy host the measurement also waits for hundredths of a second.
-    assert len(measurements) == 3 and [pause_s for pause_s in pauses_s if pause_s >= 1] == list(gemm.PAUSES_S)
+    assert len(measurements) == 3 and [pause_s for pause_s in pauses_s if pause_s >= 1] == list(untainted.PAUSES_S)
     assert measurement.machine_info["tainted"] is False and len(measurement.step_times_s) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,11 +21,9 @@ from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands
 from workloads.mx_scales import rocm_of_build
-from workloads.telemetry import GpuReadings, monitor_gpu
-from workloads.timing import calls_in_reading, event_metrics, sustained_times, time_steps
-
-# Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
-PAUSES_S = (5.0, 15.0)
+from workloads.telemetry import monitor_gpu
+from workloads.timing import event_metrics, sustained_times
+from workloads.untainted import time_untainted
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
@@ -101,27 +99,33 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     operands = make_operands(parameters, device, generator, architecture)
     with _tuned(parameters, operands) as tuning:
-        times_s, readings, calls = _time_untainted(operands.multiply, device, parameters)
-        step_time_s = statistics.median(times_s)
+        timed = time_untainted(
+            operands.multiply,
+            device,
+            warmup=parameters.warmup,
+            repeats=parameters.repeats,
+            cold_cache=parameters.statistic.endswith("_cold"),
+        )
+        step_time_s = statistics.median(timed.times_s)
         sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
         c = operands.fetch(operands.multiply())
-    machine_info = readings.machine_info() | {
+    machine_info = timed.readings.machine_info() | {
         "layout": operands.layout,
         "output_dtype": str(c.dtype).removeprefix("torch."),
         "operands": str(operands.a.dtype),
         "accumulation": executed_accumulation(parameters, architecture),
         **library(parameters, architecture),
     }
-    metrics = readings.metrics() | sustained_metrics
+    metrics = timed.readings.metrics() | sustained_metrics
     if device.type != "cpu":
-        metrics |= event_metrics(device) | {"calls_per_reading": float(calls)}
+        metrics |= event_metrics(device) | {"calls_per_reading": float(timed.calls)}
     if tuning is not None:
         machine_info["tuned_kernel"], metrics["tuning_s"] = tuning.kernel, tuning.seconds
     executed = _executed(parameters, operands, c, architecture) | {
-        "repeats": len(times_s),
+        "repeats": len(timed.times_s),
         "seed": generator.initial_seed(),
     }
-    return _Run(operands, c, executed, times_s, sustained_s, metrics, machine_info)
+    return _Run(operands, c, executed, timed.times_s, sustained_s, metrics, machine_info)
 
 
 def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
@@ -162,32 +166,6 @@ def _checked_error(parameters: MatmulParameters, run: _Run, architecture: str) -
 
 def _values_per_element(matrix: torch.Tensor) -> int:
     return 2 if matrix.dtype == torch.float4_e2m1fn_x2 else 1
-
-
-def _time_untainted(
-    step: Callable[[], object], device: torch.device, parameters: MatmulParameters
-) -> tuple[tuple[float, ...], GpuReadings, int]:
-    """Time the step; repeat it after each of PAUSES_S while tainted.
-
-    Returns:
-        Its times, the GPU's readings, and the calls that each time is the mean of.
-    """
-    cold_cache = parameters.statistic.endswith("_cold")
-    calls = 1 if cold_cache else calls_in_reading(step, device)
-    for pause_s in (*PAUSES_S, None):
-        with monitor_gpu(device) as readings:
-            times_s = time_steps(
-                step,
-                device,
-                warmup=parameters.warmup,
-                repeats=parameters.repeats,
-                cold_cache=cold_cache,
-                calls=calls,
-            )
-        if pause_s is None or not readings.tainted:
-            break
-        time.sleep(pause_s)
-    return times_s, readings, calls
 
 
 @cache
