@@ -14,6 +14,7 @@ from dataclasses import replace
 from sweeper.cli.signals import StopRequests
 from sweeper.closing import FinishedRun
 from sweeper.common.clock import PhaseClock
+from sweeper.common.energy_metrics import Prices
 from sweeper.common.errors import describe_os_error
 from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
@@ -57,6 +58,7 @@ class Sweep:
             predict=plan.estimates.predicted_metrics if plan.estimates else lambda _: {},
             work=WorkIdentifier(plan.workload, plan.space),
             files=plan.folder / "files",
+            prices=Prices(plan.config.price_per_hour, plan.config.price_per_kwh),
         )
         self._pool: gang_pool.GangPool | None = None
         self._attempts: Counter[int] = Counter()

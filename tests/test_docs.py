@@ -14,7 +14,7 @@ import pytest
 from sweeper.common.metrics import DISPLAY, derive
 from sweeper.config.resolution import CONF
 from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
-from workloads.api.contract import Measurement
+from workloads.api.contract import Energy, Measurement
 
 WORKLOADS_PAGE = (REPOSITORY / "docs/workloads.md").read_text()
 # Each block of code is a whole file, whose name stands in its first or second line.
@@ -140,6 +140,7 @@ def derived_metrics() -> set[str]:
         hardware_flops_per_step=2e12,
         tokens_per_step=100,
         matrix_dtype="bf16",
+        energy=Energy(100.0, 1.0, 3, "counter"),
     )
     return set(derive([measurement] * 2, {"bf16": 100.0}, {"bf16": 80.0}, bandwidth_tb_s=1.0))
 

@@ -1,4 +1,4 @@
-"""Record a GPU's clock, power, temperature and the reasons for a lower clock during a measurement.
+"""Record a GPU's clock, power, energy, temperature and the reasons for a lower clock during a measurement.
 
 A GPU that no driver reads (on a CPU, ROCm without amdsmi) has no readings.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from functools import cache
 
 import torch
 
-from workloads.api.contract import Scalar
+from workloads.api.contract import Energy, Scalar
 from workloads.api.gpus import amd, open_gpus
+from workloads.api.gpus.energy import EnergySample, energy_between
 from workloads.api.gpus.interface import TAINTING_SLOWDOWNS, Gpu, GpuReading
 
 _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
@@ -29,6 +31,8 @@ class GpuReadings:
     Attributes:
         reasons: the reasons for a lower clock that were in force, by the names of `workloads.api.gpus`.
         reasons_known: the GPU reports the reasons for a lower clock.
+        energy_samples: readings of the energy counter and the power, each with its time.
+        started_s, ended_s: the window whose energy is returned, as `time.perf_counter` counts.
     """
 
     clocks_mhz: list[float] = field(default_factory=list)
@@ -36,14 +40,26 @@ class GpuReadings:
     temperatures_c: list[float] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
     reasons_known: bool = False
+    energy_samples: list[EnergySample] = field(default_factory=list)
+    started_s: float = 0.0
+    ended_s: float = 0.0
+
+    def begin_steps(self) -> None:
+        """Leave out the energy of what came before, such as warm-up steps."""
+        self.started_s = time.perf_counter()
+
+    def energy(self, steps: float) -> Energy | None:
+        """Return the energy of so many steps, from `begin_steps` to the end of the readings; None without a driver."""
+        return energy_between(self.energy_samples, self.started_s, self.ended_s, steps)
 
     @property
     def tainted(self) -> bool:
         """Return whether the machine slowed the GPU down."""
         return bool(self.reasons & TAINTING_SLOWDOWNS)
 
-    def add(self, reading: GpuReading, before: Mapping[str, int]) -> None:
-        """Add a reading. `before` has the counters of slowdowns from before the measurement."""
+    def add(self, reading: GpuReading, before: Mapping[str, int], at_s: float) -> None:
+        """Add a reading of a time. `before` has the counters of slowdowns from before the measurement."""
+        self.energy_samples.append(EnergySample(at_s, reading.energy_j, reading.power_w))
         if reading.clock_mhz:
             self.clocks_mhz.append(reading.clock_mhz)
         if reading.power_w:
@@ -83,18 +99,25 @@ def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
     before = gpu.read().slowdowns or {}
     done = threading.Event()
 
+    def read() -> None:
+        started_s = time.perf_counter()
+        reading = gpu.read()
+        readings.add(reading, before, (started_s + time.perf_counter()) / 2)
+
     def read_until_done() -> None:
         while not done.wait(gpu.interval_s):
-            readings.add(gpu.read(), before)
+            read()
 
     thread = threading.Thread(target=read_until_done, daemon=True)
     thread.start()
+    readings.begin_steps()
     try:
         yield readings
     finally:
+        readings.ended_s = time.perf_counter()
         done.set()
         thread.join()
-    readings.add(gpu.read(), before)
+    read()
 
 
 @cache

@@ -153,7 +153,12 @@ def _wall_time_s(step: Callable[[], object], flush: Flush | None) -> float:
 
 
 def sustained_times(
-    steps: Sequence[Callable[[], object]], device: torch.device, *, step_time_s: float, seconds: float
+    steps: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    step_time_s: float,
+    seconds: float,
+    on_settled: Callable[[], object] = lambda: None,
 ) -> tuple[float, ...]:
     """Return the mean seconds a step in each window of a back-to-back run of `seconds` after the clocks have settled.
 
@@ -162,6 +167,7 @@ def sustained_times(
     """
     windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
     _settle(windows)
+    on_settled()
     started = time.perf_counter()
     times_s = [next(windows)]
     while time.perf_counter() - started < seconds:

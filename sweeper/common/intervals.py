@@ -62,8 +62,9 @@ class Correlation:
 
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
     """Return why the metric `name` has no 95% interval; empty if it has one or is not derived from steps."""
-    if f"{name}_ci_low" in metrics or "effective_steps" not in metrics or find_source(name) is None:
-        return ""
+    source = find_source(name)
+    if source is None or "energy" in source or f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
+        return ""  # the energy is one reading for all steps
     return TOO_FEW if metrics["steps"] < MIN_STEPS else TOO_SHORT
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sweeper.common.energy_metrics import energy_metrics
 from sweeper.common.intervals import estimate_correlation, interval_of_steps, ratio_interval
 from workloads.api.contract import Measurement
 
@@ -44,11 +45,16 @@ DISPLAY = {
     "sqnr_input_gradient_db": ("of dx", "dB", 1.0),
     "sqnr_weight_gradient_db": ("of dW", "dB", 1.0),
     "predicted_tokens_per_s": ("predicted", "tokens/s", 1.0),
+    "tokens_per_joule": ("energy", "tokens/J", 1.0),
+    "joules_per_token": ("energy", "J/token", 1.0),
+    "tflop_per_joule": ("energy", "TFLOP/J", 1.0),
+    "cost_per_million_tokens": ("10^6 tokens", "cost", 1.0),
     "peak_device_gib": ("device", "GiB", 1.0),
     "peak_host_gib": ("host", "GiB", 1.0),
     "loss": ("loss", "", 1.0),
     "step_time_ms": ("step", "ms", 1.0),
     "sm_clock_mhz": ("clock", "MHz", 1.0),
+    "average_power_w": ("average power", "W", 1.0),
     "power_w": ("power", "W", 1.0),
     "score": ("score", "", 1.0),
 }
@@ -91,6 +97,7 @@ def derive(
         metrics |= _rate("tokens_per_s", tokens, step_time)
         if (achieved := (achieved_tflops or {}).get(first.matrix_dtype)) and "tflops" in metrics:
             metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
+    metrics |= energy_metrics(measurements, world_size)
     if world_size > 1:
         if first.independent:
             metrics |= _compare_devices(measurements)

@@ -169,3 +169,4 @@ class Config:
     retry: Literal["failed", "infeasible", "lost", "all"] | None = None
     plan: bool = False
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
+    price_per_kwh: float | None = field(default=None, metadata={"min": 0})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sweeper.common import metrics
+from sweeper.common.energy_metrics import Prices, cost_metrics, missing_energy
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.trial import Trial
+from workloads.api.derived import find_source
 from workloads.api.secrets import mask
 
 
@@ -26,6 +28,7 @@ class TrialJudge:
         predict: returns the estimated metrics of a point.
         work: describes what a trial computes.
         files: the folder of the trials' files.
+        prices: of devices and electricity.
     """
 
     objective: str
@@ -34,6 +37,7 @@ class TrialJudge:
     predict: Callable[[Parameters], Mapping[str, float]]
     work: WorkIdentifier
     files: Path
+    prices: Prices = field(default_factory=Prices)
 
     def build_record(self, trial: Trial, result: TrialResult, *, attempts: int, elapsed_s: float) -> TrialRecord:
         """Return the record of a finished trial; its files are written."""
@@ -44,7 +48,8 @@ class TrialJudge:
                 status, reason = TrialStatus.FAILED, impossible
             elif not reason and not math.isfinite(derived.get(self.objective, math.nan)):
                 status = TrialStatus.FAILED
-                reason = f"{self.objective} was not measured. Available: {', '.join(derived)}"
+                why = self._why_no_energy(result)
+                reason = f"{self.objective} was not measured{why}. Available: {', '.join(derived)}"
         return TrialRecord(
             number=trial.number,
             params=trial.params,
@@ -70,11 +75,19 @@ class TrialJudge:
         derived = metrics.derive(
             result.measurements, self.hardware.dense_peak_tflops, self.achieved_tflops, self.hardware.bandwidth_tb_s
         )
+        derived |= cost_metrics(derived, len(result.measurements), self.prices)
         derived |= self.predict(trial.params)
         unranked = next((m.unranked for m in result.measurements if m.unranked), "")
         if unranked:
             derived.pop(self.objective, None)
         return derived, unranked
+
+    def _why_no_energy(self, result: TrialResult) -> str:
+        """Return why an objective that needs the energy is missing, as a clause; empty for any other objective."""
+        if "energy" not in (find_source(self.objective) or ""):
+            return ""
+        missing = missing_energy(result.measurements)
+        return f", since the device's energy is not known: {missing}" if missing else ""
 
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""

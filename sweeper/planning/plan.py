@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.energy_metrics import COST
 from sweeper.common.errors import UserInputError
 from sweeper.config import space_checks
 from sweeper.config.catalogue import catalogue
@@ -210,6 +211,8 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
         "sampler": config.search.sampler,
         "seed": config.seed,
     }
+    if COST in config.workload.objective:  # other prices are another objective
+        identity["prices"] = [config.price_per_hour, config.price_per_kwh]
     if resolved.settings is not None:
         identity["command"] = masked(resolved.settings)
     if not resources.target.is_gpu:  # concurrent trials share its cores and disturb each other's timings

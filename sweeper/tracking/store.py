@@ -309,8 +309,15 @@ def _machine_tags(record: TrialRecord) -> dict[str, Any]:
         "attention": " or ".join(sorted(backends)),
         "power_limit_w": " or ".join(f"{limit_w:g}" for limit_w in sorted(limits_w)),
         "slowed_by": " ".join(sorted(throttle_reasons)),
+        "energy": _describe_energy(record),
         "tainted": "yes" if any(info.get("tainted") for info in ranks) else "",
     }
+
+
+def _describe_energy(record: TrialRecord) -> str:
+    """Return what the energy was read from, or why it is not known; empty where no device reports any."""
+    energies = [energy for measurement in record.measurements if (energy := measurement.get("energy"))]
+    return " or ".join(dict.fromkeys(energy["missing"] or energy["source"] for energy in energies))
 
 
 def _legal_name(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 
@@ -56,3 +58,14 @@ def test_a_gpu_reports_its_state_and_a_cold_cache_is_slower() -> None:
     assert cold.metrics["sm_clock_mhz"] > 300 and cold.metrics["temperature_c"] > 10 and cold.metrics["power_w"] > 30
     assert "tainted" in cold.machine_info
     assert float(str(cold.machine_info["power_limit_w"])) > 30
+
+
+@pytest.mark.gpu
+def test_the_energy_of_a_gpu_agrees_with_its_power() -> None:
+    measurement = gemm.measure(MatmulParameters(m=8192, n=8192, k=8192, sustained_s=6.0), Rank(device="cuda"))
+    energy = measurement.energy
+    assert energy is not None and energy.source == "counter" and energy.seconds > 5
+    assert energy.joules / energy.seconds == pytest.approx(measurement.metrics["sustained_power_w"], rel=0.15)
+    assert energy.steps * statistics.mean(measurement.sustained_step_times_s) == pytest.approx(energy.seconds, rel=0.01)
+    burst = gemm.measure(MatmulParameters(m=8192, n=8192, k=8192), Rank(device="cuda"))
+    assert burst.energy is not None and "sustained_s" in burst.energy.missing

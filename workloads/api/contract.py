@@ -173,8 +173,31 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """The energy that a device drew during steps in a row, what it drew between them included.
+
+    Attributes:
+        joules: of this rank's device; of all devices of the gang in a measurement `of_gang`.
+        seconds: from the start of the first of these steps to the end of the last one.
+        steps: how many of them. They need not be the timed ones.
+        source: the device's energy counter, or the mean of its sampled power times the seconds.
+        missing: why a device that reports its power has no energy here; empty where it has. The rest is 0 then.
+    """
+
+    joules: float = 0.0
+    seconds: float = 0.0
+    steps: float = 0.0
+    source: Literal["counter", "power", ""] = ""
+    missing: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.missing and not all(0 < value < math.inf for value in (self.joules, self.seconds, self.steps)):
+            raise ValueError(f"{self}: every value must be positive and finite, or `missing` says why there is none")
+
+
+@dataclass(frozen=True)
 class Measurement:
-    """The raw measurement of one rank. `sweeper/common/metrics.py` computes every derived metric from it.
+    """The raw measurement of one rank. `sweeper/common/metrics.py` derives every metric from it.
 
     Attributes:
         executed: the parameters as executed, read back from what ran; must equal the requested ones.
@@ -193,6 +216,7 @@ class Measurement:
         tokens_per_step: tokens that one step trains on, on this rank.
         matrix_dtype: the data type of the matrix units, which selects the peak of an MFU; the recipe's name if they
             ran in several types, which have no common peak.
+        energy: what the device drew; None on a CPU and where no driver reads the device.
         metrics: further raw metrics; each name ends in its unit. None of `workloads.api.derived` is allowed.
         machine_info: what the process read of its device and software.
         files: further results by file name, such as a trace.
@@ -214,6 +238,7 @@ class Measurement:
     hardware_flops_per_step: float = 0.0
     tokens_per_step: int = 0
     matrix_dtype: str = ""
+    energy: Energy | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     machine_info: Mapping[str, Scalar] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)

@@ -20,6 +20,12 @@ SOURCES = {
     "hfu": "step_times_s, hardware_flops_per_step and matrix_dtype",
     "mamf_utilization": "step_times_s, flops_per_step and tokens_per_step",
     "speedup": "step_times_s and baseline_step_times_s",
+    "joules_per_step": "energy",
+    "average_power_w": "energy",
+    "joules_per_token": "energy and tokens_per_step",
+    "tokens_per_joule": "energy and tokens_per_step",
+    "tflop_per_joule": "energy and flops_per_step",
+    "cost_per_million_tokens": "step_times_s, tokens_per_step and energy",
 }
 SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # of spread and interval before `_per_gpu`
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from workloads import device as devices
-from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Energy, Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
 from workloads.caches import MIB, flush_mib
+from workloads.energy import energy_of_windows
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
@@ -24,6 +25,8 @@ from workloads.mx_scales import rocm_of_build
 from workloads.telemetry import monitor_gpu
 from workloads.timing import event_metrics, sustained_times
 from workloads.untainted import time_untainted
+
+NO_ENERGY = "single products are too short for the energy counter: set space.sustained_s=3"
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
@@ -52,6 +55,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.dtype].matrix_dtype,
+        energy=run.energy,
         metrics={"relative_error": error, **shape_metrics, **run.metrics},
         machine_info=devices.machine_info(device) | run.machine_info,
     )
@@ -81,6 +85,7 @@ class _Run:
         executed: the parameters as executed.
         times_s: seconds of each repeat.
         sustained_times_s: seconds a product in each window of the back-to-back run.
+        energy: of the back-to-back run.
         metrics, machine_info: of the measurement, without what follows from the result.
     """
 
@@ -89,6 +94,7 @@ class _Run:
     executed: dict[str, Any]
     times_s: tuple[float, ...]
     sustained_times_s: tuple[float, ...]
+    energy: Energy | None
     metrics: dict[str, float]
     machine_info: dict[str, Any]
 
@@ -107,7 +113,7 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
             cold_cache=parameters.statistic.endswith("_cold"),
         )
         step_time_s = statistics.median(timed.times_s)
-        sustained_s, sustained_metrics = _sustain(operands, parameters, architecture, generator, step_time_s)
+        sustained = _sustain(operands, parameters, architecture, generator, step_time_s)
         c = operands.fetch(operands.multiply())
     machine_info = timed.readings.machine_info() | {
         "layout": operands.layout,
@@ -116,7 +122,7 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
         "accumulation": executed_accumulation(parameters, architecture),
         **library(parameters, architecture),
     }
-    metrics = timed.readings.metrics() | sustained_metrics
+    metrics = timed.readings.metrics() | dict(sustained.metrics)
     if device.type != "cpu":
         metrics |= event_metrics(device) | {"calls_per_reading": float(timed.calls)}
     if tuning is not None:
@@ -125,7 +131,7 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
         "repeats": len(timed.times_s),
         "seed": generator.initial_seed(),
     }
-    return _Run(operands, c, executed, timed.times_s, sustained_s, metrics, machine_info)
+    return _Run(operands, c, executed, timed.times_s, sustained.times_s, sustained.energy, metrics, machine_info)
 
 
 def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
@@ -182,21 +188,34 @@ def _warm_up(device: torch.device, seconds: float) -> None:
             torch.cuda.synchronize(device)
 
 
+class _Sustained(NamedTuple):
+    """A product run back to back. Without one only the reason why there is no energy is known."""
+
+    times_s: tuple[float, ...] = ()
+    energy: Energy | None = None
+    metrics: Mapping[str, float] = {}
+
+
 def _sustain(
     operands: Operands,
     parameters: MatmulParameters,
     architecture: str,
     generator: torch.Generator,
     step_time_s: float,
-) -> tuple[tuple[float, ...], dict[str, float]]:
-    """Run the product back to back over operands that the cache cannot hold; return its times and the GPU's metrics."""
-    if not parameters.sustained_s:
-        return (), {}
+) -> _Sustained:
+    """Run the product back to back over operands that the cache cannot hold."""
     device = operands.a.device
+    if not parameters.sustained_s:
+        return _Sustained(energy=Energy(missing=NO_ENERGY) if device.type == "cuda" else None)
     copies = flush_mib(device) * MIB // operands.bytes
     buffers = [operands, *(make_operands(parameters, device, generator, architecture) for _ in range(copies))]
     with monitor_gpu(device) as readings:
         times_s = sustained_times(
-            [buffer.multiply for buffer in buffers], device, step_time_s=step_time_s, seconds=parameters.sustained_s
+            [buffer.multiply for buffer in buffers],
+            device,
+            step_time_s=step_time_s,
+            seconds=parameters.sustained_s,
+            on_settled=readings.begin_steps,
         )
-    return times_s, {f"sustained_{name}": value for name, value in readings.metrics().items()}
+    metrics = {f"sustained_{name}": value for name, value in readings.metrics().items()}
+    return _Sustained(times_s, energy_of_windows(readings, times_s), metrics)

@@ -31,7 +31,7 @@ from workloads.offload.memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
 from workloads.offload.planner import Prediction, find_fastest_plan
-from workloads.telemetry import monitor_gpu
+from workloads.telemetry import GpuReadings, monitor_gpu
 from workloads.trace import record_trace
 
 SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
@@ -152,7 +152,7 @@ def _train(
     activity = node_activity()
     setup_s = time.perf_counter() - started
     with monitor_gpu(device) as readings:
-        run = _run_steps(engine, batches)
+        run = _run_steps(engine, batches, parameters.warmup, readings)
     copied_bytes = engine.copy_streams.copied_bytes
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
@@ -167,6 +167,7 @@ def _train(
         hardware_flops_per_step=_count_hardware_flops(shape, plan),
         tokens_per_step=plan.tokens_per_step,
         matrix_dtype=parameters.dtype,
+        energy=readings.energy(len(run.times_s) - parameters.warmup),
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | readings.machine_info()
@@ -246,12 +247,14 @@ class _TrainingRun:
     span_times_s: Mapping[str, float]
 
 
-def _run_steps(engine: Engine, batches: torch.Tensor) -> _TrainingRun:
+def _run_steps(engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings) -> _TrainingRun:
     """Train one step on each batch. Raises ArithmeticError if a loss is not finite."""
     times_s: list[float] = []
     losses: list[float] = []
     span_times_s: Mapping[str, float] = {}
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number == warmup:
+            readings.begin_steps()
         started = time.perf_counter()
         losses.append(float(engine.step(batch)))
         engine.synchronize()

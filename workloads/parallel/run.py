@@ -35,7 +35,7 @@ from workloads.parallel.layout import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import gathers_fp8, read_recipe
-from workloads.telemetry import monitor_gpu
+from workloads.telemetry import GpuReadings, monitor_gpu
 
 GIB = 2**30
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -83,7 +83,8 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     source = TokenSource(shape.vocabulary, length, parameters.seed, parameters.document_tokens)
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
-        run = _run_steps(parameters, trainer, partial(_draw_batch, source, sequences, device), collector, device)
+        draw_batch = partial(_draw_batch, source, sequences, device)
+        run = _run_steps(parameters, trainer, draw_batch, collector, watch, device)
     metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
@@ -102,6 +103,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports those of all ranks
         # Attention and the head stay in bf16: a mixed step has no meaningful share of the fp8 peak.
         matrix_dtype=parameters.dtype,
+        energy=watch.energy(parameters.steps),
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | watch.machine_info()
@@ -157,6 +159,7 @@ def _run_steps(
     trainer: Trainer,
     draw_batch: Callable[[int], Batch],
     collector: GarbageCollector,
+    readings: GpuReadings,
     device: torch.device,
 ) -> _TrainingRun:
     """Train on new tokens in each step, and profile the last warm-up step.
@@ -167,6 +170,8 @@ def _run_steps(
     for step in range(parameters.warmup + parameters.steps):
         batch = draw_batch(step)
         dist.barrier()
+        if step == parameters.warmup:
+            readings.begin_steps()
         started = time.perf_counter()
         collector.start_step(step)
         is_profiled = step == parameters.warmup - 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 from workloads import device as devices
-from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Energy, Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, Support, support, unsupported_rocm_reason, unsupported_shape_reason
+from workloads.energy import measure_energy
 from workloads.llama.shapes import GemmShape, gemm_shape
 from workloads.mx_scales import rocm_of_build
 from workloads.precision import GemmParameters, formats
@@ -56,6 +58,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
         unranked="" if state is Support.NATIVE else f"emulated: {reason}",
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.recipe].matrix_dtype,
+        energy=run.energy,
         metrics={"m": float(shape.m), "n": float(shape.n), "k": float(shape.k), **run.metrics, "sqnr_db": error_db},
         machine_info=devices.machine_info(device) | {"support": state.value},
     )
@@ -83,11 +86,13 @@ class _Run:
     Attributes:
         sampled_result: the sample's rows and columns of the result.
         times_s: seconds of each repeat in the recipe, and in bf16 unless that is the recipe; empty if not timed.
+        energy: of the product in the recipe.
         metrics: of the GPU.
     """
 
     sampled_result: torch.Tensor
     times_s: tuple[tuple[float, ...], ...] = ((),)
+    energy: Energy | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -102,7 +107,9 @@ def _run_native(
         steps.insert(0, formats.native_gemm(parameters.recipe, *converted))
     with monitor_gpu(a.device) as watch:
         times_s = time_in_turns(steps, a.device, warmup=parameters.warmup, repeats=parameters.repeats)
-    return _Run(steps[0]()[sample.rows][:, sample.columns], times_s, watch.metrics() | event_metrics(a.device))
+    energy = measure_energy(steps[0], a.device, median(times_s[0]))
+    sampled_result = steps[0]()[sample.rows][:, sample.columns]
+    return _Run(sampled_result, times_s, energy, watch.metrics() | event_metrics(a.device))
 
 
 def _run_emulated(

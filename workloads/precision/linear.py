@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from workloads import device as devices
-from workloads.api.contract import Measurement, Rank
+from workloads.api.contract import Energy, Measurement, Rank
+from workloads.energy import measure_energy
 from workloads.llama.model import swiglu
 from workloads.llama.shapes import MODELS
 from workloads.precision import LinearParameters, formats, layers
@@ -56,10 +57,11 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     metrics = _errors_db(exact, converted, x, d_out)
     flops = 6.0 * parameters.tokens * sum(layer.weight.numel() for layer in _linear_layers(baseline))
     del exact
+    energy: Energy | None = None
     times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
     if not unranked:
         modules = [converted] if parameters.recipe == "bf16" else [converted, baseline]
-        times_s, gpu_metrics = _time_modules(parameters, modules, x, d_out)
+        times_s, energy, gpu_metrics = _time_modules(parameters, modules, x, d_out)
         metrics |= gpu_metrics
         if parameters.recipe != "bf16":
             metrics["predicted_speedup"] = predict_speedup(parameters, baseline, architecture, device)
@@ -70,6 +72,7 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
         unranked=unranked,
         flops_per_step=flops,
         matrix_dtype="bf16" if parameters.recipe == "bf16" else "fp8",
+        energy=energy,
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | {"layers": ", ".join(sorted({type(module).__name__ for module in converted.modules()}))},
@@ -87,12 +90,17 @@ def _build_layers(parameters: LinearParameters) -> tuple[nn.Module, int]:
 
 def _time_modules(
     parameters: LinearParameters, modules: list[nn.Module], x: torch.Tensor, d_out: torch.Tensor
-) -> tuple[tuple[tuple[float, ...], ...], dict[str, float]]:
-    """Time training steps of the modules in turns. Return the times of each module and the GPU's metrics."""
+) -> tuple[tuple[tuple[float, ...], ...], Energy | None, dict[str, float]]:
+    """Time training steps of the modules in turns.
+
+    Returns:
+        The times of each module, the energy of the first one, and the GPU's metrics.
+    """
     steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
     with monitor_gpu(x.device) as watch:
         times_s = time_in_turns(steps, x.device, warmup=parameters.warmup, repeats=parameters.repeats)
-    return times_s, watch.metrics() | event_metrics(x.device)
+    energy = measure_energy(steps[0], x.device, statistics.median(times_s[0]))
+    return times_s, energy, watch.metrics() | event_metrics(x.device)
 
 
 def _linear_layers(module: nn.Module) -> list[nn.Linear]:

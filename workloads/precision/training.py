@@ -19,7 +19,7 @@ from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS
 from workloads.precision import TrainingParameters, formats, layers
-from workloads.telemetry import monitor_gpu
+from workloads.telemetry import GpuReadings, monitor_gpu
 
 
 def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
@@ -47,7 +47,7 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     with fused_attention(attention, device) as kernel:
         training = build(parameters, device, generator, architecture, rope, tokens)
         with monitor_gpu(device) as watch:
-            times_s, losses = _run_steps(training, parameters.warmup + parameters.steps)
+            times_s, losses = _run_steps(training, parameters, watch)
     layer_count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
     flops = model_flops_per_token(
         shape, parameters.sequence_length, layers=layer_count, lm_head=parameters.scope == "model"
@@ -64,6 +64,7 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         tokens_per_step=tokens,
         # Attention and lm_head stay in bf16, so a step has no common peak to compute an MFU from.
         matrix_dtype=parameters.recipe,
+        energy=None if training.unranked else watch.energy(parameters.steps),
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))}
@@ -85,10 +86,14 @@ class _Training(NamedTuple):
     unranked: str
 
 
-def _run_steps(training: _Training, steps: int) -> tuple[list[float], list[float]]:
+def _run_steps(
+    training: _Training, parameters: TrainingParameters, readings: GpuReadings
+) -> tuple[list[float], list[float]]:
     """Return the seconds and the loss of each step. Raises ArithmeticError if a loss is NaN."""
     times_s, losses = [], []
-    for _ in range(steps):
+    for number in range(parameters.warmup + parameters.steps):
+        if number == parameters.warmup:
+            readings.begin_steps()
         started = time.perf_counter()
         losses.append(float(training.step()))  # waits for the device
         times_s.append(time.perf_counter() - started)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sweeper.common.energy_metrics import Prices
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Space
@@ -14,14 +15,21 @@ from sweeper.execution.judge import TrialJudge
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.trial import Trial
 from workloads.api import registry
-from workloads.api.contract import Measurement
+from workloads.api.contract import Energy, Measurement
 
 
-def judge(folder: Path, *, clock_headroom: float = 1.0, **fields: Any) -> TrialRecord:
+def judge(
+    folder: Path,
+    objective: str = "tflops",
+    *,
+    clock_headroom: float = 1.0,
+    prices: Prices | None = None,
+    **fields: Any,
+) -> TrialRecord:
     """Return the record of a trial whose only rank measured these fields on a device of 100 TFLOP/s."""
     hardware = Hardware(name="h200", dense_peak_tflops={"bf16": 100.0}, clock_headroom=clock_headroom)
     work = WorkIdentifier(registry.load("probe"), Space())
-    trial_judge = TrialJudge("tflops", hardware, {}, lambda _: {}, work, folder)
+    trial_judge = TrialJudge(objective, hardware, {}, lambda _: {}, work, folder, prices or Prices())
     measurement = Measurement(**{"executed": {}, "step_times_s": (1.0,) * 5, "matrix_dtype": "bf16"} | fields)
     result = TrialResult(TrialStatus.COMPLETE, 0.0, 1.0, measurements=(measurement,))
     return trial_judge.build_record(Trial(0, {}), result, attempts=1, elapsed_s=1.0)
@@ -48,3 +56,21 @@ def test_a_clock_may_exceed_the_one_of_the_peak_where_the_catalogue_says_so(tmp_
 )
 def test_every_utilisation_of_the_peak_is_checked(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert "of the vendor's dense peak" in judge(tmp_path, **fields).reason
+
+
+def test_an_objective_that_needs_the_energy_says_why_there_is_none(tmp_path: Path) -> None:
+    missing = Energy(missing="the steps took 0.5 s; the energy counter needs 1 s")
+    record = judge(tmp_path, "tflop_per_joule", flops_per_step=1e12, energy=missing)
+    assert record.status is TrialStatus.FAILED
+    assert record.reason.startswith(
+        f"tflop_per_joule was not measured, since the device's energy is not known: {missing.missing}"
+    )
+
+
+def test_tokens_have_a_cost_where_a_price_is_set(tmp_path: Path) -> None:
+    energy = Energy(3.6e6, 1.0, 5, "counter")  # 0.2 kWh a step of a second with 10^6 tokens
+    fields = {"flops_per_step": 1e12, "tokens_per_step": 10**6, "energy": energy}
+    record = judge(tmp_path, prices=Prices(3.6, 0.5), **fields)
+    assert record.metrics["cost_per_million_tokens"] == pytest.approx(0.001 + 0.1)
+    assert record.measurements[0]["energy"]["source"] == "counter"
+    assert "cost_per_million_tokens" not in judge(tmp_path, **fields).metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -103,6 +104,34 @@ def test_slowdowns_are_those_of_the_measurement(
         pass
     assert readings.machine_info() == {"slowed_by": slowed_by, "tainted": scenario == "hot"}
     assert readings.metrics() == {"sm_clock_mhz": 1300, "power_w": 748, "temperature_c": 61}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "has_counter"),
+    [("mi300x", True), ("mi300x_virtual", False), ("mi300x_cpx_nps4", False), ("mi250x", False), ("raising", False)],
+)
+def test_an_energy_counter_counts_if_it_is_the_devices_own(
+    load: Callable[[str], None], scenario: str, has_counter: bool
+) -> None:
+    load(scenario)
+    with open_gpus() as gpus:
+        before, after = gpus[0].read().energy_j, gpus[0].read().energy_j
+    assert (before is not None and after is not None and after > before) == has_counter
+
+
+def test_the_energy_of_steps_leaves_out_what_came_before(
+    load: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("mi300x")
+    monkeypatch.setattr(telemetry, "find_gpu", lambda device: amd.open_gpus()[0])
+    monkeypatch.setattr(amd.AmdGpu, "interval_s", 0.02)
+    with telemetry.monitor_gpu(torch.device("cuda", 0)) as readings:
+        time.sleep(0.3)
+        readings.begin_steps()
+        time.sleep(1.1)
+    energy = readings.energy(4)
+    assert energy is not None and energy.source == "counter" and energy.steps == 4
+    assert energy.joules == pytest.approx(748 * energy.seconds, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ may be "N/A", above all on virtual functions.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -24,6 +25,10 @@ SLOWDOWNS = {
     "memory_thermal": "hbm_thm_residency_acc",
 }
 MIB_PER_GIB = 1024
+# Several devices are one package, which alone has an energy counter: a die of an MI250X, and a partition of an Instinct
+# that is not whole.
+DIVIDED_PACKAGE = re.compile("MI250")
+WHOLE = ("SPX", None)
 MIN_MICROWATTS = 1e5  # power caps are in microwatts, in some releases in watts; no GPU draws 100 kW
 
 
@@ -128,10 +133,24 @@ class AmdGpu:
         return GpuReading(
             clock_mhz=statistics.mean(clocks_mhz) if clocks_mhz else None,
             power_w=powers_w[0] if powers_w else None,
+            energy_j=self._energy_j(),
             temperature_c=_number(values.get("temperature_hotspot")),
             memory_clock_mhz=_number(values.get("current_uclk")),
             slowdowns=slowdowns or None,
         )
+
+    def _energy_j(self) -> float | None:
+        """Return the device's energy counter; None where it is of a whole package that has several devices.
+
+        A count times the resolution is microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4
+        the field is called `power`. Guests have none.
+        """
+        if self.identity.compute_partition not in WHOLE or DIVIDED_PACKAGE.search(self.identity.name):
+            return None
+        fields = self._fields("amdsmi_get_energy_count")
+        count = _number(fields.get("energy_accumulator", fields.get("power")))
+        resolution_uj = _number(fields.get("counter_resolution"))
+        return count * resolution_uj / 1e6 if count and resolution_uj else None
 
     def _call(self, function: str, *arguments: Any) -> Any:
         """Return what a function of AMD SMI returns of this GPU; None if it raises or the release lacks it."""

@@ -81,12 +81,15 @@ class GpuReading:
     Attributes:
         clock_mhz: of the streaming multiprocessors; of an AMD GPU the mean of its dies.
         temperature_c: of the hottest spot where the GPU reports it, else of the die.
+        energy_j: a counter of the energy that this device alone has drawn, from any start; it never decreases. None if
+            there is none, or if it is of several devices together.
         slowdowns: by reason for a lower clock a counter that never decreases. The reason was in force between two
             readings if its counter rose. None if the GPU does not report reasons.
     """
 
     clock_mhz: float | None = None
     power_w: float | None = None
+    energy_j: float | None = None
     temperature_c: float | None = None
     memory_clock_mhz: float | None = None
     slowdowns: Mapping[str, int] | None = None

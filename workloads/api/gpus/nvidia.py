@@ -135,12 +135,14 @@ class NvidiaGpu:
 
         gpu = self._handle
         power_mw = _try(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
+        energy_mj = _try(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))  # from Volta on
         bits = _try(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
         if bits is not None:  # momentary, so the counter counts the readings that had the reason
             self._slowdowns.update(name for name, constant in SLOWDOWNS.items() if bits & getattr(nvml, constant))
         return GpuReading(
             clock_mhz=_try(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             power_w=power_mw / 1e3 if power_mw is not None else None,
+            energy_j=energy_mj / 1e3 if energy_mj else None,
             temperature_c=_try(lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
             memory_clock_mhz=_try(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
             slowdowns=dict(self._slowdowns) if bits is not None else None,

@@ -8,6 +8,7 @@ here. The environment variable AMDSMI_STAND_IN selects a scenario from `SCENARIO
 from __future__ import annotations
 
 import os
+import time
 from enum import IntEnum
 from typing import Any
 
@@ -44,7 +45,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "mi300x_virtual": {
         "device_id": 0x74B5,
         "market_name": "AMD Instinct MI300X VF",
-        "unsupported": {"power_cap_info", "gpu_compute_partition", "gpu_memory_partition", "gpu_bad_page_info"},
+        "unsupported": {
+            "power_cap_info",
+            "gpu_compute_partition",
+            "gpu_memory_partition",
+            "gpu_bad_page_info",
+            "energy_count",
+        },
     },
     # Each GPU divided into eight, and its memory into four.
     "mi300x_cpx_nps4": {
@@ -61,6 +68,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "compute_units": 256,
         "memory_mib": 294_896,
         "power_cap_w": 1400,
+    },
+    # Two dies a package, each a GPU; the counter is the package's.
+    "mi250x": {
+        "device_id": 0x740C,
+        "market_name": "AMD Instinct MI250X",
+        "architecture": "gfx90a",
+        "compute_units": 110,
     },
     "unknown_model": {"device_id": 0x7FFF, "market_name": "N/A"},
     # Another user's process holds memory of GPU 3.
@@ -183,6 +197,14 @@ def amdsmi_get_power_cap_info(gpu: _Processor) -> dict[str, Any]:
     cap_w = MACHINE.get("power_caps_w", {}).get(gpu.gpu, default_w)
     watts = {"power_cap": cap_w, "default_power_cap": default_w, "min_power_cap": 0, "max_power_cap": default_w}
     return _reported({**{name: value * 10**6 for name, value in watts.items()}, "dpm_cap": 2100})  # microwatts
+
+
+def amdsmi_get_energy_count(gpu: _Processor) -> dict[str, Any]:
+    """Return a count that, times the resolution, is microjoules. A GPU draws 748 W; the time is that of the call."""
+    _check("energy_count")
+    resolution_uj = 15.259
+    count = int(748e6 * time.perf_counter() / resolution_uj)
+    return _reported({"energy_accumulator": count, "counter_resolution": resolution_uj, "timestamp": time.time_ns()})
 
 
 def amdsmi_get_clock_info(gpu: _Processor, clock_type: AmdSmiClkType) -> dict[str, Any]:
