@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sweeper.common.clock import PhaseClock
@@ -21,6 +21,7 @@ from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
+from sweeper.tracking.results_digest import compute_digest
 from sweeper.ui import tables
 from sweeper.ui.format import format_interval, format_phases
 from sweeper.ui.progress import Progress
@@ -61,9 +62,6 @@ class FinishedRun:
     def close(self, tracking: TrackingClient, display: Progress) -> int:
         """Store the results, end the parent run and print the summary. Returns the exit code."""
         results = Results.collect(self.plan, self.study, self.progress)
-        texts = results.text_files()
-        for name, text in texts.items():
-            (self.plan.folder / name).write_text(text)
         if self.is_over:
             results.keep_ceilings()
         summary = Summary(
@@ -74,8 +72,7 @@ class FinishedRun:
             drained=self.drained,
             stopped=self._describe_stop(),
         )
-        plots = [] if self.is_interrupted else self._draw_plots(results, display)
-        is_written = self._record(tracking, display, results, self._closing_message(results, summary, texts, plots))
+        is_written = self._write(tracking, display, results, summary)
         recording = self._recording(tracking, is_written)
         summary.print(recording, is_over=self.is_over, is_exhausted=self.study.exhausted)
         code = self._exit_code(results, is_written)
@@ -89,11 +86,26 @@ class FinishedRun:
         display.end({**results.export(), "stopped": self.error, "retry": retry, "took_s": took_s, "exit_code": code})
         return code
 
-    def _record(self, tracking: TrackingClient, display: Progress, results: Results, message: dict[str, Any]) -> bool:
-        """End the parent run. Returns whether everything is written."""
+    def _write(self, tracking: TrackingClient, display: Progress, results: Results, summary: Summary) -> bool:
+        """Write the result files and end the parent run. Returns whether everything is written.
+
+        A finished sweep that is run again has all of that, and its plots and its report take minutes for 100,000
+        trials: the digest tells whether anything would differ.
+        """
+        message, view = self._closing_message(results, summary), build_view(results)
+        digest = compute_digest({"closing": message, "view": asdict(view)})
+        ran_nothing = self.is_over and not self.progress.finished_in_this_run
+        if ran_nothing and results.has_files() and tracking.has_results(digest):
+            display.note("finished before: nothing is left to run, and its results are written")
+            return True
+        texts = results.text_files()
+        for name, text in texts.items():
+            (self.plan.folder / name).write_text(text)
+        plots = [] if self.is_interrupted else self._draw_plots(results, display)
         if tracking.is_open and tracking.pending > MANY_PENDING:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
-        return tracking.close(message, build_view(results), MLFLOW_PATIENCE_S)
+        files = {"artifacts": texts, "plots": plots}
+        return tracking.close({**message, **files, "digest": digest}, view, MLFLOW_PATIENCE_S)
 
     def _describe_stop(self) -> str:
         """Return why the loop ended before the budget, and what to do if its trials failed."""
@@ -102,10 +114,8 @@ class FinishedRun:
             return f"{self.error}\n         {advice}"
         return self.error
 
-    def _closing_message(
-        self, results: Results, summary: Summary, texts: dict[str, str], plots: list[str]
-    ) -> dict[str, Any]:
-        """Return the arguments of `Store.close`."""
+    def _closing_message(self, results: Results, summary: Summary) -> dict[str, Any]:
+        """Return the arguments of `Store.close`, without the files, which follow from the trials."""
         tags = {
             mlflow_store.DESCRIPTION: summary.markdown(),
             "outcome": tables.format_counts(results.counts),
@@ -117,8 +127,6 @@ class FinishedRun:
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
             "metrics": results.metrics(),
             "tags": tags,
-            "artifacts": texts,
-            "plots": plots,
             "abandoned": self.study.abandoned,
             "written": self.study.trial_count if self.study.all_ended else None,
         }

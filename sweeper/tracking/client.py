@@ -29,7 +29,7 @@ class TrackingClient:
 
     Attributes:
         experiment_id: MLflow's id of the experiment; None until the process has opened the store.
-        view_key: the key of the sweep's view in MLflow's pages, once it is closed; empty where there is none.
+        view_key: the key of the sweep's view in MLflow's pages, once its results are there; empty where there is none.
         last_error: why the process's last attempt failed; empty after one that succeeded.
     """
 
@@ -54,6 +54,7 @@ class TrackingClient:
         self._closed = threading.Event()
         self._restarts = 0
         self._progress_count = 0  # of the process's answers that are no errors
+        self._stored_digest = ""  # of the results that the store has
         self._mutex = threading.RLock()
         self.experiment_id: str | None = None
         self.view_key = ""
@@ -90,6 +91,17 @@ class TrackingClient:
             self._restarts += 1
             self.last_error = f"the recording process ended with exit code {code}; see {self._log}"
             self._start()
+
+    def has_results(self, digest: str) -> bool:
+        """Return whether the store has all records and the results with this digest, once it is open.
+
+        Without an answer they are written again, which takes longer and changes nothing.
+        """
+        deadline_s = time.monotonic() + START_PATIENCE_S
+        while not (self.is_open or self.last_error) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        with self._mutex:
+            return self.is_open and not self._unwritten and self._stored_digest == digest
 
     def close(self, results: dict[str, Any], view: SweepView, patience_s: float) -> bool:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
@@ -164,6 +176,8 @@ class TrackingClient:
                         self._unwritten.pop(number, None)
                     before = answer["opened"]["written_before"]
                     self._unwritten = {n: record for n, record in self._unwritten.items() if n >= before}
+                    self._stored_digest = answer["opened"]["results"].get("digest", "")
+                    self.view_key = answer["opened"]["results"].get("view", "")
                 if "written" in answer:
                     self._unwritten.pop(answer["written"], None)
                 if "closed" in answer:

@@ -26,6 +26,7 @@ STUDY = "sweeper.study"  # the id of the sweep's Optuna study, since names of sw
 TRIAL_NUMBER = "sweeper.trial"
 STARTED_AT = "sweeper.started_at"  # when the command that made the parent run started
 WRITTEN = "sweeper.written"  # of a parent run: so many first trials have ended and are written
+RESULTS = "sweeper.results"  # of a parent run, as JSON: which results were written last, and whether completely
 CONTENT = "sweeper.content"  # the digest of an imported file
 
 # Values of the tag KIND.

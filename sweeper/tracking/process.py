@@ -7,7 +7,8 @@ descriptor that holds the sweep's lock.
 
     message                         answer
     {"open": {…Store's arguments}}  {"listed": number} repeatedly, then
-                                    {"opened": {"experiment_id": …, "written_before": number, "written": [numbers]}}
+                                    {"opened": {"experiment_id": …, "written_before": number, "written": [numbers],
+                                     "results": {"digest": …, "view": key}, empty unless they are complete}}
     {"step": {…}}                   {}
     {"record": "…"}                 {"written": number}
     {"close": {…}, "view": {…}}     {"closed": {"view": key or ""}}
@@ -54,6 +55,7 @@ class RecordingProcess:
         self._driver_gone = threading.Event()
         self._last_attempt_failed = False
         self._store: Store | None = None
+        self._view_key = ""
         threading.Thread(target=self._read_messages, daemon=True).start()
 
     def _read_messages(self) -> None:
@@ -78,14 +80,14 @@ class RecordingProcess:
                 if self._driver_gone.wait(RETRY_S):
                     return
             if "close" in message and message["close"]["status"] != "KILLED":  # an interrupted sweep has no report
-                self._log_report()
+                self._log_report(message["close"].get("digest", ""))
 
     def _handle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what a message asks for and return the answer."""
         if "open" in message:
             store = self._store = Store(**message["open"], on_page=lambda count: self._answer({"listed": count}))
             written = {"written_before": store.written_before, "written": store.written_trials}
-            return {"opened": {"experiment_id": store.experiment_id, **written}}
+            return {"opened": {"experiment_id": store.experiment_id, **written, "results": store.stored_results}}
         assert self._store is not None
         if self._last_attempt_failed:
             if (number := _trial_of(message)) is not None:
@@ -99,7 +101,8 @@ class RecordingProcess:
             self._store.write_trial(record)
             return {"written": record.number}
         self._store.close(**message["close"])
-        return {"closed": {"view": self._write_view(message["view"])}}
+        self._view_key = self._write_view(message["view"])
+        return {"closed": {"view": self._view_key}}
 
     def _write_view(self, view: dict[str, Any]) -> str:
         """Write the views of the sweep. Returns the key of the view of its trials, empty where there is none."""
@@ -116,8 +119,10 @@ class RecordingProcess:
         except BrokenPipeError:
             self._driver_gone.set()
 
-    def _log_report(self) -> None:
+    def _log_report(self, digest: str) -> None:
         """Run the program that logs the sweep's report, which prints its errors to the log.
+
+        With it the results of this digest are complete.
 
         The driver knows by now that everything is written: it does not wait for the report, and a report that fails
         loses nothing. It runs in this process, because another one would import MLflow again, which takes 2 s.
@@ -130,10 +135,11 @@ class RecordingProcess:
         os.environ["MLFLOW_TRACKING_URI"] = self._store.uri
         try:
             runpy.run_module(REPORT_MODULE, run_name="__main__")
+            self._store.finish_results(digest, self._view_key)
         except SystemExit:
             pass  # it has printed its error
         except Exception as error:
-            print(mask(f"no report: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+            print(mask(f"report not finished: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
 
 
 def _trial_of(message: dict[str, Any]) -> int | None:

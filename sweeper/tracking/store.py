@@ -46,6 +46,7 @@ class Store:
         uri: the address of the store.
         experiment_id: MLflow's id of the experiment.
         parent_id: MLflow's id of the sweep's parent run.
+        stored_results: the arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Store:
         self.experiment_id = self._open_experiment(experiment)
         self._is_marked_running = True
         self._written_before = 0
+        self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
         self._children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
         if self._written_before and self._written_before == parent.get("trials"):
@@ -137,6 +139,7 @@ class Store:
         plots: Sequence[str],
         abandoned: Sequence[int] = (),
         written: int | None = None,
+        digest: str = "",
     ) -> None:
         """End the parent run with the results of the sweep.
 
@@ -149,8 +152,10 @@ class Store:
             abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
                 run, which ends as cancelled.
             written: so many first trials have ended and are written; None if one of them has not ended.
+            digest: of all results of the sweep.
         """
         now_ms = int(time.time() * 1e3)
+        self._client.set_tag(self.parent_id, mlflow_store.RESULTS, json.dumps({"begun": digest}))
         for run in filter(None, map(self._children.find, abandoned)):
             self._client.set_tag(run.info.run_id, mlflow_store.OUTCOME, TrialStatus.CANCELLED.value)
             self._client.set_terminated(run.info.run_id, "KILLED", now_ms)
@@ -188,6 +193,18 @@ class Store:
         link = mlflow_view.view_link(self.experiment_id, devices_key)
         self.append_to_description(f"Sweeps of the same space: [the best of each device]({link})")
         return trials_key
+
+    def finish_results(self, digest: str, view: str) -> None:
+        """Mark the results that `close` has begun to write as complete, unless another process has closed since.
+
+        Args:
+            digest: as `close` was given it.
+            view: the key of the view of the trials.
+        """
+        begun = self._client.get_run(self.parent_id).data.tags[mlflow_store.RESULTS]
+        if json.loads(begun) == {"begun": digest}:
+            complete = json.dumps({"digest": digest, "view": view})
+            self._client.set_tag(self.parent_id, mlflow_store.RESULTS, complete)
 
     def append_to_description(self, paragraph: str) -> None:
         """Append a paragraph to the parent run's description."""
@@ -238,6 +255,9 @@ class Store:
             run_id, earlier_tags = str(runs[0].info.run_id), runs[0].data.tags
             self._is_marked_running = runs[0].info.status == "RUNNING"
             self._written_before = int(earlier_tags.get(mlflow_store.WRITTEN, 0))
+            results = json.loads(earlier_tags.get(mlflow_store.RESULTS, "{}"))
+            if runs[0].info.status == "FINISHED" and "digest" in results:
+                self.stored_results = results
             # The configuration that ran stays. Another command's differences are added and replace nothing.
             tags = {name: _add_line(earlier_tags.get(name, ""), value) for name, value in tags.items()}
             if earlier_tags.get(mlflow_store.STARTED_AT) != started_at:

@@ -6,7 +6,7 @@ The page includes plotly.js (5 MB), so that it opens anywhere, in MLflow's artif
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -87,6 +87,11 @@ class SearchResult:
         return x, y, find_best_in_cells(x, y, self.values.to_list(), minimize=self.minimize)
 
 
+def are_drawn(records: Sequence[TrialRecord], parameters: Sized) -> bool:
+    """Return whether these ranked trials of a search with these parameters have plots."""
+    return len(records) >= MIN_TRIALS and len(parameters) > 0
+
+
 def draw(
     folder: Path,
     records: Sequence[TrialRecord],
@@ -101,7 +106,7 @@ def draw(
         distributions: those of the parameters that vary.
         direction: "maximize" or "minimize".
     """
-    if len(records) < MIN_TRIALS or not distributions:
+    if not are_drawn(records, distributions):
         return []
     search = build_search_result(records, distributions, objective, direction)
     folder.mkdir(exist_ok=True)

@@ -85,6 +85,13 @@ class Results:
         files = {"trials.csv": tables.trials_csv([*self.records, *self.remeasured, *self.earlier_attempts])}
         return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
 
+    def has_files(self) -> bool:
+        """Return whether the sweep's folder has the result files and the plots that belong to these results."""
+        names = ["trials.csv", *(["gpus.csv"] if self.gpus else [])]
+        if plots.are_drawn(self.best, self.plan.space.dimensions):
+            names.append(f"plots/{plots.PAGE}")
+        return all((self.plan.folder / name).exists() for name in names)
+
     def metrics(self) -> dict[str, float]:
         """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
         metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}

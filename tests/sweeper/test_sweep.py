@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -137,6 +138,19 @@ def test_the_same_command_again_changes_nothing(
     assert rerun.code == 0 and "8 complete" in rerun.out
     assert (workspace.sweeps[0] / "study.journal").read_bytes() == before
     assert len(workspace.runs("trial")) == 8 + 3 * 5 and len(workspace.runs("sweep")) == 1  # another store gets all
+    files = [*workspace.path.glob("mlruns/*/*/artifacts/**/*"), *workspace.path.glob("sweeps/*/*.csv")]
+    written_ns = {path: path.stat().st_mtime_ns for path in files}
+    third = run_cli(*SHAPES, "budget.trials=8")  # this one has all of it: neither files nor a report are written again
+    assert "finished before" in third.err and "finished before" not in rerun.err
+    assert third.code == 0 and _without_times(third.out) == _without_times(rerun.out)
+    assert {path.name for path in files} >= {"trials.csv", "report.html", "trial.json"}
+    assert {path: path.stat().st_mtime_ns for path in files} == written_ns
+    (parent,) = workspace.runs("sweep")
+    assert parent.info.status == "FINISHED" and "report.html" in parent.data.tags["mlflow.note.content"]
+
+
+def _without_times(out: str) -> str:
+    return re.sub(r"^took .*", "", out, flags=re.MULTILINE)
 
 
 @pytest.mark.long(30)

@@ -153,6 +153,22 @@ def test_a_sweep_that_was_not_closed_with_all_of_its_trials_is_listed(uri: str, 
     assert sorted(reopened.written_trials) == [0, 1, 2]
 
 
+def test_results_are_complete_once_the_report_is_there(uri: str) -> None:
+    store = open_store(uri)
+    store.close("FINISHED", {}, {}, {}, [], digest="first")
+    assert open_store(uri).stored_results == {}
+    store.finish_results("first", "a-key")
+    reopened = open_store(uri)
+    assert reopened.stored_results == {"digest": "first", "view": "a-key"}
+    reopened.close("FINISHED", {}, {}, {}, [], digest="second")
+    store.finish_results("first", "a-key")  # the report of the run before ends after another run has closed
+    assert open_store(uri).stored_results == {}
+    reopened.finish_results("second", "")
+    assert open_store(uri).stored_results == {"digest": "second", "view": ""}
+    reopened.write_trial(record(0))  # the sweep goes on
+    assert open_store(uri).stored_results == {}
+
+
 def test_an_error_costs_one_lookup(uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server executed the call that creates the run and went away before it answered."""
     store = open_store(uri)
