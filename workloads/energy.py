@@ -1,22 +1,60 @@
-"""The energy of a product, which is too short for a GPU's energy counter: measured while it runs back to back."""
+"""Calls run back to back: their sustained rate and the energy that they draw.
+
+A single product is too short for a GPU's energy counter, which changes every 20 to 100 ms.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from workloads.api.contract import Energy
 from workloads.api.gpus.energy import SHORTEST_S
-from workloads.telemetry import GpuReadings, find_gpu, monitor_gpu
+from workloads.telemetry import find_gpu, monitor_gpu
 from workloads.timing import sustained_times
 
 MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can be told
+NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
+
+
+@dataclass(frozen=True)
+class SustainedRun:
+    """Calls that ran back to back after the clocks had settled.
+
+    Attributes:
+        times_s: seconds of a call in each window.
+        energy: None on a CPU; without a run why there is none.
+        metrics: the GPU's clock, power and temperature.
+    """
+
+    times_s: tuple[float, ...] = ()
+    energy: Energy | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def run_sustained(
+    steps: Sequence[Callable[[], object]], device: torch.device, *, step_time_s: float, seconds: float
+) -> SustainedRun:
+    """Run calls of the same work in turns; `step_time_s` is the approximate time of one."""
+    with monitor_gpu(device) as readings:
+        times_s = sustained_times(
+            steps, device, step_time_s=step_time_s, seconds=seconds, on_settled=readings.begin_steps
+        )
+    steps_in_window = (readings.ended_s - readings.started_s) / statistics.mean(times_s)  # the device never waits
+    metrics = {f"sustained_{name}": value for name, value in readings.metrics().items()}
+    return SustainedRun(times_s, readings.energy(steps_in_window), metrics)
+
+
+def without_run(device: torch.device) -> SustainedRun:
+    """Return what stands for a run that was not requested."""
+    return SustainedRun(energy=None if device.type == "cpu" else Energy(missing=NO_RUN))
 
 
 def measure_energy(step: Callable[[], object], device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a step back to back until the clocks have settled, then for as long as the device's counter needs.
+    """Run a call back to back for as long as the device's counter needs.
 
     `step_time_s` is the approximate time of one. On a CPU, and where no driver reads the GPU, nothing runs.
     """
@@ -24,17 +62,4 @@ def measure_energy(step: Callable[[], object], device: torch.device, step_time_s
     if gpu is None:
         return None
     source = "power" if gpu.read().energy_j is None else "counter"
-    with monitor_gpu(device) as readings:
-        times_s = sustained_times(
-            [step],
-            device,
-            step_time_s=step_time_s,
-            seconds=MARGIN * SHORTEST_S[source],
-            on_settled=readings.begin_steps,
-        )
-    return energy_of_windows(readings, times_s)
-
-
-def energy_of_windows(readings: GpuReadings, times_s: tuple[float, ...]) -> Energy | None:
-    """Return the energy of a run that never waits, from the mean seconds of a step in its windows."""
-    return readings.energy((readings.ended_s - readings.started_s) / statistics.mean(times_s))
+    return run_sustained([step], device, step_time_s=step_time_s, seconds=MARGIN * SHORTEST_S[source]).energy

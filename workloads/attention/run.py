@@ -16,8 +16,8 @@ from workloads.attention import AttentionParameters, rules
 from workloads.attention.accuracy import TOLERANCE, exact_results, largest_error
 from workloads.attention.kernels import DTYPES, AttentionCalls, build_calls, draw_inputs, selected
 from workloads.caches import MIB, flush_mib
-from workloads.telemetry import monitor_gpu
-from workloads.timing import event_metrics, sustained_times
+from workloads.energy import SustainedRun, run_sustained, without_run
+from workloads.timing import event_metrics
 from workloads.untainted import time_untainted
 
 
@@ -46,16 +46,17 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
             repeats=parameters.repeats,
             cold_cache=parameters.statistic.endswith("_cold"),
         )
-        sustained_s, sustained_metrics = _sustain(parameters, calls, generator, statistics.median(timed.times_s))
+        sustained = _sustain(parameters, calls, generator, statistics.median(timed.times_s))
     timer = {} if device.type == "cpu" else event_metrics(device) | {"calls_per_reading": float(timed.calls)}
     return Measurement(
         executed=_executed(parameters, calls, len(timed.times_s), generator),
         step_times_s=timed.times_s,
-        sustained_step_times_s=sustained_s,
+        sustained_step_times_s=sustained.times_s,
         independent=True,
         flops_per_step=parameters.flops,
         matrix_dtype=rules.matrix_dtype(parameters, architecture),
-        metrics={"relative_error": error, **timed.readings.metrics(), **sustained_metrics, **timer},
+        energy=sustained.energy,
+        metrics={"relative_error": error, **timed.readings.metrics(), **sustained.metrics, **timer},
         machine_info=devices.machine_info(device) | timed.readings.machine_info(),
     )
 
@@ -99,18 +100,12 @@ def _executed(
 
 def _sustain(
     parameters: AttentionParameters, calls: AttentionCalls, generator: torch.Generator, step_time_s: float
-) -> tuple[tuple[float, ...], dict[str, float]]:
-    """Run the pass back to back over inputs that the cache cannot hold; return its times and the GPU's metrics."""
-    if not parameters.sustained_s:
-        return (), {}
+) -> SustainedRun:
+    """Run the pass back to back over inputs that the cache cannot hold, if that is requested."""
     device = calls.inputs.q.device
+    if not parameters.sustained_s:
+        return without_run(device)
     copies = flush_mib(device) * MIB // calls.inputs.bytes
     buffers = [calls, *(build_calls(parameters, draw_inputs(parameters, device, generator)) for _ in range(copies))]
-    with monitor_gpu(device) as readings:
-        times_s = sustained_times(
-            [_pass_of(buffer, parameters) for buffer in buffers],
-            device,
-            step_time_s=step_time_s,
-            seconds=parameters.sustained_s,
-        )
-    return times_s, {f"sustained_{name}": value for name, value in readings.metrics().items()}
+    steps = [_pass_of(buffer, parameters) for buffer in buffers]
+    return run_sustained(steps, device, step_time_s=step_time_s, seconds=parameters.sustained_s)

@@ -27,6 +27,7 @@ from workloads.api.logs import LogReader, Step
 from workloads.api.trial import describe_mismatches
 from workloads.command import CommandSettings
 from workloads.command.claims import find_contradictions
+from workloads.command.energy import EnergyMeter
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
 from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
@@ -70,15 +71,19 @@ def _measure_program(
         (output / name).write_text(text)
     work = read_declared_work(settings, parameters, placeholder_values(rank, str(output)))
     log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader(), settings.warmup)
-    program = _start(settings, invocation, rank, output, _stop_on_line(settings, rank, work, log))
+    meter = EnergyMeter(rank)
+    program = _start(settings, invocation, rank, output, _stop_on_line(settings, rank, work, log, meter))
     try:
-        program.run()
+        with meter:
+            program.run()
         _check_work(work, log, rank)
         if len(log.steps) <= settings.warmup and rank.reporter and rank.reporter.is_finished():
             measurement = _empty_measurement(parameters, rank)
         else:
             _check_steps(settings, rank, log, program)
             measurement = _build_measurement(settings, parameters, rank, work, log)
+            energy = meter.energy(statistics.mean(measurement.step_times_s or [0.0]))
+            measurement = replace(measurement, energy=energy)
         if mismatches := describe_mismatches(measurement, parameters):
             raise ParameterMismatch(f"rank {rank.rank} executed {mismatches}")
     except Exception as error:
@@ -96,13 +101,16 @@ def _kept_files(invocation: Invocation, program: Program) -> dict[str, bytes]:
     return invocation.kept_files() | {name: invocation.mask(text).encode() for name, text in texts.items() if text}
 
 
-def _stop_on_line(settings: CommandSettings, rank: Rank, work: DeclaredWork, log: ProgramLog) -> Callable[[str], bool]:
+def _stop_on_line(
+    settings: CommandSettings, rank: Rank, work: DeclaredWork, log: ProgramLog, meter: EnergyMeter
+) -> Callable[[str], bool]:
     """Return a function that reads a line of the log and returns whether enough steps were measured."""
     reporter = rank.reporter
 
     def stop_on_line(line: str) -> bool:
         step = log.feed(line)
         if step:
+            meter.mark_step(len(log.steps) - settings.warmup)
             _check_work(work, log, rank)
         rates = work.with_rate(step, log.reported_config) if step else {}
         if step and reporter and reporter.report(len(log.steps), rates):

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from workloads import device as devices
-from workloads.api.contract import Energy, Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
 from workloads.caches import MIB, flush_mib
-from workloads.energy import energy_of_windows
+from workloads.energy import SustainedRun, run_sustained, without_run
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands
 from workloads.mx_scales import rocm_of_build
-from workloads.telemetry import monitor_gpu
-from workloads.timing import event_metrics, sustained_times
+from workloads.timing import event_metrics
 from workloads.untainted import time_untainted
-
-NO_ENERGY = "single products are too short for the energy counter: set space.sustained_s=3"
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
@@ -50,12 +47,12 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     return Measurement(
         executed=run.executed,
         step_times_s=run.times_s,
-        sustained_step_times_s=run.sustained_times_s,
+        sustained_step_times_s=run.sustained.times_s,
         independent=True,
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[parameters.dtype].matrix_dtype,
-        energy=run.energy,
+        energy=run.sustained.energy,
         metrics={"relative_error": error, **shape_metrics, **run.metrics},
         machine_info=devices.machine_info(device) | run.machine_info,
     )
@@ -84,8 +81,7 @@ class _Run:
         c: the result C[m, n].
         executed: the parameters as executed.
         times_s: seconds of each repeat.
-        sustained_times_s: seconds a product in each window of the back-to-back run.
-        energy: of the back-to-back run.
+        sustained: the back-to-back run.
         metrics, machine_info: of the measurement, without what follows from the result.
     """
 
@@ -93,8 +89,7 @@ class _Run:
     c: torch.Tensor
     executed: dict[str, Any]
     times_s: tuple[float, ...]
-    sustained_times_s: tuple[float, ...]
-    energy: Energy | None
+    sustained: SustainedRun
     metrics: dict[str, float]
     machine_info: dict[str, Any]
 
@@ -131,7 +126,7 @@ def _run(parameters: MatmulParameters, device: torch.device, architecture: str) 
         "repeats": len(timed.times_s),
         "seed": generator.initial_seed(),
     }
-    return _Run(operands, c, executed, timed.times_s, sustained.times_s, sustained.energy, metrics, machine_info)
+    return _Run(operands, c, executed, timed.times_s, sustained, metrics, machine_info)
 
 
 def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
@@ -188,34 +183,18 @@ def _warm_up(device: torch.device, seconds: float) -> None:
             torch.cuda.synchronize(device)
 
 
-class _Sustained(NamedTuple):
-    """A product run back to back. Without one only the reason why there is no energy is known."""
-
-    times_s: tuple[float, ...] = ()
-    energy: Energy | None = None
-    metrics: Mapping[str, float] = {}
-
-
 def _sustain(
     operands: Operands,
     parameters: MatmulParameters,
     architecture: str,
     generator: torch.Generator,
     step_time_s: float,
-) -> _Sustained:
-    """Run the product back to back over operands that the cache cannot hold."""
+) -> SustainedRun:
+    """Run the product back to back over operands that the cache cannot hold, if that is requested."""
     device = operands.a.device
     if not parameters.sustained_s:
-        return _Sustained(energy=Energy(missing=NO_ENERGY) if device.type == "cuda" else None)
+        return without_run(device)
     copies = flush_mib(device) * MIB // operands.bytes
     buffers = [operands, *(make_operands(parameters, device, generator, architecture) for _ in range(copies))]
-    with monitor_gpu(device) as readings:
-        times_s = sustained_times(
-            [buffer.multiply for buffer in buffers],
-            device,
-            step_time_s=step_time_s,
-            seconds=parameters.sustained_s,
-            on_settled=readings.begin_steps,
-        )
-    metrics = {f"sustained_{name}": value for name, value in readings.metrics().items()}
-    return _Sustained(times_s, energy_of_windows(readings, times_s), metrics)
+    steps = [buffer.multiply for buffer in buffers]
+    return run_sustained(steps, device, step_time_s=step_time_s, seconds=parameters.sustained_s)

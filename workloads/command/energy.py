@@ -1,0 +1,100 @@
+"""The energy of a program: of all of the trial's GPUs on this node, from its last warm-up step to its last step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+
+from workloads.api.contract import Energy, Rank
+from workloads.api.gpus import open_gpus
+from workloads.api.gpus.energy import EnergySample, energy_between
+from workloads.api.gpus.interface import Gpu
+
+# A reading waits for this share of the time so far: an hour needs about 8,000 of them, and the error stays as small.
+INTERVAL_SHARE = 1e-3
+
+
+class EnergyMeter:
+    """Reads the GPUs while a program runs. It reads none on a CPU, and none where a gang spans several nodes.
+
+    Of several programs of a node each reads all of the gang's GPUs there, since the first one with steps counts.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._drivers = ExitStack()
+        self._gpus: list[Gpu] = []
+        self._samples: list[list[EnergySample]] = []
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+        self._started_s = self._ended_s = 0.0
+
+    def __enter__(self) -> EnergyMeter:
+        if self._rank.node_devices and self._rank.nodes == 1:
+            gpus = self._drivers.enter_context(open_gpus())
+            self._gpus = select_gpus(gpus, self._rank.node_devices)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._done.set()
+        if self._thread:
+            self._thread.join()
+        self._drivers.close()
+
+    def mark_step(self, number: int) -> None:
+        """Take note that a step has ended; `number` counts the measured ones from 1, and is 0 for the last warm-up."""
+        if number < 0 or not self._gpus:
+            return
+        self._ended_s = time.perf_counter()
+        if self._thread is None:
+            self._started_s = self._ended_s
+            self._samples = [[] for _ in self._gpus]
+            self._thread = threading.Thread(target=self._read_until_done, daemon=True)
+            self._thread.start()
+
+    def _read_until_done(self) -> None:
+        interval_s = max(gpu.interval_s for gpu in self._gpus)
+        while True:
+            for gpu, samples in zip(self._gpus, self._samples, strict=True):
+                before_s = time.perf_counter()
+                reading = gpu.read()
+                at_s = (before_s + time.perf_counter()) / 2
+                samples.append(EnergySample(at_s, reading.energy_j, reading.power_w))
+            if self._done.wait(max(interval_s, INTERVAL_SHARE * (time.perf_counter() - self._started_s))):
+                return
+
+    def energy(self, step_time_s: float) -> Energy | None:
+        """Return the energy of all GPUs over the measured steps, which take so long by the program's own clock.
+
+        The lines of steps are printed more or less late, and of every tenth step perhaps: the power is measured between
+        them, and the number of steps follows from their printed time.
+        """
+        if self._rank.node_devices and self._rank.nodes > 1:
+            return Energy(missing=f"the program runs on {self._rank.nodes} nodes; only those of one node are read")
+        if not self._gpus or not step_time_s:
+            return None
+        seconds = self._ended_s - self._started_s
+        window = (self._started_s, self._ended_s, seconds / step_time_s)
+        return add_energies([energy_between(list(samples), *window) for samples in self._samples])
+
+
+def select_gpus(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
+    """Return the GPUs that a list as in CUDA_VISIBLE_DEVICES names by number or UUID; none if one is not there."""
+    names = devices.split(",")
+    chosen = [gpu for name in names for gpu in gpus if name in (str(gpu.identity.number), gpu.identity.uuid)]
+    return chosen if len(chosen) == len(names) else []
+
+
+def add_energies(energies: Sequence[Energy | None]) -> Energy | None:
+    """Return the sum over devices with one window; of those with a reason why there is none the first reason."""
+    known = [energy for energy in energies if energy]
+    if not known or len(known) < len(energies):
+        return None
+    if missing := next((energy for energy in known if energy.missing), None):
+        return missing
+    sampled = next((energy for energy in known if energy.source == "power"), known[0])
+    return replace(sampled, joules=sum(energy.joules for energy in known))
