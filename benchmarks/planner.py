@@ -29,7 +29,7 @@ from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, rea
 from workloads.planner.bands import BANDS, bands, half_width
 from workloads.planner.estimate import JobEstimate
 from workloads.planner.step import estimate_job
-from workloads.planner.trainers import EFFICIENCIES, efficiencies
+from workloads.planner.trainers import EFFICIENCIES, efficiencies, find_efficiency
 
 ROWS = Path(__file__).parent / "planner_rows.csv"
 FAMILIES = ("dense", "moe", "memory")
@@ -98,6 +98,7 @@ def write_efficiencies(runs: Sequence[PublishedRun]) -> None:
         for pair, value in calibrate(runs).items():
             writer.writerow([*pair, value, sum(run.pair == pair and run.step_s is not None for run in runs)])
     efficiencies.cache_clear()
+    find_efficiency.cache_clear()
 
 
 def write_bands(left_out: Sequence[Score]) -> None:

@@ -14,12 +14,17 @@ from workloads.planner.questions import Comparison, TrainingRun, alternatives, c
 from workloads.planner.rules import find_violation
 from workloads.planner.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
 from workloads.planner.setting import Setting
-from workloads.planner.step import estimate_job
+from workloads.planner.step import estimate_job, estimate_step, step_bound_s
 from workloads.planner.words import describe, write_words
 
 SHOWN = 8  # layouts in the table
 MAX_GPUS = 65_536
-ESTIMATOR = Estimator(estimate_job, lambda job, cluster: tuple(stage_memories(Setting(job, cluster))))
+ESTIMATOR = Estimator(
+    estimate=estimate_job,
+    step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
+    bound_s=step_bound_s,
+    memory=lambda job, cluster: stage_memories(Setting(job, cluster)),
+)
 
 
 @dataclass(frozen=True)

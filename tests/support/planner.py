@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workloads.planner.cluster import Cluster, Device, Topology
+from workloads.planner.enumeration import Family
 from workloads.planner.job import Job, Model, TrainingLayout
 
 LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256)
@@ -16,3 +19,8 @@ def cluster(gpus: int, gpus_per_domain: int = 8) -> Cluster:
 
 def job(layout: TrainingLayout, model: Model = LLAMA_8B) -> Job:
     return Job(model, layout, sequence_length=8192)
+
+
+def flatten(families: Iterable[Family]) -> list[TrainingLayout]:
+    """Return the layouts of families."""
+    return [layout for family in families for way in family.checkpointings for layout in family.list_layouts(way)]

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from workloads.planner.cluster import Cluster
-from workloads.planner.job import Job, TrainingLayout
+from workloads.planner.job import Checkpointing, Job, TrainingLayout
 from workloads.planner.rules import find_violation
 
 MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
@@ -17,116 +17,155 @@ MAX_STAGES_PER_RANK = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ only in what trades memory for time: checkpointing and resharding.
+    """Layouts that differ only in what trades memory for time: shards, checkpointing and resharding.
 
     Attributes:
-        fastest: the layout that recomputes and gathers the least. Where its step is too slow, all others are slower.
-        others: the slower ones, which need less memory.
+        template: one of them.
+        shards: the values of `dp_shard`, the largest first; the other data parallel ranks are replicas.
+        checkpointings: the values of `checkpointing`, the fastest first.
+        reshardings: the values of `reshard_after_forward`.
     """
 
-    fastest: TrainingLayout
-    others: tuple[TrainingLayout, ...]
+    template: TrainingLayout
+    shards: tuple[int, ...]
+    checkpointings: tuple[Checkpointing, ...]
+    reshardings: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
+
+    def list_layouts(self, checkpointing: Checkpointing) -> Iterator[TrainingLayout]:
+        """Yield the layouts with one value of `checkpointing`, of each resharding those with more shards first."""
+        for reshard in self.reshardings:
+            for shards in self.shards:
+                yield replace(
+                    self.template,
+                    dp_shard=shards,
+                    dp_replicate=self.template.dp // shards,
+                    checkpointing=checkpointing,
+                    reshard_after_forward=reshard,
+                )
 
 
 def list_families(
     job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
 ) -> Iterator[Family]:
-    """Yield the valid layouts of a job, in families: those that shard more first, and small micro-batches first.
+    """Yield the valid layouts of a job, in families.
 
     Args:
         job: the model, the sequence length and the trainer; of its layout the global batch alone counts.
         options: the values that the trainer offers of `schedule`, `sharding`, `checkpointing` and
-            `reshard_after_forward`; of the last two the fastest first.
+            `reshard_after_forward`; of checkpointing the fastest first.
         fixed: fields of the layout that have one value.
     """
-    for layout in _list_divisions(job, cluster, options, fixed):
-        variants = tuple(
-            replace(layout, checkpointing=checkpointing, reshard_after_forward=reshard)
-            for checkpointing in _values("checkpointing", options, fixed)
-            for reshard in _resharding(layout, options, fixed)
-        )
-        if variants and find_violation(replace(job, layout=variants[0]), cluster) is None:
-            yield Family(variants[0], variants[1:])
+    return _Space(job, cluster, options, fixed).list_families()
 
 
-def _resharding(
-    layout: TrainingLayout, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
-) -> Sequence[Any]:
-    if layout.dp_shard * layout.cp == 1:  # nothing is sharded
-        return [True] if fixed.get("reshard_after_forward", True) else []
-    return _values("reshard_after_forward", options, fixed)
+@dataclass(frozen=True)
+class _Space:
+    """The layouts that `list_families` yields."""
 
+    job: Job
+    cluster: Cluster
+    options: Mapping[str, Sequence[Any]]
+    fixed: Mapping[str, Any]
 
-def _values(name: str, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) -> Sequence[Any]:
-    return [fixed[name]] if name in fixed else options[name]
+    def list_families(self) -> Iterator[Family]:
+        base = replace(self.job.layout, **self.fixed)
+        checkpointings = self._values("checkpointing")
+        for degrees in self._list_degrees():
+            for shards, is_sharded in self._list_shards(degrees):
+                reshardings = self._list_reshardings(is_sharded)
+                for choices in self._list_choices(degrees, is_sharded) if reshardings else ():
+                    template = replace(
+                        base,
+                        tp=degrees.tp,
+                        cp=degrees.cp,
+                        pp=degrees.pp,
+                        dp_shard=shards[0],
+                        dp_replicate=degrees.dp // shards[0],
+                        checkpointing=checkpointings[0],
+                        reshard_after_forward=reshardings[0],
+                        **choices,
+                    )
+                    if find_violation(replace(self.job, layout=template), self.cluster) is None:
+                        yield Family(template, shards, checkpointings, reshardings)
 
-
-def _list_divisions(
-    job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
-) -> Iterator[TrainingLayout]:
-    """Yield the divisions of the GPUs and of the batch, those without a pipeline and with few tensor ranks first."""
-    model, base = job.model, replace(job.layout, **fixed)
-    for degrees in _list_degrees(job, cluster, fixed):
-        sequences, remainder = divmod(base.global_batch, degrees["dp_replicate"] * degrees["dp_shard"])
-        if remainder or not sequences:
-            continue
-        expert_degrees = divisors(model.experts) if model.experts else (1,)
-        for ep in _degree("ep", expert_degrees, fixed):
-            is_sharded = degrees["dp_shard"] * degrees["cp"] > 1
-            shardings: Sequence[Any] = _values("sharding", options, fixed) if is_sharded else ["none"]
-            for sharding in shardings:
-                for schedule, stages in _list_pipelines(job, degrees["pp"], options, fixed):
-                    for micro_batch in _degree("micro_batch", divisors(sequences), fixed):
-                        if micro_batch > MAX_MICRO_BATCH and "micro_batch" not in fixed:
-                            break
-                        yield replace(
-                            base,
-                            **degrees,
-                            ep=ep,
-                            sharding=sharding,
-                            schedule=schedule,
-                            stages_per_rank=stages,
-                            micro_batch=micro_batch,
-                        )
-
-
-def _list_degrees(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    model, gpus = job.model, cluster.gpus
-    for pp in _degree("pp", divisors(gpus), fixed):
-        if pp > model.layers:
-            continue
-        for tp in _degree("tp", divisors(gpus // pp), fixed):
-            if tp > cluster.topology.gpus_per_domain or model.heads % tp or model.kv_heads % tp:
+    def _list_degrees(self) -> Iterator[_Degrees]:
+        model, gpus = self.job.model, self.cluster.gpus
+        for pp in self._degree("pp", divisors(gpus)):
+            if pp > model.layers:
                 continue
-            for cp in _degree("cp", divisors(gpus // pp // tp), fixed):
-                if cp > 1 and job.sequence_length % (2 * cp):
+            for tp in self._degree("tp", divisors(gpus // pp)):
+                if tp > self.cluster.topology.gpus_per_domain or model.heads % tp or model.kv_heads % tp:
                     continue
-                data_parallel = gpus // pp // tp // cp
-                for dp_shard in _degree("dp_shard", divisors(data_parallel)[::-1], fixed):
-                    dp_replicate = data_parallel // dp_shard
-                    if fixed.get("dp_replicate", dp_replicate) == dp_replicate:
-                        yield {"dp_replicate": dp_replicate, "dp_shard": dp_shard, "tp": tp, "cp": cp, "pp": pp}
+                for cp in self._degree("cp", divisors(gpus // pp // tp)):
+                    if cp == 1 or self.job.sequence_length % (2 * cp) == 0:
+                        yield _Degrees(dp=gpus // pp // tp // cp, tp=tp, cp=cp, pp=pp)
+
+    def _list_shards(self, degrees: _Degrees) -> Iterator[tuple[tuple[int, ...], bool]]:
+        """Yield values of `dp_shard`, with whether anything is sharded: context parallel ranks share states too."""
+        counts = [
+            shards
+            for shards in self._degree("dp_shard", divisors(degrees.dp)[::-1])
+            if self.fixed.get("dp_replicate", degrees.dp // shards) == degrees.dp // shards
+        ]
+        for is_sharded in (True, False):
+            some = tuple(shards for shards in counts if (shards * degrees.cp > 1) == is_sharded)
+            if some:
+                yield some, is_sharded
+
+    def _list_choices(self, degrees: _Degrees, is_sharded: bool) -> Iterator[dict[str, Any]]:
+        """Yield what a layout has beside its degrees and what a family varies, small micro-batches first."""
+        sequences, remainder = divmod(self.job.layout.global_batch, degrees.dp)
+        if remainder or not sequences:
+            return
+        micro_batches = [
+            size
+            for size in self._degree("micro_batch", divisors(sequences))
+            if size <= MAX_MICRO_BATCH or "micro_batch" in self.fixed
+        ]
+        experts = self.job.model.experts
+        for ep in self._degree("ep", divisors(experts) if experts else (1,)):
+            for sharding in self._values("sharding") if is_sharded else ("none",):
+                for schedule, stages in self._list_pipelines(degrees.pp):
+                    choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}
+                    yield from ({**choices, "micro_batch": size} for size in micro_batches)
+
+    def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:
+        """Yield the schedules of a pipeline with the stages of each rank."""
+        if pp == 1:
+            if self.fixed.get("schedule", "1f1b") == "1f1b" and self.fixed.get("stages_per_rank", 1) == 1:
+                yield "1f1b", 1
+            return
+        layers = self.job.model.layers // pp if self.job.model.layers % pp == 0 else 1
+        several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
+        for schedule in self._values("schedule"):
+            counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
+            for stages in self._degree("stages_per_rank", counts):
+                yield schedule, stages
+
+    def _list_reshardings(self, is_sharded: bool) -> tuple[bool, ...]:
+        if is_sharded:
+            return self._values("reshard_after_forward")
+        return (True,) if self.fixed.get("reshard_after_forward", True) else ()
+
+    def _values(self, name: str) -> tuple[Any, ...]:
+        return (self.fixed[name],) if name in self.fixed else tuple(self.options[name])
+
+    def _degree(self, name: str, values: Sequence[int]) -> Sequence[int]:
+        """Return the values of a degree; of a fixed one its value, if it is one of them."""
+        return [value for value in values if value == self.fixed[name]] if name in self.fixed else values
 
 
-def _degree(name: str, values: Sequence[int], fixed: Mapping[str, Any]) -> Sequence[int]:
-    """Return the values of a degree; of a fixed one its value, if it is one of them."""
-    return [value for value in values if value == fixed[name]] if name in fixed else values
+@dataclass(frozen=True)
+class _Degrees:
+    """A division of the GPUs; `dp` of them train on different sequences."""
 
-
-def _list_pipelines(
-    job: Job, pp: int, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
-) -> Iterator[tuple[Any, int]]:
-    """Yield the schedules of a pipeline with the stages of each rank."""
-    if pp == 1:
-        if fixed.get("schedule", "1f1b") == "1f1b" and fixed.get("stages_per_rank", 1) == 1:
-            yield "1f1b", 1
-        return
-    layers = job.model.layers // pp if job.model.layers % pp == 0 else 1
-    several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
-    for schedule in _values("schedule", options, fixed):
-        counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
-        for stages in _degree("stages_per_rank", counts, fixed):
-            yield schedule, stages
+    dp: int
+    tp: int
+    cp: int
+    pp: int
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StageMemory:
     @property
     def total_gib(self) -> float:
         """What the driver reports as used."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(vars(self).values()))
 
 
 @dataclass(frozen=True)

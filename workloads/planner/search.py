@@ -23,10 +23,15 @@ class Estimator:
 
     Attributes:
         estimate: time and memory.
-        memory: of each pipeline rank, the same as in `estimate`, without the time.
+        step_s: seconds of a step, the same as in `estimate`.
+        bound_s: seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states,
+            and however these are resharded. Not less for a later one of the ways of checkpointing.
+        memory: of each pipeline rank, the same as in `estimate`.
     """
 
     estimate: Callable[[Job, Cluster], JobEstimate]
+    step_s: Callable[[Job, Cluster], float]
+    bound_s: Callable[[Job, Cluster], float]
     memory: Callable[[Job, Cluster], tuple[StageMemory, ...]]
 
 
@@ -45,10 +50,10 @@ class SearchResult:
     Attributes:
         best: the fastest layouts that fit into memory, the fastest first.
         smallest: the layout that needs the least memory; None if no layout is valid.
-        estimated: layouts whose step time was estimated.
-        too_large: layouts that do not fit. Where one does not, neither does the same with larger micro-batches or
+        estimated: layouts that fit and were among the best when they were estimated.
+        too_large: layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or
             fewer shards.
-        slower: layouts that were left out because a faster version of them is too slow to be among the best.
+        slower: layouts that are too slow to be among the best, by their own step or by a bound of it.
     """
 
     best: tuple[Candidate, ...]
@@ -72,92 +77,82 @@ def find_layouts(
     """
     search = _Search(job, cluster, estimator, keep)
     search.run(list_families(job, cluster, options, fixed))
-    best = sorted((candidate for _, _, candidate in search.best), key=lambda item: item.estimate.step.total_s)
+    best = tuple(search.candidate(layout) for _, _, layout in sorted(search.best, reverse=True))
     smallest = None if search.smallest is None else search.candidate(search.smallest)
-    return SearchResult(tuple(best), smallest, search.estimated, search.too_large, search.slower)
+    return SearchResult(best, smallest, search.estimated, search.too_large, search.slower)
 
 
 class _Search:
     """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
 
     def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int) -> None:
-        self.best: list[tuple[float, int, Candidate]] = []
+        self.best: list[tuple[float, int, TrainingLayout]] = []
         self.smallest: TrainingLayout | None = None
         self.estimated = self.too_large = self.slower = 0
         self._job, self._cluster, self._estimator, self._keep = job, cluster, estimator, keep
         self._limit_gib = USABLE_MEMORY * cluster.device.memory_gib
         self._smallest_gib = math.inf
-        # By division, the micro-batches and shards that do not fit, whatever is recomputed.
-        self._without_room = dict[TrainingLayout, list[tuple[int, int]]]()
-        self._bounds_s = dict[TrainingLayout, float]()
+        # By what else a layout is, the micro-batches and shards that do not fit.
+        self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
         self._order = count()
 
     def run(self, families: Iterable[Family]) -> None:
-        for family in families:
-            layouts = (family.fastest, *family.others)
-            if not self._has_room(family):
-                self.too_large += len(layouts)
-            elif (fastest := self._estimate_unless_slow(family.fastest)) is None:
-                self.slower += len(layouts)
-            else:
-                self._consider(fastest)
-                for layout in family.others:
-                    self._try(layout)
+        """Consider layouts by the bound of their step, so that the first ones exclude most of the others.
 
-    def _estimate_unless_slow(self, layout: TrainingLayout) -> Candidate | None:
-        """Return the layout with its estimate; None if it is too slow to be among the best.
-
-        How data parallel ranks divide into replicas and shards changes nothing of the other parts of a step, so what
-        one division takes without these parts is a bound for all.
+        A family is considered once for each of its ways of checkpointing, since each slower way has a later bound.
         """
-        key = replace(layout, dp_replicate=1, dp_shard=layout.dp)
-        if self._bounds_s.get(key, 0.0) >= self._slowest_s:
-            return None
-        candidate = self.candidate(layout)
-        step = candidate.estimate.step
-        self._bounds_s[key] = step.total_s - step.data_parallel - step.optimizer - step.copies
-        return candidate if step.total_s < self._slowest_s else None
+        waiting = [self._next(family, 0) for family in families]
+        heapq.heapify(waiting)
+        while waiting:
+            bound_s, _, family, way = heapq.heappop(waiting)
+            if bound_s >= self._slowest_s:
+                self.slower += len(family) // len(family.checkpointings) * (len(family.checkpointings) - way)
+                continue
+            for layout in family.list_layouts(family.checkpointings[way]):
+                self._consider(layout)
+            if way + 1 < len(family.checkpointings):
+                heapq.heappush(waiting, self._next(family, way + 1))
 
-    def candidate(self, layout: TrainingLayout) -> Candidate:
-        """Return the layout with its estimate."""
-        return Candidate(layout, self._estimator.estimate(replace(self._job, layout=layout), self._cluster))
+    def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
+        """Return the entry of a family with one way of checkpointing in the heap of what is to be considered."""
+        layout = replace(family.template, checkpointing=family.checkpointings[way])
+        return self._estimator.bound_s(self._job_with(layout), self._cluster), next(self._order), family, way
+
+    def _consider(self, layout: TrainingLayout) -> None:
+        """Keep a layout that fits, if it is among the best so far."""
+        failed = self._without_room.setdefault(_list_other_choices(layout), [])
+        if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
+            self.too_large += 1
+        elif (step_s := self._estimator.step_s(self._job_with(layout), self._cluster)) >= self._slowest_s:
+            self.slower += 1
+        elif self._memory_gib(layout) > self._limit_gib:
+            failed.append((layout.micro_batch, layout.dp_shard))
+            self.too_large += 1
+        else:
+            self.estimated += 1
+            push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
+            push(self.best, (-step_s, -next(self._order), layout))
 
     @property
     def _slowest_s(self) -> float:
         """The step time that a layout has to beat."""
         return -self.best[0][0] if len(self.best) == self._keep else math.inf
 
-    def _has_room(self, family: Family) -> bool:
-        """Return whether the layout of the family that saves the most memory fits."""
-        layout = (family.fastest, *family.others)[-1]
-        failed = self._without_room.setdefault(replace(layout, micro_batch=1, dp_replicate=1, dp_shard=layout.dp), [])
-        if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
-            return False
-        fits = self._memory_gib(layout) <= self._limit_gib
-        if not fits:
-            failed.append((layout.micro_batch, layout.dp_shard))
-        return fits
+    def candidate(self, layout: TrainingLayout) -> Candidate:
+        """Return the layout with its estimate."""
+        return Candidate(layout, self._estimator.estimate(self._job_with(layout), self._cluster))
 
     def _memory_gib(self, layout: TrainingLayout) -> float:
-        stages = self._estimator.memory(replace(self._job, layout=layout), self._cluster)
-        memory_gib = max(stage.total_gib for stage in stages)
+        memory_gib = max(stage.total_gib for stage in self._estimator.memory(self._job_with(layout), self._cluster))
         if memory_gib < self._smallest_gib:
             self.smallest, self._smallest_gib = layout, memory_gib
         return memory_gib
 
-    def _try(self, layout: TrainingLayout) -> None:
-        if self._memory_gib(layout) > self._limit_gib:
-            self.too_large += 1
-        else:
-            self._consider(self.candidate(layout))
+    def _job_with(self, layout: TrainingLayout) -> Job:
+        return replace(self._job, layout=layout)
 
-    def _consider(self, candidate: Candidate) -> None:
-        """Keep a layout that fits, if it is among the best so far."""
-        if candidate.estimate.memory.total_gib > self._limit_gib:
-            self.too_large += 1
-            return
-        self.estimated += 1
-        if candidate.estimate.step.total_s < self._slowest_s:
-            entry = (-candidate.estimate.step.total_s, next(self._order), candidate)
-            push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
-            push(self.best, entry)
+
+def _list_other_choices(layout: TrainingLayout) -> tuple[object, ...]:
+    """Return what of a layout is neither its micro-batch nor how its data parallel ranks divide."""
+    degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
+    return *degrees, layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward

@@ -63,10 +63,9 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
         KeyError: the trainer or the precision is not in its table.
     """
     setting = Setting(job, cluster)
-    efficiency = efficiency or find_efficiency(job.trainer, cluster.device.name)
     tokens = job.layout.global_batch * job.sequence_length
     return JobEstimate(
-        step=_at_average_power(setting, _step_time(setting, efficiency)),
+        step=_estimate_step(setting, efficiency),
         stages=stage_memories(setting),
         tokens=tokens,
         model_flops=tokens * model_flops_per_token(job.model, job.sequence_length),
@@ -76,35 +75,58 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
     )
 
 
-def _step_time(setting: Setting, efficiency: float) -> StepTime:
+def estimate_step(job: Job, cluster: Cluster) -> StepTime:
+    """Return the step time of `estimate_job`, without the memory."""
+    return _estimate_step(Setting(job, cluster))
+
+
+def step_bound_s(job: Job, cluster: Cluster) -> float:
+    """Return seconds that the job's step takes at least, however its data parallel ranks divide into replicas.
+
+    It is the step without what data parallelism, the optimizer and copies take. Each part of a step only adds to it:
+    while a GPU waits, the power cap leaves higher clocks for the rest, which gain less than the waiting costs.
+    """
+    return _estimate_step(Setting(job, cluster), with_data_parallel=False).total_s
+
+
+def _estimate_step(setting: Setting, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
+    efficiency = efficiency or find_efficiency(setting.job.trainer, setting.cluster.device.name)
+    return _at_average_power(setting, _step_time(setting, efficiency, with_data_parallel))
+
+
+def _step_time(setting: Setting, efficiency: float, with_data_parallel: bool) -> StepTime:
     layout = setting.layout
     ranks = rank_layers(setting.model, layout)
-    blocks = {layer: _block_time(setting, layer, efficiency) for layer in layer_kinds(setting.model).values()}
+    kinds = layer_kinds(setting.model).values()
+    blocks = {layer: _block_time(setting, layer, efficiency, with_data_parallel) for layer in kinds}
+    block_s = {layer: block.total for layer, block in blocks.items()}
     head = operations.head_s(setting) / efficiency
-    rank_s = [sum(blocks[layers.layer].total * layers.count for layers in rank) for rank in ranks]
+    rank_s = [sum(block_s[layers.layer] * layers.count for layers in rank) for rank in ranks]
     rank_s[head_rank(layout)] += head
     slowest = max(range(layout.pp), key=rank_s.__getitem__)
     micro = layout.microbatches
-    block_counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
-    sums = Seconds()
-    for block, count in block_counts:
-        sums += (block.forward + block.backward) * count
-    weights = rank_weights(setting, slowest, ranks[slowest])
-    return StepTime(
-        products=sums.products,
-        attention=sums.attention,
+    counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
+    step = StepTime(
+        products=sum((block.forward.products + block.backward.products) * count for block, count in counts),
+        attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
         head_and_loss=head * micro if slowest == head_rank(layout) else 0.0,
-        other_compute=sums.other,
+        other_compute=sum((block.forward.other + block.backward.other) * count for block, count in counts),
         bubble=bubble_s(rank_s, layout),
-        data_parallel=sum(block.data * count for block, count in block_counts)
-        + _step_data_parallel_s(setting, weights, rank_s[slowest]),
-        tensor_parallel=sum(block.tensor * count for block, count in block_counts),
-        context_parallel=sum(block.context * count for block, count in block_counts),
-        expert_parallel=sum(block.expert * count for block, count in block_counts),
+        tensor_parallel=sum(block.tensor * count for block, count in counts),
+        context_parallel=sum(block.context * count for block, count in counts),
+        expert_parallel=sum(block.expert * count for block, count in counts),
         pipeline=_pipeline_s(setting),
-        optimizer=optimizer_s(setting, _owned_weights(setting, weights)),
-        copies=sum(block.copies * count for block, count in block_counts)
-        + host_copies_s(setting, _owned_weights(setting, weights)),
+    )
+    if not with_data_parallel:
+        return step
+    weights = rank_weights(setting, slowest, ranks[slowest])
+    owned_weights = _owned_weights(setting, weights)
+    return replace(
+        step,
+        data_parallel=sum(block.data * count for block, count in counts)
+        + _step_data_parallel_s(setting, weights, rank_s[slowest]),
+        optimizer=optimizer_s(setting, owned_weights),
+        copies=sum(block.copies * count for block, count in counts) + host_copies_s(setting, owned_weights),
     )
 
 
@@ -128,7 +150,7 @@ def _at_average_power(setting: Setting, step: StepTime) -> StepTime:
     )
 
 
-def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
+def _block_time(setting: Setting, layer: int, efficiency: float, with_data_parallel: bool) -> BlockTime:
     layout = setting.layout
     share = setting.checkpointed_share
     block = operations.block_seconds(setting, layer)
@@ -143,8 +165,8 @@ def _block_time(setting: Setting, layer: int, efficiency: float) -> BlockTime:
         context=context_s(setting, forward.attention, backward=False) * (1 + is_repeated)
         + context_s(setting, backward.attention, backward=True),
         expert=expert_s(setting, layer) * (2 + is_repeated),
-        data=_gathering_s(setting, weights, forward.total, backward.total),
-        copies=_copies_s(setting, weights),
+        data=_gathering_s(setting, weights, forward.total, backward.total) if with_data_parallel else 0.0,
+        copies=_copies_s(setting, weights) if with_data_parallel else 0.0,
     )
 
 

@@ -109,6 +109,7 @@ def efficiencies() -> dict[tuple[str, str], float]:
         return {(row["trainer"], row["device"]): float(row["efficiency"]) for row in csv.DictReader(lines)}
 
 
+@cache
 def find_efficiency(trainer: str, device: str) -> float:
     """Return the share of the kernels' rates that a trainer reaches on a device."""
     return nearest_efficiency(trainer, device, efficiencies())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.planner import LLAMA_8B, cluster, job
+from tests.support.planner import LLAMA_8B, cluster, flatten, job
 from workloads.planner.cluster import Cluster
 from workloads.planner.enumeration import divisors, list_families
 from workloads.planner.estimate import JobEstimate, StageMemory, StepTime
@@ -39,13 +39,23 @@ def toy_estimate(seed: int, job: Job, cluster: Cluster) -> JobEstimate:
 
 
 def estimator(estimate: Callable[[Job, Cluster], JobEstimate]) -> Estimator:
-    return Estimator(estimate, lambda job, cluster: estimate(job, cluster).stages)
+    def bound_s(job: Job, cluster: Cluster) -> float:
+        step = estimate(replace(job, layout=replace(job.layout, reshard_after_forward=False)), cluster).step
+        return step.total_s - step.data_parallel
+
+    return Estimator(
+        estimate=estimate,
+        step_s=lambda job, cluster: estimate(job, cluster).step.total_s,
+        bound_s=bound_s,
+        memory=lambda job, cluster: estimate(job, cluster).stages,
+    )
 
 
 def all_layouts(gpus: int, batch: int, fixed: Mapping[str, Any]) -> list[TrainingLayout]:
     template = job(TrainingLayout(global_batch=batch))
-    families = list_families(template, cluster(gpus), OPTIONS, fixed)
-    return [layout for family in families for layout in (family.fastest, *family.others)]
+    families = list(list_families(template, cluster(gpus), OPTIONS, fixed))
+    assert sum(map(len, families)) == len(flatten(families))
+    return flatten(families)
 
 
 @settings(max_examples=4)
@@ -100,5 +110,5 @@ def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
 def test_experts_bring_expert_parallel() -> None:
     model = replace(LLAMA_8B, experts=8, experts_per_token=2, expert_intermediate_size=512)
     template = job(TrainingLayout(global_batch=8), model)
-    degrees = {family.fastest.ep for family in list_families(template, cluster(8), OPTIONS, {"pp": 1})}
+    degrees = {family.template.ep for family in list_families(template, cluster(8), OPTIONS, {"pp": 1})}
     assert degrees == {1, 2, 4, 8}
