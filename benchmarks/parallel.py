@@ -32,7 +32,8 @@ from workloads.llama.model import Block, Llama, rope_table, swiglu
 from workloads.llama.sdpa import fused_attention
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.parallel.batches import TokenSource
-from workloads.parallel.layout import DEGREES, Layout
+from workloads.parallel.layout import Layout
+from workloads.planner.rules import DEGREES
 
 LENGTH, WARMUP = 8192, 2
 PEAK_TFLOPS = 989.0

@@ -155,6 +155,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         precision=precision,
         state=state,
         compiled=_is_compiled(note),
+        manual_backward=_has_manual_backward(trainer, precision, row),
         gradient_bytes=2 if is_pure else None,
         attention_kernel=_attention_kernel(row, trainer),
         dispatcher="deepep" if "deepep" in note else "alltoall",
@@ -172,6 +173,11 @@ def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel |
         return "flash3" if "3" in match.groups() else "flash2"
     is_recent = re.search(r"torchtitan 0\.[2-9]|2025-(09|1\d)|202[6-9]", row["source"])
     return "flash2" if trainer == "torchtitan" and not is_recent else ""
+
+
+def _has_manual_backward(trainer: str, precision: str, row: Mapping[str, str]) -> bool:
+    """Return whether this project's trainer had its own backward pass, as wherever it could before `block` existed."""
+    return trainer == "own" and precision == "bf16" and _integer(row, "tp", 1) == _integer(row, "cp", 1) == 1
 
 
 def _is_compiled(note: str) -> bool:

@@ -10,14 +10,12 @@ from functools import cached_property
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.environment import without_variables
-from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Interval, Parameters, Space, point_key
-from workloads.api import host
 from workloads.api.contract import Estimate, Machine, Workload
+from workloads.planner.cluster import Topology
 
 MAX_POINTS = 300_000
-USABLE_MEMORY = 0.97  # of what a device's driver reports, by one process
 
 
 @dataclass(frozen=True)
@@ -103,30 +101,6 @@ def _explain_none_valid(estimates: Sequence[Estimate]) -> str:
     return f"space: no point is valid: {violated}; for example, {example}"
 
 
-def build_machine(target: Target, world_size: int, network_gb_s: float, achieved_tflops: dict[str, float]) -> Machine:
-    """Return what is known about the devices of a trial of `world_size` ranks."""
-    hardware = target.hardware
-    assumed_tflops = {dtype: hardware.achieved_share * peak for dtype, peak in hardware.dense_peak_tflops.items()}
-    ranks_per_node = target.ranks_per_node(world_size)
-    if target.is_gpu:
-        memory_gib = USABLE_MEMORY * hardware.memory_gib if hardware.memory_gib else None
-    else:  # ranks on one processor share its memory
-        memory_gib = USABLE_MEMORY * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
-    link = {"link_gb_s": hardware.link_gb_s} if hardware.link_gb_s else {}
-    return Machine(
-        kind=hardware.kind,
-        architecture=target.architecture or "",
-        world_size=world_size,
-        ranks_per_node=ranks_per_node,
-        memory_gib=memory_gib,
-        matrix_tflops=assumed_tflops | achieved_tflops,
-        network_gb_s=network_gb_s,
-        memory_gb_s=1e3 * hardware.bandwidth_tb_s if hardware.bandwidth_tb_s else None,
-        link_peers=hardware.link_peers,
-        **link,
-    )
-
-
 @dataclass(frozen=True)
 class Projection:
     """The objective of a point on more devices, estimated.
@@ -156,21 +130,24 @@ def project(
     parameters = workload.Parameters(**without_variables({**space.constants, **point}))
     by_devices, description = dict[int, float](), ""
     for factor in sorted({1, *nodes}):
-        scaled = replace(machine, world_size=machine.world_size * factor)
+        devices = machine.world_size * factor
+        scaled = replace(machine, world_size=devices, cluster=replace(machine.cluster, gpus=devices))
         estimate = workload.estimate(workload.scale(parameters, factor), scaled)
         description = description or estimate.description
         if estimates.objective in estimate.metrics:
             by_devices[scaled.world_size] = estimate.metrics[estimates.objective]
+    topology = machine.cluster.topology
     unit = "each device" if machine.world_size == 1 else f"every {machine.world_size} devices"
     assumptions = (
-        f"{description} on {unit}; replicas average gradients over {machine.network_gb_s:g} GB/s a device, "
-        f"{_describe_links(machine)} within a node; the batch grows with the replicas; no failures, no stragglers, "
+        f"{description} on {unit}; replicas average gradients over {topology.network_gb_s:g} GB/s a device, "
+        f"{_describe_links(topology)} within a node; the batch grows with the replicas; no failures, no stragglers, "
         "no other traffic on the network"
     )
     return Projection(by_devices, assumptions)
 
 
-def _describe_links(machine: Machine) -> str:
-    if machine.link_peers is None:
-        return f"{machine.link_gb_s:g} GB/s"
-    return f"{machine.link_gb_s / machine.link_peers:g} GB/s to each of {machine.link_peers} other devices"
+def _describe_links(topology: Topology) -> str:
+    if topology.wiring != "pairs" or topology.gpus_per_domain == 1:
+        return f"{topology.link_gb_s:g} GB/s"
+    peers = topology.gpus_per_domain - 1
+    return f"{topology.link_gb_s / peers:g} GB/s to each of {peers} other devices"

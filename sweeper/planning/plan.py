@@ -21,6 +21,7 @@ from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.cost_model import CostEstimates
+from sweeper.planning.machine import build_machine
 from sweeper.planning.usable_gpus import describe_problems, select_usable_target
 from workloads.api.contract import Workload
 from workloads.api.secrets import masked
@@ -119,7 +120,7 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     resources = _plan_resources(resolved, space, target, gpus)
     directory = Path(config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
-    machine = cost_model.build_machine(target, gpus, config.cluster.network_gb_s, achieved_tflops)
+    machine = build_machine(target, gpus, config.cluster.network_gb_s, achieved_tflops)
     estimates = cost_model.estimate_space(resolved, space, machine)
     _check_projection(resolved, projection_nodes, estimates)
     if estimates:

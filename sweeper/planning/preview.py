@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sweeper.config.environment import without_variables
 from sweeper.config.space import Interval, Parameters
-from sweeper.planning.cost_model import build_machine
+from sweeper.planning.machine import build_machine
 from sweeper.planning.plan import Plan
 
 

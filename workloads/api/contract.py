@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
 from workloads.api.derived import find_source
+from workloads.planner.cluster import UNKNOWN_CLUSTER, Cluster
 
 Scalar = str | int | float | bool | None
 STATISTICS = ("median", "mean", "fastest")
@@ -124,13 +125,8 @@ class Machine:
     Attributes:
         kind: "cpu" or "gpu".
         architecture: as in `workloads.api.recipes`: `sm90`, `gfx942`, `cpu bf16`.
-        memory_gib: of one device.
-        matrix_tflops: TFLOP/s of one device by data type: measured where a search has run, else a share of the
-            vendor's dense peak.
-        link_gb_s, network_gb_s: bandwidth of one device in each direction, within a node and between nodes.
-        link_peers: to how many devices of its node it has a link of its own, with an equal part of `link_gb_s`; None
-            for a switch, which gives any two devices all of it.
-        memory_gb_s: bandwidth of one device's memory.
+        memory_gib: of one device that a trial can use.
+        cluster: the trial's devices and the links between them, as the planner estimates with them.
     """
 
     kind: str
@@ -138,21 +134,7 @@ class Machine:
     world_size: int
     ranks_per_node: int
     memory_gib: float | None = None
-    matrix_tflops: Mapping[str, float] = field(default_factory=dict)
-    link_gb_s: float = 25.0
-    network_gb_s: float = 25.0
-    memory_gb_s: float | None = None
-    link_peers: int | None = None
-
-    def group_link_gb_s(self, ranks: int) -> float:
-        """Return the bandwidth of one device to a group of so many devices of its node, itself included.
-
-        Without a switch a group uses the links among its own devices alone: of the seven links of an MI300X to the
-        others of its node a group of two has one, a group of eight all.
-        """
-        if self.link_peers is None:
-            return self.link_gb_s
-        return self.link_gb_s * min(max(ranks - 1, 1) / self.link_peers, 1.0)
+    cluster: Cluster = UNKNOWN_CLUSTER
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from typing import Any, Literal, get_args
 from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload
 from workloads.command.template import PLACEHOLDERS, fill, fill_all, find_placeholders
 from workloads.llama.shapes import MODELS
-from workloads.parallel.cost_model import estimate_step_s
-from workloads.parallel.layout import DEGREES, Checkpointing, Layout, Setting, find_violation
+from workloads.parallel.estimates import estimate_layout
+from workloads.parallel.layout import Checkpointing, Layout, Setting
+from workloads.parallel.rules import find_violation
+from workloads.planner.rules import DEGREES
 
 STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
 
@@ -186,9 +188,8 @@ class LayoutCommand(Command):
         if setting.shape.layers % layout.pp:
             reason = f"pp {layout.pp} does not divide {setting.shape.layers} layers"
             return Estimate(reason, "pp divides the layers", description=str(layout))
-        step_s = estimate_step_s(layout, setting, machine)
-        tokens = layout.global_batch * setting.sequence_length
-        return Estimate(metrics={"tokens_per_s": tokens / step_s}, description=str(layout))
+        estimate = estimate_layout(layout, setting, machine)
+        return Estimate(metrics={"tokens_per_s": estimate.tokens / estimate.step.total_s}, description=str(layout))
 
     def _read_layout(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
         """Return the layout of these parameters.

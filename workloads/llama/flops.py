@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from workloads.llama.shapes import LlamaShape
+from workloads.planner import sizes
 
 RecomputedLayer = Literal["qkv", "attention", "output", "gate", "up"]
 
 
-def model_flops_per_token(
-    shape: LlamaShape, sequence_length: float, *, layers: int | None = None, lm_head: bool = True
-) -> float:
+def model_flops_per_token(shape: LlamaShape, sequence_length: float) -> float:
     """Return the FLOPs per token that the model needs, forward and backward, without recomputation.
 
     L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F the intermediate
@@ -23,13 +22,8 @@ def model_flops_per_token(
 
     Args:
         sequence_length: of sequences that are packed with documents, `documents.attended_length`.
-        layers: count this many blocks instead of all of the model.
-        lm_head: count the output layer too.
     """
-    hidden_size, kv, attention = shape.hidden_size, shape.kv_heads * shape.head_size, shape.heads * shape.head_size
-    linear = hidden_size * (attention + 2 * kv) + attention * hidden_size + 3 * hidden_size * shape.intermediate_size
-    block = 6 * linear + 6 * sequence_length * attention
-    return (shape.layers if layers is None else layers) * block + (6 * hidden_size * shape.vocabulary if lm_head else 0)
+    return sizes.model_flops_per_token(shape.planner_model, sequence_length)
 
 
 def hardware_flops_per_token(

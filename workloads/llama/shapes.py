@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from workloads.planner.job import Model
+
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
@@ -58,6 +60,12 @@ class LlamaShape:
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         }
+
+    @property
+    def planner_model(self) -> Model:
+        """Return the same sizes as the planner's models have them."""
+        names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size", "vocabulary", "tied")
+        return Model(**{name: getattr(self, name) for name in names}, qkv_bias=self.qkv_bias)
 
     @property
     def parameters(self) -> int:

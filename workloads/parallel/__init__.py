@@ -8,18 +8,9 @@ from typing import Literal
 from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import shapes
-from workloads.parallel.cost_model import estimate_step_s
-from workloads.parallel.layout import (
-    BlockKind,
-    Checkpointing,
-    ContextMethod,
-    Layout,
-    Schedule,
-    Setting,
-    State,
-    find_violation,
-)
-from workloads.parallel.memory import estimate_memory
+from workloads.parallel.estimates import estimate_layout, estimate_memory_gib
+from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
+from workloads.parallel.rules import find_violation
 
 LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
 
@@ -138,13 +129,14 @@ class Parallel(Workload):
         violation = find_violation(layout, setting)
         if violation is not None:
             return Estimate(violation.reason, violation.rule, description=str(layout))
-        memory_gib = estimate_memory(layout, setting).total
-        step_s = estimate_step_s(layout, setting, machine)
-        tokens = parameters.global_batch * parameters.sequence_length
-        metrics = {"memory_gib": memory_gib, "tokens_per_s": tokens / step_s}
+        memory_gib = estimate_memory_gib(layout, setting, machine)
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:
             reason = f"needs {memory_gib:.1f} GiB of device memory, the device has {machine.memory_gib:.1f}"
-            return Estimate(reason, "the layout fits into memory", metrics, str(layout))
+            return Estimate(reason, "the layout fits into memory", {"memory_gib": memory_gib}, str(layout))
+        estimate = estimate_layout(layout, setting, machine)
+        step_s = estimate.step.total_s
+        metrics = {"memory_gib": memory_gib, "tokens_per_s": estimate.tokens / step_s, "step_time_ms": 1e3 * step_s}
+        metrics |= {} if estimate.mfu is None else {"mfu": estimate.mfu}
         return Estimate(metrics=metrics, description=str(layout))
 
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:

@@ -31,7 +31,7 @@ from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.fsdp import gathered_dtype, reduction_dtype
 from workloads.parallel.garbage_collection import GarbageCollector, schedule_garbage_collection
-from workloads.parallel.layout import find_violation
+from workloads.parallel.rules import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision.layers import gathers_fp8, read_recipe

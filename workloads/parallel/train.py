@@ -18,10 +18,11 @@ from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
 from workloads.parallel.fsdp import precompute_fp8_scales, set_gradient_sync
 from workloads.parallel.graphs import GraphedPasses
-from workloads.parallel.layout import LOSS_CHUNK_TOKENS, Layout
+from workloads.parallel.layout import Layout
 from workloads.parallel.loss import vocab_parallel_loss
 from workloads.parallel.schedules import NAMES, build_schedule
 from workloads.parallel.stage import Stage
+from workloads.planner.own_memory import LOSS_CHUNK_TOKENS
 
 
 class Trainer:

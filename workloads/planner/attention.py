@@ -25,7 +25,7 @@ def attention_s(setting: Setting, layer: int, *, backward: bool) -> float:
     flops = 4 * pairs * model.heads * model.head_size / setting.layout.tp
     forward_share, backward_share, half_tokens = attention_rates(setting)
     share = backward_share if backward else forward_share
-    rate = sustained_flops(setting.cluster.device, "bf16") * share * length / (length + half_tokens)
+    rate = sustained_flops(setting.cluster.device, setting.plain_dtype) * share * length / (length + half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,7 @@ class Device:
         name: the key of its file in conf/hardware.
         peak_tflops: dense peaks by data type, of the vendor's data sheet.
         memory_gib: what the driver reports.
-        memory_gb_s: bandwidth of the device's memory, of the vendor's data sheet.
+        memory_gb_s: bandwidth of the device's memory, of the vendor's data sheet; infinite where it is unknown.
         power_w: the power cap at which it runs.
         sustained_tflops: measured rates of large matrix products under load, by data type; empty where none was.
         power_headroom: how much faster products run while the power cap does not limit them, against sustained ones.
@@ -66,3 +67,11 @@ class Cluster:
     device: Device
     topology: Topology
     gpus: int
+
+
+ASSUMED_TFLOPS = 0.05  # of a device whose rate was not measured: only the order of layouts depends on it
+UNKNOWN_CLUSTER = Cluster(
+    Device("unknown", {}, 0.0, math.inf, None, dict.fromkeys(("bf16", "fp32", "fp8", "fp4"), ASSUMED_TFLOPS)),
+    Topology("unknown", 1, "switch", link_gb_s=25.0, network_gb_s=25.0),
+    gpus=1,
+)

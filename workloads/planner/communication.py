@@ -28,7 +28,7 @@ def tensor_s(setting: Setting, layer: int) -> float:
     model = setting.model
     is_dense = not has_experts(model, layer) or model.shared_expert_intermediate_size > 0
     collectives = 4 if is_dense else 2
-    residual = setting.tokens * setting.model.hidden_size * 2
+    residual = setting.tokens * setting.model.hidden_size * setting.element_bytes
     share = setting.trainer.tensor_link_share
     once = all_gather_s(setting.cluster, setting.tensor_group, residual, share)
     if setting.precision.gathered_bytes == 1:  # a quarter of the collectives gathers what a product takes in fp8
@@ -42,7 +42,7 @@ def context_s(setting: Setting, attention_s: float, *, backward: bool) -> float:
     group, model = setting.context_group, setting.model
     if group.ranks == 1:
         return 0.0
-    keys = setting.tokens * 2 * model.kv_heads * model.head_size / setting.layout.tp * 2
+    keys = setting.tokens * 2 * model.kv_heads * model.head_size / setting.layout.tp * setting.element_bytes
     if setting.layout.cp_method == "allgather":
         return all_gather_s(setting.cluster, group, keys * group.ranks) * (2 if backward else 1)
     ring_s = (group.ranks - 1) * send_s(setting.cluster, group.stride, keys) * (2 if backward else 1)
@@ -84,14 +84,24 @@ def gather_s(setting: Setting, weights: Weights) -> float:
     return shared_s + all_gather_s(setting.cluster, setting.expert_shard_group, size * weights.experts)
 
 
-def reduce_s(setting: Setting, weights: Weights) -> float:
-    """Return the seconds of reducing gradients: scattered over shards, then averaged over copies."""
+def scatter_s(setting: Setting, weights: Weights) -> float:
+    """Return the seconds of reducing gradients over shards."""
     shards, experts = setting.shard_group, setting.expert_shard_group
     total_s = all_gather_s(setting.cluster, shards, weights.shared * setting.gradient_bytes)
     if weights.experts:
         total_s += all_gather_s(setting.cluster, experts, weights.experts * setting.gradient_bytes)
+    return total_s
+
+
+def average_s(setting: Setting, weights: Weights) -> float:
+    """Return the seconds of averaging the gradients that a rank owns over copies of the model."""
     owned_bytes = divided_weights(setting, weights) * setting.gradient_bytes
-    return total_s + all_reduce_s(setting.cluster, setting.replicate_group, owned_bytes)
+    return all_reduce_s(setting.cluster, setting.replicate_group, owned_bytes)
+
+
+def reduce_s(setting: Setting, weights: Weights) -> float:
+    """Return the seconds of reducing gradients: scattered over shards, then averaged over copies."""
+    return scatter_s(setting, weights) + average_s(setting, weights)
 
 
 def all_reduced_s(setting: Setting, weights: Weights) -> float:
@@ -108,5 +118,5 @@ def pipeline_send_s(setting: Setting) -> float:
     """
     layout = setting.layout
     parts = layout.tp if setting.trainer.core == "megatron" else setting.residual_parts
-    total_bytes = setting.tokens * setting.model.hidden_size * 2 / parts
+    total_bytes = setting.tokens * setting.model.hidden_size * setting.element_bytes / parts
     return send_s(setting.cluster, layout.tp * layout.cp * layout.dp, total_bytes)

@@ -140,6 +140,7 @@ class Job:
         state: `fp32`: fp32 master weights, moments and gradients' reduction; `amp`: fp32 weights that are cast for each
             use; `bf16`: all in bf16; `int8`: 8-bit moments.
         compiled: blocks are compiled by torch.compile.
+        manual_backward: blocks have this project's own backward pass, which saves less (`workloads.llama.block`).
         document_tokens: mean length of a document that attention does not leave; 0 for whole sequences.
         gradient_bytes: of a gradient in its reduction over data parallel ranks; None for the trainer's own.
         attention_kernel: the kernel of attention; empty for the trainer's own.
@@ -155,6 +156,7 @@ class Job:
     precision: str = "bf16"
     state: State = "fp32"
     compiled: bool = True
+    manual_backward: bool = False
     document_tokens: int = 0
     gradient_bytes: int | None = None
     attention_kernel: AttentionKernel | Literal[""] = ""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workloads.planner import own_memory
 from workloads.planner.estimate import StageMemory
+from workloads.planner.own_memory import GIB, LOSS_CHUNK_TOKENS, RUNTIME_GIB
 from workloads.planner.pipeline import RankLayers, head_rank, in_flight, rank_layers
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import has_experts, head_weights, layer_kinds
 from workloads.planner.weights import Weights, block_gpu_weights, divided_weights, rank_weights
 
-GIB = 2**30
-LOSS_CHUNK_TOKENS = 2048  # of a loss in pieces, as in `workloads.parallel.layout`
-RUNTIME_GIB = 1.5  # the context, the communication library's buffers and the libraries' workspaces
 STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # of a weight and of its moments
 
 
@@ -27,6 +26,8 @@ class _Activations:
 
 def stage_memories(setting: Setting) -> tuple[StageMemory, ...]:
     """Return the memory of each pipeline rank."""
+    if own_memory.is_own(setting):
+        return own_memory.stage_memories(setting)
     kinds = layer_kinds(setting.model).values()
     activations = _Activations(
         saved={layer: saved_bytes(setting, layer) for layer in kinds},
@@ -117,8 +118,6 @@ def saved_elements(setting: Setting, layer: int, checkpointing: str) -> float:
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
         width = model.intermediate_size / tp
-    if setting.trainer.manual_backward and tp == setting.layout.cp == 1 and not copies:
-        return 2 * residual + 2 * queries + 2 * keys + (0 if checkpointing == "selective" else 2 * width)
     gated = model.mlp_matrices == 3
     routed = 2 * copies * model.hidden_size / tp
     if checkpointing == "per_op":  # the block's input, attention, and every second product

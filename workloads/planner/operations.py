@@ -54,7 +54,7 @@ def pass_s(setting: Setting, layer: int, *, backward: bool) -> float:
     """Return the seconds of what the memory's bandwidth limits in a block."""
     fused = setting.trainer.fused or setting.job.compiled
     elements = pass_elements(setting, layer, backward=backward) * (1 if fused else EAGER_FACTOR)
-    return setting.pass_s(2 * elements) + _permutation_s(setting, layer)
+    return setting.pass_s(setting.element_bytes * elements) + _permutation_s(setting, layer)
 
 
 # A dropless mixture of experts tells the host how many tokens each expert has, so that in each block's forward pass the
@@ -176,4 +176,4 @@ def head_s(setting: Setting) -> float:
     model, tp = setting.model, setting.layout.tp
     head = Product("head", setting.tokens, model.vocabulary / tp, model.hidden_size)
     logits = setting.tokens * model.vocabulary / tp
-    return 3 * product_s(setting, head, "bf16") + setting.pass_s(logits * setting.trainer.loss_bytes)
+    return 3 * product_s(setting, head, setting.plain_dtype) + setting.pass_s(logits * setting.trainer.loss_bytes)

@@ -79,11 +79,14 @@ def bubble_s(rank_s: list[float], layout: TrainingLayout) -> float:
 def in_flight(rank: int, layout: TrainingLayout) -> float:
     """Return how many micro-batches' activations a rank holds at once, as a share of all its layers' for one.
 
-    1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk.
+    1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk. PyTorch's interleaved
+    zero bubble warms up with one instead of two chunks for each later rank, so that all ranks hold at most `pp`.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     if layout.schedule in V_SCHEDULES:
         return min(layout.microbatches, pp + (0.5 if layout.schedule == "dualpipev" else 0.0))
+    if layout.schedule == "zero_bubble":
+        return min(layout.microbatches, pp)
     if chunks == 1:
         return min(layout.microbatches, pp - rank)
     warm_up = 2 * (pp - rank - 1) + (chunks - 1) * pp + 1

@@ -36,6 +36,7 @@ class Precision:
 PRECISIONS = {
     "bf16": Precision("bf16"),
     "fp16": Precision("fp16"),
+    "fp32": Precision("fp32", gathered_bytes=4),
     "bf16_amp": Precision("bf16"),
     "fp16_amp": Precision("fp16"),
     # torchtitan gathers in fp8 (enable_fsdp_float8_all_gather, Float8ColwiseParallel), Transformer Engine too.

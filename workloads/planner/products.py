@@ -69,11 +69,11 @@ def product_s(setting: Setting, product: Product, dtype: str) -> float:
     """Return the seconds of a product, or of one of the two of its backward pass."""
     device = setting.cluster.device
     rate = sustained_flops(device, dtype)
-    if dtype.startswith("fp") and dtype != "fp16":
+    if dtype in ("fp8", "fp4"):
         rate *= setting.precision.rate_share
-    element_bytes = 1 if dtype == "fp8" else 2
+    element_bytes = 1 if dtype == "fp8" else setting.element_bytes
     read = product.rows * product.k + product.k * product.n
-    traffic = product.count * (read * element_bytes + 2 * product.rows * product.n)
+    traffic = product.count * (read * element_bytes + setting.element_bytes * product.rows * product.n)
     flops = product.flops
     if product.grouped:
         rate *= GROUPED_SHARE

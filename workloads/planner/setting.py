@@ -24,6 +24,8 @@ class Setting:
         residual_parts: into how many parts the residual stream is divided over tensor parallel ranks.
         is_sharded: weights are gathered for each use.
         gradient_bytes: of a gradient in its reduction.
+        element_bytes: of a weight in matrix products and of an activation.
+        plain_dtype: of the products that are never in fp8: attention and the head.
         shard_group: the ranks that divide weights or optimizer states.
         expert_shard_group: the ranks that have the same experts, and divide their weights or optimizer states.
     """
@@ -42,6 +44,8 @@ class Setting:
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
         is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
         usual = 2 if is_short else self.trainer.gradient_bytes
+        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"
+        self.element_bytes = 4 if job.precision == "fp32" else 2
         self.gradient_bytes = job.gradient_bytes or usual
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)

@@ -72,7 +72,7 @@ def attends_to_all(model: Model, layer: int) -> bool:
     return not model.window or bool(every and layer % every == every - 1)
 
 
-def attended_tokens(model: Model, layer: int, sequence_length: int) -> float:
+def attended_tokens(model: Model, layer: int, sequence_length: float) -> float:
     """Return how many earlier tokens a token attends to, at the mean over a sequence."""
     full = sequence_length / 2
     if attends_to_all(model, layer):
@@ -82,7 +82,7 @@ def attended_tokens(model: Model, layer: int, sequence_length: int) -> float:
 
 
 @cache
-def model_flops_per_token(model: Model, sequence_length: int) -> float:
+def model_flops_per_token(model: Model, sequence_length: float) -> float:
     """Return the FLOPs per token, forward and backward, by the causal convention (`workloads.llama.flops`)."""
     total = 6.0 * head_weights(model)
     for layer in range(model.layers):

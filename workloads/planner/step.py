@@ -8,12 +8,14 @@ from workloads.planner import operations
 from workloads.planner.cluster import Cluster
 from workloads.planner.communication import (
     all_reduced_s,
+    average_s,
     context_s,
     expert_s,
     exposed,
     gather_s,
     pipeline_send_s,
     reduce_s,
+    scatter_s,
     tensor_s,
 )
 from workloads.planner.estimate import JobEstimate, StepTime
@@ -27,8 +29,8 @@ from workloads.planner.sizes import layer_kinds, model_flops_per_token
 from workloads.planner.trainers import efficiencies, find_efficiency
 from workloads.planner.weights import Weights, block_gpu_weights, divided_weights, rank_weights
 
-# Bytes that FSDP2 copies for a weight that is gathered forward and backward: into and out of the collectives' buffers
-# (FSDP_COPY_PASSES of workloads/parallel/cost_model.py, two and four H200s). FSDP1 gathers in place.
+# Bytes that FSDP2 copies for a weight that is gathered forward and backward, into and out of the collectives' buffers:
+# ten passes in bf16, fitted to two and four H200s (benchmarks/results/parallel_h200.md). FSDP1 gathers in place.
 GATHER_COPY_BYTES = {"fsdp2": 20, "fsdp1": 8, "megatron_fsdp": 6}
 # Bytes of adding a micro-batch's gradient of a weight to those before: fp32 in Megatron, else bf16.
 GRADIENT_SUM_BYTES = {True: 6, False: 4}
@@ -174,7 +176,8 @@ def _gathering_s(setting: Setting, weights: Weights, forward_s: float, backward_
     """Return the exposed seconds of gathering a block's weights and reducing its gradients in each micro-batch."""
     if not setting.is_sharded or not setting.layout.reshard_after_forward:
         return 0.0
-    gather, reduce = gather_s(setting, weights), reduce_s(setting, weights)
+    gather = gather_s(setting, weights)
+    reduce = scatter_s(setting, weights) if setting.trainer.averages_copies_once else reduce_s(setting, weights)
     return exposed(gather, forward_s) + exposed(gather + reduce, backward_s)
 
 
@@ -200,7 +203,10 @@ def _step_data_parallel_s(setting: Setting, weights: Weights, micro_batch_s: flo
     if setting.is_sharded:
         if layout.reshard_after_forward:
             # The first block's weights are gathered and its gradients reduced with nothing beside them.
-            return (reduce + gather) / max(1, setting.model.layers / layout.pp)
+            first_s = (reduce + gather) / max(1, setting.model.layers / layout.pp)
+            if not setting.trainer.averages_copies_once:
+                return first_s
+            return first_s + exposed(average_s(setting, weights), micro_batch_s * 2 / 3)
         return exposed(gather, micro_batch_s / 3) + exposed(reduce, micro_batch_s * 2 / 3)
     if layout.sharding == "none":
         reduce, gather = all_reduced_s(setting, weights), 0.0

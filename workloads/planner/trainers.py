@@ -30,7 +30,7 @@ class Trainer:
         loss_bytes: bytes read and written for a logit, forward and backward.
         logit_bytes: bytes held at once for a logit at the peak of the loss.
         chunked_loss: logits of a few tokens at a time exist.
-        manual_backward: blocks save less than PyTorch's autograd (`ManualBackwardBlock` of `workloads.llama.block`).
+        averages_copies_once: gradients are averaged over copies of the model once a step, not for each micro-batch.
         buffers_gib: buckets of gathered weights and of gradients that are not parts of a layer.
         reserved_share: what the allocator holds beyond what it gave out, as a share of it.
     """
@@ -46,7 +46,7 @@ class Trainer:
     loss_bytes: float = 28
     logit_bytes: float = 14
     chunked_loss: bool = False
-    manual_backward: bool = False
+    averages_copies_once: bool = False
     buffers_gib: float = 0.0
     reserved_share: float = 0.05
 
@@ -60,7 +60,8 @@ TRAINERS = {
         loss_bytes=16,
         logit_bytes=4,
         chunked_loss=True,
-        manual_backward=True,
+        averages_copies_once=True,
+        reserved_share=0.0,  # its memory is fitted to what is allocated, and segments that grow leave little beside it
     ),
     "torchtitan": Trainer("torchtitan", fused=False, tensor_link_share=0.45),
     "megatron": MEGATRON,

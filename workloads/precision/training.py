@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -48,10 +49,10 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         training = build(parameters, device, generator, architecture, rope, tokens)
         with monitor_gpu(device) as watch:
             times_s, losses = _run_steps(training, parameters, watch)
-    layer_count = 1 if parameters.scope == "block" else parameters.layers or shape.layers
-    flops = model_flops_per_token(
-        shape, parameters.sequence_length, layers=layer_count, lm_head=parameters.scope == "model"
-    )
+    is_model = parameters.scope == "model"
+    layers = (parameters.layers or shape.layers) if is_model else 1
+    counted = replace(shape, layers=layers, vocabulary=shape.vocabulary if is_model else 0)
+    flops = model_flops_per_token(counted, parameters.sequence_length)
     metrics = watch.metrics() | {"peak_memory_gib": _peak_memory_gib(device)}
     if parameters.scope == "model":
         metrics |= {"loss": losses[-1], "first_loss": losses[0]}

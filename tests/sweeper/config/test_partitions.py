@@ -18,7 +18,7 @@ from sweeper.config import partitions
 from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, planned_target, select_target
 from sweeper.config.schema import Hardware
-from sweeper.planning.cost_model import build_machine
+from sweeper.planning.machine import build_machine
 from sweeper.tracking.provenance import gather
 from tests.support.amd import use_stand_in
 from workloads.api import host
@@ -68,8 +68,11 @@ def test_a_partition_in_cpx_has_an_eighth_of_an_mi300x(read_node: Callable[[str]
     assert node.gpu_identities[0].memory_gib == pytest.approx(191.98 / 4, abs=0.01)
     assert device.memory_gib == pytest.approx(191.98 / 8) and device.bandwidth_tb_s == pytest.approx(5.3 / 8)
     machine = build_machine(target, 64, 25.0, {})
-    assert machine.ranks_per_node == 64 and machine.matrix_tflops["bf16"] == pytest.approx(0.51 * 1307.4 / 8)
-    assert machine.group_link_gb_s(8) == machine.group_link_gb_s(64) == pytest.approx(448 / 8)
+    assert machine.ranks_per_node == 64 and machine.cluster.device.sustained_tflops["bf16"] == pytest.approx(
+        0.51 * 1307.4 / 8
+    )
+    topology = machine.cluster.topology
+    assert (topology.wiring, topology.link_gb_s) == ("host", pytest.approx(448 / 8))
 
 
 def test_compute_units_tell_a_partition_whose_mode_the_driver_does_not_report() -> None:

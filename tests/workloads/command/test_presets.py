@@ -21,7 +21,7 @@ def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:
     layout = {"tp": "{tensor}", "pp": "{pipeline}"}
     settings = {"run": ["x"], "layout": layout, "global_batch": "64", "sequence_length": "8192", "model": "llama3_8b"}
     command = loaded.with_settings(loaded.Settings(**settings))
-    machine = Machine("gpu", "sm90", 8, 8, 131.0, {"bf16": 690.0}, link_gb_s=450.0)
+    machine = Machine("gpu", "sm90", 8, 8, 131.0)
 
     def unsupported_reason(tensor: int, pipeline: int, machine: Machine = machine) -> str:
         return str(command.estimate(command.Parameters(tensor=tensor, pipeline=pipeline), machine).unsupported_reason)
@@ -29,7 +29,7 @@ def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:
     assert unsupported_reason(2, 1) == unsupported_reason(4, 2) == ""
     assert "= 6 ranks, but there are 8" in unsupported_reason(3, 2) and "16 ranks" in unsupported_reason(16, 1)
     assert "tp=0, it has to be a whole number" in unsupported_reason(0, 1)
-    three_ranks = Machine("gpu", "sm90", 3, 8, 131.0, {"bf16": 690.0})
+    three_ranks = Machine("gpu", "sm90", 3, 8, 131.0)
     assert "pp 3 does not divide 32 layers" in unsupported_reason(1, 3, three_ranks)
 
 

@@ -31,7 +31,8 @@ from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import compute_shares, is_communication
 from workloads.parallel.fsdp import reduction_dtype
-from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, TORCH_VERSION, BlockKind, Checkpointing, Layout, State
+from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, BlockKind, Checkpointing, Layout, State
+from workloads.parallel.rules import TORCH_VERSION
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from workloads.llama.shapes import MODELS
 from workloads.planner.models import UnsupportedModel, known_models, load_model, read_hugging_face
 from workloads.planner.sizes import attended_tokens, model_flops_per_token, parameters
 
@@ -149,3 +150,9 @@ def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, object], mes
 def test_an_unknown_name_has_a_suggestion() -> None:
     with pytest.raises(UnsupportedModel, match="Did you mean llama3_70b"):
         load_model("llama3-70b")
+
+
+def test_the_models_that_this_project_trains_are_those_of_the_table() -> None:
+    shared = known_models().keys() & MODELS.keys()
+    assert len(shared) == 5
+    assert all(MODELS[name].planner_model == known_models()[name] for name in shared)

@@ -161,7 +161,8 @@ def test_some_checkpointed_blocks_lie_between_none_and_all() -> None:
     assert [r.step.total_s for r in results] == sorted(r.step.total_s for r in results)
     saved = [r.memory.activations for r in results]
     assert saved[1] == pytest.approx((saved[0] + saved[2]) / 2)
-    assert saved[0] == pytest.approx(estimate_job(job(), cluster()).memory.activations)
+    without = estimate_job(job(checkpointed_layers=0), cluster())
+    assert saved[0] == pytest.approx(without.memory.activations)
 
 
 def test_an_optimizer_on_the_host_takes_longer_and_frees_memory() -> None:

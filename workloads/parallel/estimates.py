@@ -1,0 +1,49 @@
+"""A layout of this project's trainer as a job of the planner, and the planner's estimate of it. No torch."""
+
+from __future__ import annotations
+
+from workloads.api.contract import Machine
+from workloads.parallel.layout import Layout, Setting, uses_fsdp
+from workloads.planner.estimate import JobEstimate
+from workloads.planner.job import Job, TrainingLayout
+from workloads.planner.memory import stage_memories
+from workloads.planner.setting import Setting as PlannerSetting
+from workloads.planner.step import estimate_job
+
+SHARED_FIELDS = (
+    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "stages_per_rank", "schedule", "micro_batch", "global_batch"),
+    *("checkpointing", "reshard_after_forward", "cp_method"),
+)
+
+
+def build_job(layout: Layout, setting: Setting) -> Job:
+    """Return what the planner estimates for a layout.
+
+    Documents that are packed into a sequence count as documents of one length whose attention costs as much.
+    """
+    return Job(
+        model=setting.shape.planner_model,
+        layout=TrainingLayout(
+            **{name: getattr(layout, name) for name in SHARED_FIELDS},
+            sharding="fsdp2" if uses_fsdp(layout, setting.state) else "none",
+            tp_overlap="async" if layout.async_tp else "none",
+        ),
+        sequence_length=setting.sequence_length,
+        trainer="own",
+        precision=setting.dtype,
+        state=setting.state,
+        compiled=setting.compiled,
+        manual_backward=setting.block == "manual",
+        document_tokens=round(setting.attended_length) if setting.document_tokens else 0,
+    )
+
+
+def estimate_memory_gib(layout: Layout, setting: Setting, machine: Machine) -> float:
+    """Estimate the memory of the pipeline rank that needs the most, as the driver reports it."""
+    stages = stage_memories(PlannerSetting(build_job(layout, setting), machine.cluster))
+    return max(stage.total_gib for stage in stages)
+
+
+def estimate_layout(layout: Layout, setting: Setting, machine: Machine) -> JobEstimate:
+    """Estimate a layout's step time and memory."""
+    return estimate_job(build_job(layout, setting), machine.cluster)
