@@ -6,14 +6,18 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sweeper.best.files import FOLDER, build_files
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.common.trials import BAD, RETRIED, TrialRecord, TrialStatus, exact_value
+from sweeper.folders.description import SweepDescription, SweepEnd
+from sweeper.folders.stored import Winner, measured_value
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult
 from sweeper.search.progress import SweepProgress
@@ -42,6 +46,7 @@ class FinishedRun:
 
     Attributes:
         arguments: the command line that resumes the sweep.
+        description: what the sweep's folder says of it.
         drained: a line for each node that was drained.
         clock: measures the phases of the run.
         error: why the loop ended before the budget; empty if it did not.
@@ -53,6 +58,7 @@ class FinishedRun:
     study: Study
     progress: SweepProgress
     arguments: Sequence[str]
+    description: SweepDescription
     drained: Sequence[str]
     clock: PhaseClock
     error: str
@@ -64,6 +70,7 @@ class FinishedRun:
         results = Results.collect(self.plan, self.study, self.progress)
         if self.is_over:
             results.keep_ceilings()
+        self._keep_winner(results, display)
         summary = Summary(
             results,
             shlex.join(secrets.masked_arguments(self.arguments)),
@@ -85,6 +92,26 @@ class FinishedRun:
         retry = summary.retry_command
         display.end({**results.export(), "stopped": self.error, "retry": retry, "took_s": took_s, "exit_code": code})
         return code
+
+    def _keep_winner(self, results: Results, display: Progress) -> None:
+        """Write what runs the winner again, and how the sweep ended."""
+        winner, value = results.winner, _winning_value(results)
+        if winner is not None:
+            try:
+                build_files(self.description, winner, value, self.plan.folder / FOLDER).write()
+            except Exception as error:  # a file is never worth losing a table
+                display.note(f"no {FOLDER}/: {type(error).__name__}: {error}")
+        end = SweepEnd(
+            is_over=self.is_over,
+            reason=self.error,
+            winner=value.trial if value else None,
+            value=value.value if value else None,
+            low=_known(value.low) if value else None,
+            high=_known(value.high) if value else None,
+            rounds=value.rounds if value else 0,
+            at_s=time.time(),
+        )
+        self.description.with_end(end).write(self.plan.folder)
 
     def _write(self, tracking: TrackingClient, display: Progress, results: Results, summary: Summary) -> bool:
         """Write the result files and end the parent run. Returns whether everything is written.
@@ -152,6 +179,18 @@ class FinishedRun:
             return INTERRUPTED
         none_complete = not results.counts.get(TrialStatus.COMPLETE)
         return SOME_FAILED if results.has_failures or self.error or not is_written or none_complete else COMPLETE
+
+
+def _winning_value(results: Results) -> Winner | None:
+    """Return the winner's objective: of the finals, without finals of its trial."""
+    if results.finalists:
+        first = results.finalists[0]
+        return Winner(first.trial.number, first.value.value, first.value.low, first.value.high, first.rounds)
+    return measured_value(results.winner, results.objective) if results.winner else None
+
+
+def _known(bound: float) -> float | None:
+    return None if math.isnan(bound) else bound
 
 
 def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:

@@ -10,6 +10,7 @@ from typing import IO
 
 from sweeper.common.trials import RETRIED
 from sweeper.execution import lock
+from sweeper.folders.description import SweepDescription, describe_sweep
 from sweeper.planning.plan import Plan
 from sweeper.search.progress import DeviceUse, SweepProgress
 from sweeper.search.study import SearchSettings, Study
@@ -22,12 +23,18 @@ from workloads.api import secrets
 
 @dataclass(frozen=True)
 class OpenedSweep:
-    """What a run of a sweep works with. `retry_note` says which trials it runs again; empty without `retry`."""
+    """What a run of a sweep works with.
+
+    Attributes:
+        description: what its folder says of it.
+        retry_note: which trials it runs again; empty without `retry`.
+    """
 
     lock: IO[str]
     study: Study
     progress: SweepProgress
     tracking: TrackingClient
+    description: SweepDescription
     retry_note: str
 
 
@@ -54,10 +61,12 @@ def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
             "retry": retry_note,
         },
     )
+    description = describe_sweep(plan, study=study.id, arguments=arguments, provenance=gathered, uri=opening["uri"])
+    description.write(plan.folder)
     tracking = TrackingClient(opening, plan.folder, plan.directory, sweep_lock.fileno())
     for record in study.records.values():
         tracking.log_trial(record)
-    return OpenedSweep(sweep_lock, study, _make_progress(plan, study), tracking, retry_note)
+    return OpenedSweep(sweep_lock, study, _make_progress(plan, study), tracking, description, retry_note)
 
 
 def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:

@@ -50,6 +50,7 @@ class Sweep:
         opened = open_sweep(plan, arguments)
         self._lock, self._study, self._tracking = opened.lock, opened.study, opened.tracking
         self._progress, self._retry_note = opened.progress, opened.retry_note
+        self._description = opened.description
         self._display = make_progress(plan.config.progress)
         self._judge = TrialJudge(
             objective=plan.config.workload.objective,
@@ -363,6 +364,7 @@ class Sweep:
             study=self._study,
             progress=self._progress,
             arguments=self._arguments,
+            description=self._description,
             drained=self._nodes.describe_drained(),
             clock=self._clock,
             error=error,

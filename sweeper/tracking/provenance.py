@@ -22,6 +22,7 @@ from workloads.api.secrets import masked_arguments
 PACKAGES = (
     *("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton"),
     *("flash-attn-4", "flash-attn", "amd-aiter"),  # attention kernels
+    *("torchtitan", "megatron-core", "nemo-toolkit", "transformer-engine"),  # trainers that a command may start
 )
 
 MAX_PROGRAM_BYTES = 16 * 2**20

@@ -219,6 +219,10 @@ class Summary:
         lines = [f"results  {relative_path(folder / 'trials.csv')}"]
         if (folder / "plots" / "plots.html").exists():
             lines.append(f"plots    {relative_path(folder / 'plots' / 'plots.html')}")
+        if (folder / "best").exists():
+            lines.append(
+                f"winner   python -m sweeper.best {folder.name}   (its files: {relative_path(folder / 'best')})"
+            )
         if recording.is_complete:
             return lines + self._review(recording)
         trials = len(self.results.records) + len(self.results.remeasured)

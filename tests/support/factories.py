@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.folders.description import SweepDescription
 from tests.conftest import environment
 
 
@@ -59,3 +60,29 @@ def run_report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     """`python -m sweeper.report` in `folder`."""
     command = [sys.executable, "-m", "sweeper.report", *arguments]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def sweep_description(arguments: Sequence[str], workload: str = "probe", **changes: Any) -> SweepDescription:
+    """A sweep of one CPU that these words started, with `changes` to any of its fields."""
+    section = {"name": workload, "objective": "score", "direction": "maximize", "strategy": None}
+    trial = {"timeout_s": 300.0, "retries": 2, "grace_s": 10.0}
+    config = {"workload": section, "seed": 0, "trial": trial, "finals": {"top": 3, "rounds": 5}, "exclusive": None}
+    fields: dict[str, Any] = {
+        "name": "probe-cpu",
+        "study": "0" * 32,
+        "arguments": list(arguments),
+        "python": sys.executable,
+        "config": config,
+        "settings": None,
+        "constants": {"seed": 0},
+        "space": {},
+        "hardware": "cpu",
+        "device": "a CPU",
+        "gpus": 1,
+        "ranks_per_node": 1,
+        "nodes": 1,
+        "tracking_uri": "",
+        "software": {"torch": "2.13.0"},
+        "git": {},
+    }
+    return SweepDescription(**{**fields, **changes})

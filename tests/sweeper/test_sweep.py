@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,27 +19,7 @@ import yaml
 from sweeper.planning import ceilings
 from tests.conftest import PROBE, CommandResult, Workspace, environment, wait_for
 from tests.support.factories import run_report as report
-
-
-@dataclass
-class FinishedSweep:
-    """A sweep that ended, and which several tests read."""
-
-    workspace: Workspace
-    result: CommandResult
-
-
-SHAPES = ("space.m=range(64,513,64)", "space.n=256", "hardware=cpu", "progress=json", "name=products")
-
-
-@pytest.fixture(scope="session")
-def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> FinishedSweep:
-    """From a directory without a store, in which MLflow makes its tables, and with a folder called workloads."""
-    workspace = Workspace(tmp_path_factory.mktemp("products"))
-    folder = workspace.path / "workloads"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
-    return FinishedSweep(workspace, workspace.run(*SHAPES, "budget.trials=8"))
+from tests.sweeper.conftest import SHAPES, FinishedSweep
 
 
 @pytest.mark.long(30)

@@ -331,6 +331,16 @@ class Workload:
         """Return what plan=true shows of one point beside its estimate, in lines; empty for nothing."""
         return ""
 
+    def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
+        """Return the files that run these parameters without this project, by name; empty for what needs it.
+
+        Args:
+            parameters: of the trial.
+            rank: its first rank.
+            folder: where the files will lie.
+        """
+        return {}
+
     def scale(self, parameters: Any, factor: int) -> Any:
         """Return the parameters for `factor` times the devices, with a batch that grows likewise."""
         raise NotImplementedError

@@ -159,6 +159,13 @@ class Command(Workload):
         parts += [f"\n# {{output}}/{name}\n{invocation.mask(text).rstrip()}" for name, text in invocation.files.items()]
         return "\n".join(parts)
 
+    def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
+        """Return a shell script that runs the program, and the command's rendered files."""
+        from workloads.command.script import program_files
+
+        assert self.settings is not None
+        return program_files(self.settings, vars(parameters), rank, folder)
+
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         from workloads.command.run import measure
 

@@ -63,7 +63,15 @@ def build_invocation(
     Raises:
         Infeasible: a parameter has a value for which `options` has no words.
     """
-    values = {**parameters, **placeholder_values(rank, output)}
+    return fill_invocation(settings, {**parameters, **placeholder_values(rank, output)}, rank)
+
+
+def fill_invocation(settings: CommandSettings, values: Mapping[str, Scalar], rank: Rank) -> Invocation:
+    """Fill the settings' templates with these values of their parameters and placeholders.
+
+    Raises:
+        Infeasible: a parameter has a value for which `options` has no words.
+    """
     environment = {name: fill(str(text), values) for name, text in settings.environment.items()}
     return Invocation(
         _command_line(settings, values),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import statistics
+import subprocess
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -88,6 +90,18 @@ def test_steps_are_recorded_while_a_trial_runs_and_poor_trials_are_pruned(worksp
     assert "5 complete, 2 pruned" in out
     pruned = [trial_run for trial_run in workspace.runs("trial") if trial_run.data.tags["outcome"] == "pruned"]
     assert {trial_run.data.params["ms"] for trial_run in pruned} == {"100", "101"}
+    check_winner_runs_again(workspace)
+
+
+def check_winner_runs_again(workspace: Workspace) -> None:
+    """The script that the sweep keeps of its winner runs the program without this project, to the same figure."""
+    best = workspace.sweeps[0] / "best"
+    result = json.loads((best / "best.json").read_text())
+    assert result["parameters"]["ms"] == 10 and result["software"]["python"]
+    again = subprocess.run(["sh", str(best / "program" / "run.sh")], capture_output=True, text=True, timeout=60)
+    times_ms = [float(line.split()[1]) for line in again.stdout.splitlines()]
+    assert len(times_ms) == 40
+    assert 1e3 / statistics.median(times_ms) == pytest.approx(result["result"]["value"], rel=0.15)
 
 
 def steps_of_running_trials(store: Path) -> list[Any]:

@@ -1,0 +1,1 @@
+"""One trial of a sweep as files that run it again."""
