@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.errors import UserInputError
-from sweeper.plan.request import PlanRequest, Problem, build_problem, default_batch
+from sweeper.plan.request import PlanRequest, Problem, build_problem
 from workloads.planner.estimate import JobEstimate
 from workloads.planner.memory import stage_memories
 from workloads.planner.offers import OFFERS, fixed_by
@@ -17,7 +17,8 @@ from workloads.planner.setting import Setting
 from workloads.planner.step import estimate_job, estimate_step, step_bound_s
 from workloads.planner.words import describe, write_words
 
-SHOWN = 8  # layouts in the table
+KEPT = 20  # layouts of a search
+SHOWN = 8  # of them in the table
 MAX_GPUS = 65_536
 ESTIMATOR = Estimator(
     estimate=estimate_job,
@@ -36,8 +37,9 @@ class Answer:
         result: the layouts, the fastest first.
         faster: the fastest layout of all, where fields of the layout were given and it is another one.
         comparison: why the given layout is slower than that one.
-        alternatives: by what is doubled, the fastest of these layouts and its estimate then.
+        alternatives: by what is doubled, the fastest of these layouts and its estimate then; of all with more memory.
         training: a whole training with the fastest layout.
+        rates: tokens of a day by number of GPUs, of those tried for `tokens_per_day`.
     """
 
     problem: Problem
@@ -46,6 +48,7 @@ class Answer:
     comparison: Comparison | None
     alternatives: dict[str, Candidate]
     training: TrainingRun | None
+    rates: dict[int, float]
 
     @property
     def best(self) -> Candidate:
@@ -58,9 +61,10 @@ def answer(request: PlanRequest) -> Answer:
     Raises:
         UserInputError: for an invalid request, or one for which no layout is valid or fits.
     """
-    problem = build_problem(request)
+    problem, rates = build_problem(request), dict[int, float]()
     if request.tokens_per_day is not None:
-        problem = _find_gpus(problem, request.tokens_per_day)
+        rates = _find_gpus(problem, request.tokens_per_day, request.gpus or 1)
+        problem = problem.on(max(rates))
     result = search(problem)
     faster = _find_faster(problem, result.best[0])
     training = None
@@ -74,10 +78,11 @@ def answer(request: PlanRequest) -> Answer:
         comparison=compare(result.best[0].estimate, faster.estimate) if faster else None,
         alternatives=_estimate_alternatives(problem, result),
         training=training,
+        rates=rates,
     )
 
 
-def search(problem: Problem, keep: int = 20) -> SearchResult:
+def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     """Return the fastest layouts that fit.
 
     Raises:
@@ -119,31 +124,41 @@ def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, 
     """Estimate the fastest layouts again, with one resource doubled, and return the fastest of them for each."""
     best = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
+        if cluster.device != problem.cluster.device:  # layouts fit that did not
+            best[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
+            continue
         layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
         candidates = [Candidate(layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts]
         best[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
     return best
 
 
-def _find_gpus(problem: Problem, tokens_per_day: float) -> Problem:
-    """Return the problem on the fewest GPUs that reach a rate: whole domains, in steps of a half at most.
+def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[int, float]:
+    """Return the tokens of a day by number of GPUs, up to the first number that reaches a rate.
+
+    Numbers are whole domains, in steps of a half at most. A number that does not divide a given batch, or that is too
+    small for the model, is left out.
 
     Raises:
         UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
     """
-    domain, reached = problem.cluster.topology.gpus_per_domain, 0.0
+    domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
     sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
-    for gpus in (size for size in sizes if size <= MAX_GPUS):
-        changed = problem.on(gpus, default_batch(problem.job.sequence_length, gpus))
+    for gpus in (size for size in sizes if at_least <= size <= MAX_GPUS):
         try:
-            estimate = search(changed, keep=1).best[0].estimate
-        except UserInputError:  # too few for the model
+            rates[gpus] = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
+        except UserInputError as error:
+            reason = str(error)
             continue
-        reached = tokens_of_a_day(estimate)
-        if reached >= tokens_per_day:
-            return changed
+        if rates[gpus] >= tokens_per_day:
+            return rates
+    if not rates:
+        raise UserInputError(f"tokens_per_day={tokens_per_day:g}: no number of GPUs can be planned. {reason}")
+    fastest = max(rates, key=rates.__getitem__)
+    batch = "a larger global_batch" if problem.batch else "a given global_batch"
     raise UserInputError(
-        f"tokens_per_day={tokens_per_day:g}: {MAX_GPUS:,} GPUs reach {reached:.2g}; a larger global_batch may help"
+        f"tokens_per_day={tokens_per_day:g}: {fastest:,} GPUs reach {rates[fastest]:.2g}, more GPUs no more; "
+        f"{batch} may help"
     )
 
 

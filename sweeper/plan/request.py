@@ -46,7 +46,7 @@ class PlanRequest:
     Attributes:
         model: name of a model, or the path of a Hugging Face config.json.
         hardware: name of a GPU of conf/hardware.
-        gpus: number of GPUs.
+        gpus: number of GPUs; with `tokens_per_day` the fewest that are tried.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
         trainer: whose rules, memory and efficiency apply.
@@ -74,7 +74,7 @@ class PlanRequest:
 
     model: str
     hardware: str
-    gpus: int = field(metadata={"min": 1})
+    gpus: int | None = degree()
     topology: str | None = None
     network_gb_s: float | None = field(default=None, metadata={"min": 0.1})
     trainer: str = "own"
@@ -127,6 +127,8 @@ def read_request(words: Sequence[str]) -> PlanRequest:
             raise UserInputError(f"{word}: not of the form key=value. {suggest(word, _keys())}")
         values[name] = _read_value(name, text)
     request = build(PlanRequest, values)
+    if request.gpus is None and (request.tokens_per_day is None or request.layout is not None):
+        raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
     _check_name("trainer", request.trainer, OFFERS)
     _check_name("precision", request.precision, PRECISIONS)
     _check_name("hardware", request.hardware, catalogue())
@@ -158,16 +160,25 @@ def _check_name(key: str, value: str, allowed: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched: a job whose layout has only its batch, a cluster, and the fields that have one value."""
+    """What is searched.
+
+    Attributes:
+        job: of its layout the batch counts alone.
+        fixed: fields of the layout that have one value, by the request or since the trainer has no other.
+        given: those by the request.
+        batch: the global batch of the request; None where it follows from the number of GPUs.
+    """
 
     job: Job
     cluster: Cluster
     fixed: Mapping[str, Any]
     given: Mapping[str, Any]
+    batch: int | None = None
 
-    def on(self, gpus: int, global_batch: int) -> Problem:
+    def on(self, gpus: int) -> Problem:
         """Return the same problem on another number of GPUs."""
-        job = replace(self.job, layout=replace(self.job.layout, global_batch=global_batch))
+        batch = self.batch or default_batch(self.job.sequence_length, gpus)
+        job = replace(self.job, layout=replace(self.job.layout, global_batch=batch))
         return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus))
 
 
@@ -181,28 +192,29 @@ def build_problem(request: PlanRequest) -> Problem:
         model = load_model(request.model)
     except UnsupportedModel as error:
         raise UserInputError(f"model={request.model}: {error}") from error
-    cluster = build_cluster(request.hardware, request.topology, request.gpus)
+    gpus = request.gpus or 1
+    cluster = build_cluster(request.hardware, request.topology, gpus)
     if request.network_gb_s is not None:
         cluster = replace(cluster, topology=replace(cluster.topology, network_gb_s=request.network_gb_s))
     reading = _read_layout(request)
     given = {name: value for name in LAYOUT_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
-        given = {name: getattr(reading.layout, name) for name in SEARCHED_FIELDS} | given
+        free = ("dp_replicate", "dp_shard") if request.tokens_per_day else ()  # they follow from the number of GPUs
+        given = {name: getattr(reading.layout, name) for name in SEARCHED_FIELDS if name not in free} | given
     without = fixed_by(request.trainer)
     for name, value in without.items():
         if given.get(name, value) != value:
             raise UserInputError(f"{name}={given[name]}: {request.trainer} has no such degree; it has to be {value}")
-    batch = request.global_batch or (reading and reading.layout.global_batch)
-    batch = batch or default_batch(request.sequence_length, request.gpus)
+    batch = request.global_batch or (reading.layout.global_batch if reading else None)
     job = Job(
         model=model,
-        layout=TrainingLayout(global_batch=batch),
+        layout=TrainingLayout(global_batch=batch or default_batch(request.sequence_length, gpus)),
         sequence_length=request.sequence_length,
         trainer=request.trainer,
         precision=request.precision,
         state=request.state,
     )
-    return Problem(job, cluster, {**without, **given}, given)
+    return Problem(job, cluster, {**without, **given}, given, batch)
 
 
 def _read_layout(request: PlanRequest) -> FileReading | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import textwrap
 from dataclasses import fields
 
 from rich.console import Console
 
-from sweeper.plan.answer import SHOWN, Answer, tokens_of_a_day
+from sweeper.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.plan.request import Problem
-from sweeper.ui.format import count, format_number
+from sweeper.plan.rounding import format_share, round_change, round_to_band
+from sweeper.ui.format import count
 from sweeper.ui.tables import draw, terminal_width
 from workloads.planner.bands import find_band
 from workloads.planner.estimate import JobEstimate, StageMemory, StepTime
+from workloads.planner.questions import Comparison
 from workloads.planner.search import USABLE_MEMORY, Candidate
 from workloads.planner.words import describe, layout_words, write_words
 
 MISSING = "—"
+
+
+INDENT = " " * 10  # of the lines below a word in the first column
 
 
 def show(answer: Answer) -> None:
@@ -26,37 +31,31 @@ def show(answer: Answer) -> None:
     error_share, unsure = band.error_share, band.missing(job, cluster)
     at_least = "at least " if unsure else ""
     console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
-    for line in _describe_problem(answer):
-        console.print(line, soft_wrap=True)
+    _print_lines(console, _describe_problem(answer, error_share))
     console.print()
-    for line in _describe_best(answer.best, answer.problem, error_share):
-        console.print(line, soft_wrap=True)
+    _print_lines(console, _describe_best(answer.best, answer.problem, error_share))
     console.print(draw(*_parts(answer.best.estimate, error_share), 3, console.width))
-    console.print(draw(*_layouts(answer, error_share), 3, console.width))
-    questions = (_describe_comparison, _describe_alternatives, _describe_training)
-    for line in (line for question in questions for line in question(answer, error_share)):
-        console.print(line, soft_wrap=True)
-    console.print(
-        f"band      {at_least}{error_share:.0%}: 90% of {band.runs} published runs are within it, each estimated by "
-        "what other sources show (benchmarks/results/planner.md)",
-        soft_wrap=True,
-    )
-    for line in (*unsure, *answer.best.estimate.not_modelled):
-        console.print(f"unsure    {line}", soft_wrap=True)
+    console.print(draw(*_layouts(answer, error_share), 5, console.width))
+    if answer.faster is not None and answer.comparison is not None:
+        _print_lines(console, _describe_comparison(answer.faster, answer.comparison, error_share))
+        console.print(draw(*_differences(answer.best, answer.faster, error_share), 4, console.width))
+    _print_lines(console, _describe_alternatives(answer) + _describe_training(answer, error_share))
+    reason = f"90% of {band.runs} published runs are within it, each estimated by what other sources show"
+    lines = [f"band      {at_least}{error_share:.0%}: {reason} (benchmarks/results/planner.md)"]
+    _print_lines(console, [*lines, *(f"unsure    {line}" for line in (*unsure, *answer.best.estimate.not_modelled))])
 
 
-def round_to_band(value: float, error_share: float) -> str:
-    """Return the value with the digits that its band allows: 1,152 within 8% is 1,150."""
-    if not value or not math.isfinite(value):
-        return format_number(value)
-    digits = max(0, -math.floor(math.log10(max(error_share, 1e-4)))) + 1
-    magnitude = math.floor(math.log10(abs(value)))
-    rounded = round(value, digits - 1 - magnitude)
-    decimals = max(0, digits - 1 - magnitude)
-    return f"{rounded:,.{decimals}f}"
+def _print_lines(console: Console, lines: list[str]) -> None:
+    """Print lines; what does not fit into the terminal goes on below, indented like the text after the first word."""
+    for line in lines:
+        wrapper = textwrap.TextWrapper(console.width, subsequent_indent=INDENT, drop_whitespace=True)
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        indent = INDENT if line.startswith(INDENT) else ""
+        wrapper.initial_indent = indent
+        console.print("\n".join(wrapper.wrap(line.removeprefix(indent))), soft_wrap=True)
 
 
-def _describe_problem(answer: Answer) -> list[str]:
+def _describe_problem(answer: Answer, error_share: float) -> list[str]:
     problem, result = answer.problem, answer.result
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
@@ -69,10 +68,15 @@ def _describe_problem(answer: Answer) -> list[str]:
         f"{topology.gpus_per_domain} GPUs over {wiring} at {topology.link_gb_s:g} GB/s, "
         f"{topology.network_gb_s:g} GB/s of network for each GPU",
         f"searched  {result.estimated + result.too_large + result.slower:,} valid layouts: {result.too_large:,} do not "
-        f"fit, {result.slower:,} are slower by a bound",
+        f"fit, {result.slower:,} are slower than the best {KEPT}",
     ]
     if problem.given:
         lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
+    if answer.rates:
+        *fewer, last = (
+            f"{gpus:,} GPUs {round_to_band(rate / 1e9, error_share)} G" for gpus, rate in answer.rates.items()
+        )
+        lines.append(f"reached   by {last} tokens a day" + (f", by {fewer[-1]}" if fewer else ""))
     return lines
 
 
@@ -86,7 +90,7 @@ def _describe_best(best: Candidate, problem: Problem, error_share: float) -> lis
     return [
         f"best      {describe(best.layout)}",
         f"          step {round_to_band(step_s, error_share)} s ({low} to {high}), {rate} tokens/s per GPU, MFU {mfu}, "
-        f"{tokens_of_a_day(estimate) / 1e9:.2g} G tokens a day",
+        f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)} G tokens a day",
         f"          memory {memory.total_gib:.0f} GiB of {USABLE_MEMORY * device.memory_gib:.0f} usable; the framework "
         f"reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved",
     ]
@@ -104,7 +108,7 @@ def _parts(estimate: JobEstimate, error_share: float) -> tuple[list[str], list[l
         row = ["", "", "", "", ""]
         if index < len(times):
             name, seconds = times[index]
-            row[:3] = [name, round_to_band(1e3 * seconds, error_share), f"{100 * seconds / step.total_s:.0f}"]
+            row[:3] = [name, round_to_band(1e3 * seconds, error_share), format_share(seconds / step.total_s)]
         if index < len(sizes):
             row[3:] = [sizes[index][0], f"{sizes[index][1]:.1f}"]
         rows.append(row)
@@ -120,35 +124,44 @@ def _layouts(answer: Answer, error_share: float) -> tuple[list[str], list[list[s
     rows = []
     for values, candidate in zip(fields_of, shown, strict=True):
         estimate = candidate.estimate
-        slower = 100 * (estimate.step.total_s / best_s - 1)
         rows.append(
             [
-                *(values[name] for name in varying),
                 round_to_band(estimate.step.total_s, error_share),
-                round_to_band(estimate.tokens_per_s_per_gpu, error_share),
+                f"{100 * (estimate.step.total_s / best_s - 1):.1f}",
                 MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}",
                 f"{estimate.memory.total_gib:.0f}",
-                f"{slower:.1f}",
+                write_words({name: values[name] for name in varying}),
             ]
         )
-    return [*varying, "step s", "tokens/s per GPU", "MFU %", "GiB", "slower %"], rows
+    return ["step s", "slower %", "MFU %", "GiB", "layout, where they differ"], rows
 
 
-def _describe_comparison(answer: Answer, error_share: float) -> list[str]:
-    if answer.faster is None or answer.comparison is None:
-        return []
-    comparison = answer.comparison
+def _describe_comparison(faster: Candidate, comparison: Comparison, error_share: float) -> list[str]:
     told = "" if comparison.slower_share > error_share else "; within the band of an estimate, so measure both"
-    total_s = answer.faster.estimate.step.total_s
-    large = {name: seconds for name, seconds in comparison.parts_s.items() if abs(seconds) > 0.005 * total_s}
     return [
-        f"slower    by {100 * comparison.slower_share:.0f}% than {describe(answer.faster.layout)}{told}",
-        f"          {comparison.sentences}",
-        f"          {', '.join(f'{name} {1e3 * seconds:+,.0f} ms' for name, seconds in large.items())}",
+        f"slower    by {format_share(comparison.slower_share)}% than {describe(faster.layout)}{told}",
+        f"{INDENT}{comparison.sentences}",
     ]
 
 
-def _describe_alternatives(answer: Answer, error_share: float) -> list[str]:
+def _differences(given: Candidate, faster: Candidate, error_share: float) -> tuple[list[str], list[list[str]]]:
+    """Return the table of where the steps of a given layout and of a faster one differ."""
+    pairs = {item.name: _milliseconds(item.name, given, faster) for item in fields(StepTime)}
+    pairs = dict(sorted(pairs.items(), key=lambda item: item[1][1] - item[1][0]))
+    pairs["step"] = _milliseconds("total_s", given, faster)
+    rows = [
+        [name, *(round_to_band(value, error_share) for value in pair), round_change(pair[0] - pair[1], error_share)]
+        for name, pair in pairs.items()
+        if any(pair)
+    ]
+    return ["ms", "given", "fastest", "difference"], rows
+
+
+def _milliseconds(name: str, *candidates: Candidate) -> tuple[float, ...]:
+    return tuple(1e3 * getattr(candidate.estimate.step, name) for candidate in candidates)
+
+
+def _describe_alternatives(answer: Answer) -> list[str]:
     rate = answer.best.estimate.tokens_per_s_per_gpu
     lines = []
     for name, candidate in answer.alternatives.items():
@@ -157,7 +170,7 @@ def _describe_alternatives(answer: Answer, error_share: float) -> list[str]:
         changed = "" if is_same else f", then with {describe(candidate.layout)}"
         if round(100 * gain):
             lines.append(f"with      {name}: {100 * gain:+.0f}%{changed}")
-    return lines or ["with      twice the links, the network or the batch: no more than 1%"]
+    return lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
 
 
 def _describe_training(answer: Answer, error_share: float) -> list[str]:

@@ -46,13 +46,12 @@ class Comparison:
     @property
     def sentences(self) -> str:
         """Two sentences: what costs the most, and what it gains in exchange."""
-        name, seconds = next(iter(self.parts_s.items()))
-        cause = f"{CAUSES[name][0].upper()}{CAUSES[name][1:]}: {1e3 * seconds:+,.0f} ms of {name}."
+        name = next(iter(self.parts_s))
+        cause = f"{CAUSES[name][0].upper()}{CAUSES[name][1:]} ({name})."
         gained = {part: value for part, value in self.parts_s.items() if value < -5e-4}
         if not gained:
             return f"{cause} Nothing else makes up for it."
-        part, value = min(gained.items(), key=lambda item: item[1])
-        return f"{cause} It saves {-1e3 * value:,.0f} ms of {part}, which is less."
+        return f"{cause} What it saves, most of it in {min(gained, key=gained.__getitem__)}, is less."
 
 
 def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
@@ -69,8 +68,9 @@ def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
 
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
     """Return the same job with one resource doubled, by what is doubled."""
-    topology, layout = cluster.topology, job.layout
+    topology, device, layout = cluster.topology, cluster.device, job.layout
     doubled = {
+        "twice the memory": (job, replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))),
         "links of twice the bandwidth": (job, _with(cluster, link_gb_s=2 * topology.link_gb_s)),
         "a network of twice the bandwidth": (job, _with(cluster, network_gb_s=2 * topology.network_gb_s)),
         "twice the sequences in a step": (

@@ -13,7 +13,7 @@ from sweeper.common.errors import UserInputError
 from sweeper.plan.__main__ import run
 from sweeper.plan.answer import answer, search, tokens_of_a_day
 from sweeper.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
-from sweeper.plan.view import round_to_band
+from sweeper.plan.rounding import round_to_band
 
 SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
 
@@ -54,6 +54,8 @@ def test_invalid_input_is_named_in_a_line(words: list[str], message: str) -> Non
 def test_a_required_key_is_named() -> None:
     with pytest.raises(UserInputError, match="model: required"):
         read_request(["hardware=h100", "gpus=8"])
+    with pytest.raises(UserInputError, match=r"gpus: required\. Give the number of GPUs, or tokens_per_day="):
+        read_request(["model=llama3_8b", "hardware=h100"])
 
 
 def test_numbers_may_have_an_exponent() -> None:
@@ -91,6 +93,26 @@ def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
     assert tokens_of_a_day(found.best.estimate) >= wanted and gpus > 8
     fewer = search(build_problem(replace(read_request(words), gpus=gpus * 2 // 3)), keep=1).best[0]
     assert tokens_of_a_day(fewer.estimate) < wanted
+
+
+def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama3_8b", "hardware=h100", "tp=1", "cp=1", "pp=1", "micro_batch=1", "tokens_per_day=20e9"]
+    assert run(Namespace(words=[*words, "global_batch=96"])) == 0
+    printed = capsys.readouterr().out
+    assert "96 sequences of" in printed and "reached   by 24 GPUs" in printed and "by 16 GPUs" in printed
+
+    at_least = answer(read_request([*words, "global_batch=96", "gpus=48"]))
+    assert at_least.problem.cluster.gpus == 48 and list(at_least.rates) == [48]
+    with pytest.raises(UserInputError, match=r"96 GPUs reach .*, more GPUs no more; a larger global_batch may help"):
+        answer(read_request([*words[:-1], "tokens_per_day=900e9", "global_batch=96"]))
+
+
+def test_twice_the_memory_lets_layouts_fit_that_did_not() -> None:
+    words = ["model=llama3_8b", "hardware=a100_40gb", "gpus=8", "tp=1", "cp=1", "pp=1", "micro_batch=1"]
+    small = answer(read_request(words))
+    larger = small.alternatives["twice the memory"]
+    assert larger.estimate.memory.total_gib > 40 > small.best.estimate.memory.total_gib
+    assert larger.estimate.step.total_s < small.best.estimate.step.total_s
 
 
 def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
@@ -131,7 +153,17 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
 
 @pytest.mark.parametrize(
     ("value", "error", "text"),
-    [(1152.3, 0.08, "1,150"), (1152.3, 0.2, "1,200"), (0.0123456, 0.08, "0.0123"), (71.23, 0.1, "71"), (0.0, 0.1, "0")],
+    [
+        (1152.3, 0.08, "1,150"),
+        (1152.3, 0.2, "1,200"),
+        (57.46, 0.08, "57"),
+        (7.305, 0.08, "7.3"),
+        (401.2, 0.08, "400"),
+        (0.0123456, 0.08, "0.0123"),
+        (71.23, 0.1, "71"),
+        (-4808.0, 0.08, "-4,800"),
+        (0.0, 0.1, "0"),
+    ],
 )
 def test_figures_have_no_more_digits_than_their_band_allows(value: float, error: float, text: str) -> None:
     assert round_to_band(value, error) == text
