@@ -98,7 +98,7 @@ def run_sweeper(trials: int, at_once: int, sleep_s: float = 0.0) -> dict[str, fl
         assert count_recorded_runs(folder) == trials
         (journal,) = folder.glob("sweeps/*/study.journal")
         records = [
-            json.loads(line["user_attr"]["record"])
+            line["user_attr"]["record"]
             for line in map(json.loads, journal.read_text().splitlines())
             if "record" in line.get("user_attr", {})
         ]

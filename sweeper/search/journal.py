@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeper.search.folding import FoldedJournal, StoredTrial
+
 STUDY_NAME = "sweep"
 BLOCK_BYTES = 65536
 LINES_AT_ONCE = 1000
+RECORD = "record"  # the attribute that has all of an ended trial
 
 
 class JournalFile(BaseJournalBackend):
@@ -27,6 +31,9 @@ class JournalFile(BaseJournalBackend):
     A line is given to the system at once and survives the end of the process. `sync` makes the lines survive the end
     of the machine too: waiting for a disk or a network file system once a round of the sweep's loop, not three times a
     trial.
+
+    Attributes:
+        ended: the trials that had ended when the file was opened, by number.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,20 +43,25 @@ class JournalFile(BaseJournalBackend):
         self._path = path
         self._file = path.open("ab")
         self._is_dirty = False
-        self._count: int | None = None  # of lines that Optuna has read; None before it has read the file
-        self._appended: list[str] = []  # lines that it has not read since
+        self._count = 0  # of the entries that Optuna has read
+        self._unread: list[dict[str, Any]] = []
+        self.ended: dict[int, StoredTrial] = {}
+        if self._file.tell():
+            self._read_file()
+
+    def _read_file(self) -> None:
+        folded = FoldedJournal()
+        with self._path.open("rb") as file:
+            while lines := list(islice(file, LINES_AT_ONCE)):  # read together they share equal keys
+                folded.add(json.loads(b"[%b]" % b",".join(lines)))
+        self._unread, self.ended = folded.entries, folded.ended
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries from this number on."""
-        if self._count is None or log_number_from != self._count:
-            with self._path.open("rb") as file:
-                lines = [line for number, line in enumerate(file) if number >= log_number_from]
-        else:
-            lines = [line.encode() for line in self._appended]
-        self._appended = []
-        self._count = log_number_from + len(lines)
-        for start in range(0, len(lines), LINES_AT_ONCE):  # read together they share equal keys
-            yield from json.loads(b"[%b]" % b",".join(lines[start : start + LINES_AT_ONCE]))
+        """Yield the entries from this number on. Optuna's numbers count the folded entries."""
+        assert log_number_from == self._count, "one study reads a journal, from its start to its end"
+        unread, self._unread = self._unread, []
+        self._count += len(unread)
+        yield from unread
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Append entries.
@@ -57,10 +69,11 @@ class JournalFile(BaseJournalBackend):
         Raises:
             OSError: the disk is full.
         """
-        lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
+        # A workload may leave a NumPy number in its metrics.
+        lines = [json.dumps(log, separators=(",", ":"), default=float) + "\n" for log in logs]
         self._file.write("".join(lines).encode())
         self._file.flush()
-        self._appended += lines
+        self._unread += [_without_record(log) for log in logs]
         self._is_dirty = True
 
     def sync(self) -> None:
@@ -93,9 +106,14 @@ class Journal:
         self._study_id = self._storage.get_study_id_from_name(STUDY_NAME)
 
     @property
-    def trials(self) -> list[FrozenTrial]:
+    def trials(self) -> list[StoredTrial]:
         """All trials by number. They must not be changed."""
-        return self.study.get_trials(deepcopy=False)
+        trials, ended = self.study.get_trials(deepcopy=False), self._file.ended
+        return [ended.get(trial.number) or StoredTrial.from_optuna(trial) for trial in trials]
+
+    def forget_ended(self) -> None:
+        """Free what only the loading of a study needs. `trials` has no parameters of ended trials any more."""
+        self._file.ended = {}
 
     def add_trial(self, trial: FrozenTrial) -> None:
         """Append a trial under the next number."""
@@ -113,6 +131,12 @@ class Journal:
     def sync(self) -> None:
         """Wait until everything is on the disk."""
         self._file.sync()
+
+
+def _without_record(log: dict[str, Any]) -> dict[str, Any]:
+    """Return a line for Optuna's copy of a trial, which nobody asks for its record of several kB."""
+    attrs = log.get("user_attr", {})
+    return log | {"user_attr": {RECORD: None}} if RECORD in attrs else log
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -10,33 +10,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial
 
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, point_key
+from sweeper.search.folding import StoredTrial
 from sweeper.search.identity import describe_differences
 
 RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
 
 
-def retry_of(trial: FrozenTrial) -> Retry | None:
+def retry_of(trial: StoredTrial) -> Retry | None:
     """Return which trial a trial of the journal runs again, if any."""
     return Retry.from_dict(attr) if (attr := trial.user_attrs.get("retry")) else None
 
 
-def replaced_numbers(trials: Iterable[FrozenTrial]) -> set[int]:
-    """Return the trials of the journal that a later one has replaced."""
-    return {
-        retry.trial
-        for trial in trials
-        if (retry := retry_of(trial)) and (text := trial.user_attrs.get("record")) and replaces(text)
-    }
+def replaced_numbers(records: Iterable[TrialRecord | None]) -> set[int]:
+    """Return the trials that a later one of these records has replaced."""
+    return {record.retry.trial for record in records if record and record.retry and replaces(record)}
 
 
-def replaces(record: TrialRecord | str) -> bool:
+def replaces(record: TrialRecord) -> bool:
     """Return whether a retry with this record replaces the earlier attempt."""
-    status = (TrialRecord.from_json(record) if isinstance(record, str) else record).status
-    return status is not TrialStatus.CANCELLED
+    return record.status is not TrialStatus.CANCELLED
 
 
 class RunStates:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -17,6 +17,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from sweeper.config.space import Parameters
+from sweeper.search.folding import StoredTrial
 from sweeper.search.parzen import ObservedTrials, ParzenSampler
 from sweeper.search.samplers import make_pruner, make_sampler, trial_seed
 
@@ -28,6 +29,10 @@ MAX_JUDGED = 1000  # finished trials that a pruner compares with
 MAX_RUNNING = 500  # running trials that a sampler is given: it keeps away from them
 SPARE = 1500  # so many trials more than that make the copy too large
 MANY_RUNNING = 64  # with more trials running, Optuna's TPE may take longer to propose trials than they take to end
+
+
+AnyTrial: TypeAlias = FrozenTrial | StoredTrial
+T = TypeVar("T", FrozenTrial, StoredTrial)
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,9 @@ class SamplingStudy:
         """The trials that the sampler is given, and the proposals that were dropped. They must not be changed."""
         return self._study.get_trials(deepcopy=False)
 
-    def load(self, finished: Sequence[tuple[int, FrozenTrial, Ending]], running: Mapping[int, FrozenTrial]) -> None:
+    def load(self, finished: Sequence[tuple[int, AnyTrial, Ending]], running: Mapping[int, StoredTrial]) -> None:
         """Add the trials of earlier runs, in the order of their numbers, with the steps in their attribute `steps`."""
-        kept = {number: (trial, ending) for number, trial, ending in self._select(list(finished))}
+        kept = {number: (trial, ending) for number, trial, ending in self._select(finished)}
         for number in sorted({*kept, *running}):
             if number in running:
                 self._steps[number] = _steps_of(running[number])
@@ -196,7 +201,7 @@ class SamplingStudy:
         for number, params in running.items():
             self._restart(number, params)
 
-    def _select(self, finished: list[tuple[int, FrozenTrial, Ending]]) -> list[tuple[int, FrozenTrial, Ending]]:
+    def _select(self, finished: Sequence[tuple[int, T, Ending]]) -> Sequence[tuple[int, T, Ending]]:
         """Return the finished trials that are kept: the best half and a random sample of the others, in their order."""
         limit = self._max_finished
         if limit is None or len(finished) <= limit:
@@ -213,11 +218,11 @@ class SamplingStudy:
         return study, ObservedTrials(self._distributions, self._direction)
 
 
-def _value_of(trial: FrozenTrial) -> float:
+def _value_of(trial: AnyTrial) -> float:
     return trial.value if trial.value is not None else 0.0
 
 
-def _steps_of(trial: FrozenTrial) -> dict[int, float]:
+def _steps_of(trial: AnyTrial) -> dict[int, float]:
     """Return the steps that a trial of the journal has reported."""
     steps: Mapping[str, Any] = trial.user_attrs.get("steps", {})
     return {int(step): float(value) for step, value in steps.items()}

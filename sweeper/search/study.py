@@ -7,19 +7,21 @@ sampler and the pruner see, so a new trial costs one line on disk instead of one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
+from sweeper.search.folding import StoredTrial
 from sweeper.search.identity import check_identity
-from sweeper.search.journal import Journal
+from sweeper.search.journal import RECORD, Journal
 from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
 from sweeper.search.samplers import make_sampler, to_distribution
 from sweeper.search.sampling import LEARNED_STATES, Ending, SamplingStudy
@@ -34,7 +36,6 @@ STATES = {
     TrialStatus.INFEASIBLE: TrialState.PRUNED,
     TrialStatus.PRUNED: TrialState.PRUNED,
 }
-RECORDS_AT_ONCE = 1000  # that are read from the journal
 MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
 MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
 
@@ -62,8 +63,8 @@ class SearchSettings:
 class _LoadedTrials:
     """Trials of the search in a journal: finished ones, running ones, and records of those whose state is missing."""
 
-    finished: list[tuple[int, FrozenTrial, Ending]] = field(default_factory=list)
-    running: dict[int, FrozenTrial] = field(default_factory=dict)
+    finished: list[tuple[int, StoredTrial, Ending]] = field(default_factory=list)
+    running: dict[int, StoredTrial] = field(default_factory=dict)
     without_state: list[TrialRecord] = field(default_factory=list)
 
 
@@ -243,7 +244,7 @@ class Study:
         if steps := self._sampling.steps(record.number):  # one line, where Optuna would write one for each step
             self._journal.set_attr(record.number, "steps", steps)
         # The record before the state: a driver that is killed between the two finds the record.
-        self._journal.set_attr(record.number, "record", record.to_json())
+        self._journal.set_attr(record.number, RECORD, record.to_fields())
         self._finish(record)
 
     def sync(self) -> None:
@@ -272,9 +273,10 @@ class Study:
     def _load(self, run_state: Mapping[str, Any]) -> None:
         """Read the journal, and repair what a killed driver left."""
         trials = self._journal.trials
-        self.replaced = replaced_numbers(trials)
+        records = list(_read_records(trials))
+        self.replaced = replaced_numbers(records)
         loaded = _LoadedTrials()
-        for trial, record in zip(trials, _read_records(trials), strict=True):
+        for trial, record in zip(trials, records, strict=True):
             self._trial_count += 1
             params = record.params if record else self._snap_to_space(trial.params)
             self._known_keys.add(point_key(params))
@@ -290,8 +292,9 @@ class Study:
         states = RunStates(self._journal.study, self._trial_count, run_state)
         self._retries.fill(self.current_records, states.changes_since, self._allowed_keys)
         self._known_keys -= {point_key(point) for point in self._retries.points}
+        self._journal.forget_ended()
 
-    def _load_remeasurement(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
+    def _load_remeasurement(self, trial: StoredTrial, record: TrialRecord | None) -> None:
         if record and trial.state.is_finished():
             self.records[trial.number] = record
         elif record:  # the driver was killed between the record and the state
@@ -301,7 +304,7 @@ class Study:
                 self._journal.tell(trial.number, None, TrialState.FAIL)
             self.abandoned.append(trial.number)
 
-    def _load_search_trial(self, trial: FrozenTrial, record: TrialRecord | None, loaded: _LoadedTrials) -> None:
+    def _load_search_trial(self, trial: StoredTrial, record: TrialRecord | None, loaded: _LoadedTrials) -> None:
         """Sort a trial of the search into what the sampler learns from, what has to run, and what has to be ended."""
         if record and trial.state.is_finished():
             self.records[trial.number] = record
@@ -323,7 +326,8 @@ class Study:
         """Queue these points, unless they were tried."""
         if not points:
             return
-        tried = [trial.params for trial in self._journal.trials]
+        tried: list[Mapping[str, Value]] = [record.params for record in self.records.values()]
+        tried += [trial.params for trial in self.unfinished]
         for point in points:
             stored = {name: self._stored_value(name, value) for name, value in point.items()}
             if not any(stored.items() <= params.items() for params in [*tried, *self._queued_points]):
@@ -357,9 +361,14 @@ class Study:
         return snapped
 
 
-def _read_records(trials: Sequence[FrozenTrial]) -> Iterator[TrialRecord | None]:
+def _read_records(trials: Iterable[StoredTrial]) -> Iterator[TrialRecord | None]:
     """Yield the record of each trial, None for one without."""
-    for start in range(0, len(trials), RECORDS_AT_ONCE):
-        texts = [trial.user_attrs.get("record") for trial in trials[start : start + RECORDS_AT_ONCE]]
-        records = iter(TrialRecord.list_from_json(filter(None, texts)))
-        yield from (next(records) if text else None for text in texts)
+    earlier: TrialRecord | None = None
+    for trial in trials:
+        fields = trial.user_attrs.get(RECORD)
+        if fields is None:
+            yield None
+            continue
+        # Sweeps that an earlier version began have the record's JSON as a text.
+        earlier = TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields, earlier)
+        yield earlier

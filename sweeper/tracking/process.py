@@ -11,7 +11,7 @@ descriptor that holds the sweep's lock.
                                      "results": {"digest": …, "view": key}, empty unless they are complete}}
     {"step": {…}}                   {}
     {"record": "…"}                 {"written": number}
-    {"close": {…}, "view": {…}}     {"closed": {"view": key or ""}}
+    {"close": {…}, "view": {…}}     {"ranked": place} repeatedly, then {"closed": {"view": key or ""}}
 
 A message that fails is answered with {"error": "…"} and repeated until it succeeds.
 
@@ -108,7 +108,7 @@ class RecordingProcess:
         """Write the views of the sweep. Returns the key of the view of its trials, empty where there is none."""
         assert self._store is not None
         try:
-            return self._store.write_view(SweepView.from_dict(view))
+            return self._store.write_view(SweepView.from_dict(view), lambda place: self._answer({"ranked": place}))
         except MlflowException as error:  # some servers allow nobody to tag an experiment; nothing is lost without
             print(mask(f"no view: {error}"), file=sys.stderr, flush=True)
             return ""

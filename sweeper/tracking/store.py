@@ -172,12 +172,13 @@ class Store:
             self._client.set_tag(self.parent_id, mlflow_store.WRITTEN, str(written))
         self._client.set_terminated(self.parent_id, status, now_ms)
 
-    def write_view(self, view: SweepView) -> str:
+    def write_view(self, view: SweepView, on_place: Callable[[int], None] = lambda place: None) -> str:
         """Rank the best trials and write the views of the sweep. Returns the key of the view of its trials.
 
         The key is empty where MLflow is of another version, whose pages may show the views differently or not at all.
+        `on_place` is called with each place that is written.
         """
-        self._write_ranking(view.ranking)
+        self._write_ranking(view.ranking, on_place)
         if not mlflow_view.is_known(mlflow_store.read_version(self.uri)):
             return ""
         trials_key = mlflow_view.share_key(self._study_id)
@@ -211,7 +212,7 @@ class Store:
         description = self._client.get_run(self.parent_id).data.tags.get(mlflow_store.DESCRIPTION, "")
         self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, f"{description}\n\n{paragraph}")
 
-    def _write_ranking(self, ranking: Sequence[RankedTrial]) -> None:
+    def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
         """Give the parent run and the best trials their places, by which the list of runs is sorted."""
         now_ms = int(time.time() * 1e3)
         numbers = {trial.number for trial in ranking}
@@ -230,6 +231,7 @@ class Store:
                 metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
                 tags=[RunTag(mlflow_view.INTERVAL, trial.interval)] if trial.interval else [],
             )
+            on_place(place)
 
     def _open_experiment(self, name: str) -> str:
         """Return the id of the experiment, after creating or restoring it if needed."""

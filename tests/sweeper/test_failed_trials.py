@@ -138,7 +138,7 @@ def test_a_gang_runs_a_trial_on_all_its_ranks_and_one_failed_rank_ends_it(worksp
     complete = [run for run in workspace.runs("trial") if run.data.tags["outcome"] == "complete"]
     assert {run.data.params["env.NCCL_DEBUG"] for run in complete} == {"None", "WARN"}
     assert len({run.data.tags["work"] for run in complete}) == 1 and "NCCL" not in complete[0].data.tags["work"]
-    records = [json.loads(trial.user_attrs["record"]) for trial in workspace.trials()]
+    records = [trial.user_attrs["record"] for trial in workspace.trials()]
     for record in records:
         executed = [measurement["executed"]["env.NCCL_DEBUG"] for measurement in record["measurements"]]
         assert executed == [record["params"]["env.NCCL_DEBUG"]] * len(executed)

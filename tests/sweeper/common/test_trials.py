@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sweeper.common.trials import (
@@ -61,7 +63,9 @@ def test_records_that_are_read_together_are_equal_to_those_read_alone_and_share_
         trial_record(1, fixed={"repeats": 30}, remeasurement=Remeasurement(0, 1, (0,))),
         trial_record(2, fixed={"repeats": 31}, status=TrialStatus.FAILED, retry=Retry(1, ("git commit was a, now b",))),
     ]
-    together = TrialRecord.list_from_json(record.to_json() for record in records)
+    together: list[TrialRecord] = []
+    for record in records:
+        fields = json.loads(record.to_json())
+        together.append(TrialRecord.from_fields(fields, together[-1] if together else None))
     assert together == records == [TrialRecord.from_json(record.to_json()) for record in records]
     assert together[0].fixed is together[1].fixed is not together[2].fixed
-    assert TrialRecord.list_from_json([]) == []

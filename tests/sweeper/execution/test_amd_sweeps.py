@@ -80,7 +80,7 @@ def test_a_sweep_of_this_machine_uses_every_gpu_even_with_fewer_cores(workspace:
     arguments = ["workload=probe", *SWEEP, "budget.trials=16", "space.sleep_s=6"]
     result = workspace.run(*arguments, **stand_in_environment())
     assert result.code == 0 and "8 x AMD Instinct MI300X; 8 trials at once" in result.err, result.err
-    where = [json.loads(trial.user_attrs["record"])["where"] for trial in workspace.trials()]
+    where = [trial.user_attrs["record"]["where"] for trial in workspace.trials()]
     assert {place["gpus"] for place in where} == {str(number) for number in range(8)}
     assert len({place["pid"] for place in where}) == 8
 

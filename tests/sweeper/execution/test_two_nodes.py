@@ -217,7 +217,7 @@ def test_a_failure_on_one_node_ends_the_programs_of_both_and_is_reported(head: H
     result = run_trainer(head, TORCHRUN, "fail")
     assert result.code == 1
     (trial,) = head.trials()
-    record = json.loads(trial.user_attrs["record"])
+    record = trial.user_attrs["record"]
     failed_node = read_ranks(head)[-1]["node"]
     assert record["status"] == "failed" and "Error: " in record["reason"], record["reason"]
     assert f"rank {GPUS} on {failed_node}:" in record["detail"], record["detail"]
@@ -228,6 +228,6 @@ def test_a_trial_that_times_out_ends_on_both_nodes(head: HeadPlace) -> None:
     result = run_trainer(head, TORCHRUN, "hang", "trial.timeout_s=40")
     assert result.code == 1
     (trial,) = head.trials()
-    record = json.loads(trial.user_attrs["record"])
+    record = trial.user_attrs["record"]
     assert record["status"] == "timed_out" and record["reason"] == "took longer than trial.timeout_s=40"
     assert all(f"still here on {node}" in record["detail"] for node in NODES), record["detail"]

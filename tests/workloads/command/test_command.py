@@ -66,7 +66,7 @@ def test_a_trial_that_timed_out_leaves_no_process_and_its_output_is_recorded(wor
     assert result.code == 1 and "took longer than trial.timeout_s=3" in result.out + result.err
     wait_for(lambda: not find_processes("OF_THIS_TEST", "timed_out"), 20)
     (trial,) = workspace.trials()
-    record = json.loads(trial.user_attrs["record"])
+    record = trial.user_attrs["record"]
     assert record["status"] == "timed_out" and "so far so good" in record["detail"]
 
 
