@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class SweepDescription:
     Attributes:
         study: the id of its study, which its runs in MLflow have as a tag.
         arguments: the command line that runs or resumes it.
-        python: the interpreter that ran it.
+        python, host: the interpreter that ran it, and on which machine.
         config: the whole configuration.
         settings: those of the workload's section; None if it has none.
         constants: the parameters that every trial has.
@@ -66,6 +67,7 @@ class SweepDescription:
     study: str
     arguments: Sequence[str]
     python: str
+    host: str
     config: Mapping[str, Any]
     settings: Mapping[str, Any] | None
     constants: Mapping[str, Any]
@@ -109,7 +111,7 @@ class SweepDescription:
         part.write_text(json.dumps(asdict(self), indent=1, default=str))
         part.replace(folder / FILE)
 
-    def with_end(self, end: SweepEnd) -> SweepDescription:
+    def with_end(self, end: SweepEnd | None) -> SweepDescription:
         return replace(self, end=end)
 
 
@@ -131,6 +133,7 @@ def describe_sweep(
         study=study,
         arguments=masked_arguments(arguments),
         python=sys.executable,
+        host=platform.node(),
         config=masked(asdict(plan.config)),
         settings=None if plan.resolved.settings is None else masked(plan.resolved.settings),
         constants=masked(plan.space.constants),

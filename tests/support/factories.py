@@ -72,6 +72,7 @@ def sweep_description(arguments: Sequence[str], workload: str = "probe", **chang
         "study": "0" * 32,
         "arguments": list(arguments),
         "python": sys.executable,
+        "host": "here",
         "config": config,
         "settings": None,
         "constants": {"seed": 0},
