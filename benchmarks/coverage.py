@@ -19,8 +19,9 @@ import numpy as np
 
 from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
 from sweeper.common.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+from sweeper.common.runs import EXIT_CODES, Gate, Verdict
 from sweeper.report.best import MeasuredValue
-from sweeper.report.verdict import EXIT_CODES, Gate, Verdict
+from sweeper.report.verdict import judge
 from sweeper.search.finals import compare_rounds
 
 STEPS = (3, 5, 8, 10, 20, 50, 100, 200, 500)
@@ -140,7 +141,7 @@ def measure_verdicts(case: str, loss: float, simulations: int, seed: int) -> Cou
     counts = Counter[Verdict]()
     for _ in range(simulations):
         before, after = (_measure_sweep(BASELINE_CASES[case], speed, random) for speed in (1.0, 1.0 - loss))
-        counts[Gate().judge(before, after)] += 1
+        counts[judge(before, after, Gate()).verdict] += 1
     return Counter({verdict: 100 * count / simulations for verdict, count in counts.items()})
 
 

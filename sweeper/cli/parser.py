@@ -29,3 +29,8 @@ class CommandParser(argparse.ArgumentParser):
             sys.exit(command(self.parse_args()))
         except UserInputError as error:
             self.exit(2, f"{self.prog}: {error}\n")
+
+
+def fraction(text: str) -> float:
+    """Return a fraction that is written as one or in percent: 0.02 or 2%."""
+    return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)

@@ -84,13 +84,14 @@ def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlatio
 def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
     """Return the mean of independent values and its Student's interval."""
     mean = float(values.mean())
-    quantile = _exact_student_quantile((1 + level) / 2, len(values) - 1)
+    quantile = exact_student_quantile((1 + level) / 2, len(values) - 1)
     half_width = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Interval(mean, mean - half_width, mean + half_width)
 
 
 @cache
-def _exact_student_quantile(probability: float, degrees_of_freedom: int) -> float:
+def exact_student_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """Return a quantile of Student's distribution; of the normal one for infinite degrees of freedom."""
     from scipy.stats import t  # takes a second to import, and is needed at the end of a sweep only
 
     return float(t.ppf(probability, degrees_of_freedom))

@@ -12,11 +12,11 @@ work, report_….png: training in nine panels, other work by its speed. The othe
 
 --compare     compare two sweeps where they did the same work: which is faster, with all 95% intervals, or that it
               cannot be told; and point by point, where both measured the same parameters
---baseline    compare an earlier sweep with the latest one (or --sweep). Exit code 0: not slower, the 95% interval
-              excludes a loss of more than the threshold. 1: slower, by more than the threshold and by more than runs
-              differ. 3: cannot be told. 2: there is nothing to compare
+--baseline    compare an earlier sweep with the latest one (or --sweep). Exit code 0: not slower, a loss of 1.5 times
+              the threshold is excluded. 1: slower, by more than the threshold and by more than runs differ. 3: cannot
+              be told; how many more runs a verdict needs. 2: there is nothing to compare
   --between-runs  standard deviation of equal runs, as a fraction. One run does not show it: 0.02 is assumed, so that
-              a loss of up to 6% cannot be told from chance. Measure it by repeating a sweep, and set it
+              a loss of up to 9% cannot be told from chance. Measure it by repeating a sweep, and set it
 leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/matmul_ceilings.json) next to
               published ones; rates with different statistics are not comparable
   --json      print what --send would send, and nothing else
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sweeper.cli.parser import CommandParser
+from sweeper.cli.parser import CommandParser, fraction
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.planning import ceilings
 from sweeper.report import leaderboard
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--compare", nargs=2)
     parser.add_argument("--format", default="html")
     for name in ("--threshold", "--between-runs"):
-        parser.add_argument(name, type=float, default=0.02)
+        parser.add_argument(name, type=fraction, default=0.02)
     parser.add_argument("--price-per-hour", type=float)
     parser.add_argument("--json", action="store_true")
     parser.run(run)
@@ -93,6 +93,9 @@ def compare_sweeps(args: argparse.Namespace) -> int:
     Raises:
         UserInputError: the sweep has no result that is comparable with the baseline's.
     """
+    from sweeper.common.runs import EXIT_CODES, Gate, Verdict
+
+    gate = Gate(args.threshold, args.between_runs)
     stored = read_store(args)
     from sweeper.report import compare, verdict
 
@@ -100,15 +103,16 @@ def compare_sweeps(args: argparse.Namespace) -> int:
         first, second = args.compare
     else:
         first, second = args.baseline, args.sweep or compare.find_latest_sweep(stored, args.baseline)
-    gate = verdict.Gate(args.threshold, args.between_runs)
-    lines, outcome = compare.compare_sweeps(stored, first, second, gate)
+    lines, comparison = compare.compare_sweeps(stored, first, second, gate)
     print("\n".join([*lines, *compare.compare_points(stored, first, second)]))
     if not args.baseline:
         return 0
-    if outcome is None:
+    if comparison is None:
         raise UserInputError(f"--baseline {first}: {second} has no comparable result")
-    print(f"verdict: {outcome}, at a threshold of {gate.threshold:g} and {gate.between_runs:g} between runs (assumed)")
-    return verdict.EXIT_CODES[outcome]
+    more = f": {verdict.describe_more_runs(comparison)}" if comparison.verdict is Verdict.CANNOT_BE_TOLD else ""
+    assumed = f"at a threshold of {gate.threshold:g} and {gate.between_runs:g} between runs (assumed)"
+    print(f"verdict: {comparison.verdict}, {assumed}{more}")
+    return EXIT_CODES[comparison.verdict]
 
 
 def write_report(args: argparse.Namespace) -> int:

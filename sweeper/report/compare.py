@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sweeper.common.errors import UserInputError, suggest
+from sweeper.common.runs import Comparison, Gate, find_worst
 from sweeper.report.best import BestResult, describe_differences, find_best_results, label_works
 from sweeper.report.pairs import describe_pairs, find_pairs
 from sweeper.report.store import Stored
-from sweeper.report.verdict import Gate, Verdict, combine, compare_values, describe_basis
+from sweeper.report.verdict import compare_values, describe_basis, judge
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
@@ -23,11 +24,11 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
-def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Verdict | None]:
+def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Comparison | None]:
     """Compare the best results of two sweeps per device.
 
     Returns:
-        A line for each kind of work with the spreads that it rests on; and whether the second sweep is slower at any,
+        A line for each kind of work with the spreads that it rests on; and the comparison with the worst verdict,
         or None if there is nothing to compare.
 
     Raises:
@@ -42,7 +43,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     )
     labels = label_works([result.work for result in (*first_results, *second_results)])
     lines: list[str] = []
-    verdicts: list[Verdict] = []
+    comparisons: list[Comparison] = []
     for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
         label = f"{work_label} {result.speed_metric}"
         comparable = [other for other in second_results if _is_comparable(result, other)]
@@ -56,8 +57,8 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
                 before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
             )
             lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
-            verdicts.append(gate.judge(before, after))
-    return lines or [f"{first} has no complete trial"], combine(verdicts)
+            comparisons.append(judge(before, after, gate))
+    return lines or [f"{first} has no complete trial"], find_worst(comparisons)
 
 
 def compare_points(stored: Stored, first: str, second: str) -> list[str]:

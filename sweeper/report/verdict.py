@@ -1,54 +1,35 @@
-"""Whether one result is slower than another: a ratio with its interval, and one of three verdicts.
+"""One result compared with another: a ratio with its interval, and whether the second one is slower.
 
-What a sweep measures of its own spread, steps of one trial or rounds of its finals, is spread within one run. Another
-run of the same configuration (another process, another day) differs by more, which no single run shows. So a result
-counts as slower only if the difference also exceeds what runs are assumed to differ by, and as not slower if the
-measured interval excludes a loss of more than the threshold. Anything else cannot be told.
+What a sweep measures of its own spread, steps of one trial or rounds of its finals, is spread within one run. The ratio
+is stated with it. Another run of the same configuration (another process, another day) differs by more, which no single
+run shows: the verdict allows for that too (`sweeper/common/runs.py`).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from enum import StrEnum
-
-from sweeper.common.intervals import Interval, Z, ratio_interval
+from sweeper.common.intervals import Interval, ratio_interval
+from sweeper.common.runs import Comparison, Gate, Run, Verdict, compare_runs, run_of_interval
 from sweeper.report.best import BestResult, MeasuredValue
+from sweeper.ui.format import count
 
 
-class Verdict(StrEnum):
-    """Whether a sweep is slower than its baseline."""
-
-    NOT_SLOWER = "not slower"
-    SLOWER = "slower"
-    CANNOT_BE_TOLD = "cannot be told"
+def judge(before: MeasuredValue, after: MeasuredValue, gate: Gate) -> Comparison:
+    """Return whether `after` is slower than `before`, each a run of its own."""
+    return compare_runs([to_run(before)], [to_run(after)], gate)
 
 
-EXIT_CODES = {Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdict.CANNOT_BE_TOLD: 3}
+def to_run(value: MeasuredValue) -> Run:
+    """Return a result as a run."""
+    return run_of_interval(value.value, value.low, value.high)
 
 
-@dataclass(frozen=True)
-class Gate:
-    """When a result counts as slower.
-
-    Attributes:
-        threshold: the fraction of the speed that may be lost.
-        between_runs: the standard deviation of equal runs, as a fraction.
-    """
-
-    threshold: float = 0.02
-    between_runs: float = 0.02
-
-    def judge(self, before: MeasuredValue, after: MeasuredValue) -> Verdict:
-        """Return whether `after` is slower than `before`."""
-        ratio = measure_ratio(before, after)
-        if ratio is None:
-            return Verdict.CANNOT_BE_TOLD
-        runs = Z * math.sqrt(2) * self.between_runs
-        high = ratio.value * math.exp(math.hypot(math.log(ratio.high / ratio.value), runs))
-        if ratio.value < 1 - self.threshold and high < 1:
-            return Verdict.SLOWER
-        return Verdict.NOT_SLOWER if ratio.low >= 1 - self.threshold else Verdict.CANNOT_BE_TOLD
+def describe_more_runs(comparison: Comparison) -> str:
+    """Return how many more runs a verdict needs; empty with a verdict."""
+    if comparison.verdict is not Verdict.CANNOT_BE_TOLD:
+        return ""
+    parts = [count(comparison.more_new, "more run")] if comparison.more_new else []
+    parts += [f"{comparison.more_earlier} more of the earlier work"] if comparison.more_earlier else []
+    return f"{' and '.join(parts)} needed"
 
 
 def measure_ratio(before: MeasuredValue, after: MeasuredValue) -> Interval | None:
@@ -56,12 +37,6 @@ def measure_ratio(before: MeasuredValue, after: MeasuredValue) -> Interval | Non
     if not (before.has_interval and after.has_interval and before.low > 0 and after.low > 0):
         return None
     return ratio_interval(Interval(after.value, after.low, after.high), Interval(before.value, before.low, before.high))
-
-
-def combine(verdicts: list[Verdict]) -> Verdict | None:
-    """Return the verdict of several kinds of work: the worst of them; None of none."""
-    order = (Verdict.SLOWER, Verdict.CANNOT_BE_TOLD, Verdict.NOT_SLOWER)
-    return next((verdict for verdict in order if verdict in verdicts), None)
 
 
 def compare_values(value: MeasuredValue, other: MeasuredValue, name: str, other_name: str) -> str:

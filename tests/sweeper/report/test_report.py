@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
+from sweeper.common.runs import Gate, Verdict
 from sweeper.common.trials import TrialStatus
 from sweeper.ingest.__main__ import import_file
 from sweeper.report import charts, compare, export, page, store, summary
 from sweeper.report.__main__ import main
 from sweeper.report.best import MeasuredValue, find_best_results
-from sweeper.report.verdict import Gate, Verdict
 from sweeper.tracking.process import Store
 from tests.conftest import CommandResult
 from tests.support.factories import trial_record
@@ -116,16 +116,17 @@ def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path
 
 
 def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Path) -> None:
-    lines, verdict = compare.compare_sweeps(read_store(folder), "first", "second", Gate())
+    lines, compared = compare.compare_sweeps(read_store(folder), "first", "second", Gate())
     assert lines == [
         "offload llama3_8b 8192 bf16 tokens_per_s: second on NVIDIA H200 is 1.12 times as fast as first on NVIDIA "
         "H200: 11,400 (11,286 to 11,514) against 10,200 (10,098 to 10,302) (95% +10.2% to +13.4%), from the steps of "
         "one trial each"
     ]
-    assert verdict is Verdict.NOT_SLOWER
-    assert compare.compare_sweeps(read_store(folder), "second", "first", Gate())[1] is Verdict.SLOWER
-    (line,), verdict = compare.compare_sweeps(read_store(folder), "first", "small", Gate())
-    assert "no comparable result (model llama3_8b against llama3_1b)" in line and verdict is None
+    assert compared is not None and compared.verdict is Verdict.NOT_SLOWER
+    compared = compare.compare_sweeps(read_store(folder), "second", "first", Gate())[1]
+    assert compared is not None and compared.verdict is Verdict.SLOWER
+    (line,), compared = compare.compare_sweeps(read_store(folder), "first", "small", Gate())
+    assert "no comparable result (model llama3_8b against llama3_1b)" in line and compared is None
 
 
 def test_the_page_is_one_file_without_external_resources_and_escapes_every_value(folder: Path) -> None:
@@ -210,8 +211,10 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
     assert slower.code == 1 and "1.12 times as fast" in slower.out
     assert run_report(folder, "--baseline", "first", "--sweep", "second").code == 0
     assert run_report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
-    unclear = run_report(folder, "--baseline", "second", "--sweep", "first", "--between-runs", "0.1")
+    unclear = run_report(folder, "--baseline", "second", "--sweep", "first", "--between-runs", "10%")
     assert unclear.code == 3 and "verdict: cannot be told, at a threshold of 0.02 and 0.1 between runs" in unclear.out
+    assert "5 more runs and 5 more of the earlier work needed" in unclear.out
+    assert run_report(folder, "--baseline", "first", "--threshold", "0").err.startswith("sweeper.report: --threshold 0")
     different_work = run_report(folder, "--baseline", "first", "--sweep", "small")
     assert different_work.code == 2 and "small has no comparable result" in different_work.err
 
