@@ -6,6 +6,7 @@ A single product is too short for a GPU's energy counter, which changes every 20
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ class SustainedRun:
     Attributes:
         times_s: seconds of a call in each window.
         energy: None on a CPU; without a run why there is none.
-        metrics: the GPU's clock, power and temperature.
+        metrics: the GPU's clock, power and temperature, and the seconds of the same load until the clocks had settled.
     """
 
     times_s: tuple[float, ...] = ()
@@ -40,11 +41,13 @@ def run_sustained(
 ) -> SustainedRun:
     """Run calls of the same work in turns; `step_time_s` is the approximate time of one."""
     with monitor_gpu(device) as readings:
+        loaded_s = time.perf_counter()
         times_s = sustained_times(
             steps, device, step_time_s=step_time_s, seconds=seconds, on_settled=readings.begin_steps
         )
     steps_in_window = (readings.ended_s - readings.started_s) / statistics.mean(times_s)  # the device never waits
-    metrics = {f"sustained_{name}": value for name, value in readings.metrics().items()}
+    metrics = readings.metrics() | {"settling_s": readings.started_s - loaded_s}
+    metrics = {f"sustained_{name}": value for name, value in metrics.items()}
     return SustainedRun(times_s, readings.energy(steps_in_window), metrics)
 
 
