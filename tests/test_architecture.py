@@ -21,7 +21,7 @@ LAYERS = [
     {"__main__"},
     {"sweep"},
     {"closing", "opening"},
-    {"doctor", "report", "ingest", "plan", "best", "list"},
+    {"doctor", "report", "ingest", "plan", "best", "list", "calibrate"},
     {"cli"},
     {"tracking"},
     {"ui"},

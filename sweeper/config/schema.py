@@ -168,5 +168,6 @@ class Config:
     progress: Literal["auto", "always", "never", "json"] = "auto"
     retry: Literal["failed", "infeasible", "lost", "all"] | None = None
     plan: bool = False
+    calibration: str = "auto"
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
     price_per_kwh: float | None = field(default=None, metadata={"min": 0})

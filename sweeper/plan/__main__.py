@@ -10,6 +10,7 @@ plan also says why another layout is faster. Needs neither a GPU nor a cluster. 
 
 topology=NAME|FILE.yaml  the network; by default nodes of 8 GPUs, with a NIC of 400 Gb/s for each
 trainer=NAME             whose rules, memory and efficiency apply: own, torchtitan, megatron, nemo, deepspeed ...
+calibration=none|PATH    rates measured by sweeper.calibrate; by default those in ./calibration, if any
 global_batch=N           sequences in a step; by default 4 M tokens
 tokens_per_day=N         the fewest GPUs that train on so many tokens
 layout=FILE              a trainer's file or log, whose layout and batch are given: torchtitan, Megatron-LM, Primus ...

@@ -12,6 +12,7 @@ import yaml
 from sweeper.common.errors import UserInputError, describe_os_error, nearest, suggest
 from sweeper.config.catalogue import catalogue
 from sweeper.config.validation import build
+from sweeper.planning.calibration import AUTO, CalibrationFile, find_calibration
 from sweeper.planning.clusters import build_cluster
 from sweeper.planning.files.formats import FORMATS, read_layout
 from sweeper.planning.files.rendering import FileReading
@@ -49,6 +50,7 @@ class PlanRequest:
         gpus: number of GPUs; with `tokens_per_day` the fewest that are tried.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
+        calibration: rates measured by sweeper.calibrate: a file or its folder, none, or those in ./calibration if any.
         trainer: whose rules, memory and efficiency apply.
         sequence_length: tokens of a sequence.
         global_batch: sequences in a step; by default 4 M tokens, rounded up to a multiple of the GPUs.
@@ -77,6 +79,7 @@ class PlanRequest:
     gpus: int | None = degree()
     topology: str | None = None
     network_gb_s: float | None = field(default=None, metadata={"min": 0.1})
+    calibration: str = AUTO
     trainer: str = "own"
     sequence_length: int = field(default=8192, metadata={"min": 1})
     global_batch: int | None = degree()
@@ -167,6 +170,7 @@ class Problem:
         fixed: fields of the layout that have one value, by the request or since the trainer has no other.
         given: those by the request.
         batch: the global batch of the request; None where it follows from the number of GPUs.
+        calibration: the measured rates that the cluster's device has; None for the tables' rates.
     """
 
     job: Job
@@ -174,6 +178,7 @@ class Problem:
     fixed: Mapping[str, Any]
     given: Mapping[str, Any]
     batch: int | None = None
+    calibration: CalibrationFile | None = None
 
     def on(self, gpus: int) -> Problem:
         """Return the same problem on another number of GPUs."""
@@ -193,7 +198,8 @@ def build_problem(request: PlanRequest) -> Problem:
     except UnsupportedModel as error:
         raise UserInputError(f"model={request.model}: {error}") from error
     gpus = request.gpus or 1
-    cluster = build_cluster(request.hardware, request.topology, gpus)
+    calibration = find_calibration(request.calibration, Path(), request.hardware)
+    cluster = build_cluster(request.hardware, request.topology, gpus, calibration)
     if request.network_gb_s is not None:
         cluster = replace(cluster, topology=replace(cluster.topology, network_gb_s=request.network_gb_s))
     reading = _read_layout(request)
@@ -214,7 +220,7 @@ def build_problem(request: PlanRequest) -> Problem:
         precision=request.precision,
         state=request.state,
     )
-    return Problem(job, cluster, {**without, **given}, given, batch)
+    return Problem(job, cluster, {**without, **given}, given, batch, calibration)
 
 
 def _read_layout(request: PlanRequest) -> FileReading | None:

@@ -42,6 +42,8 @@ def show(answer: Answer) -> None:
     _print_lines(console, _describe_alternatives(answer) + _describe_training(answer, error_share))
     reason = f"90% of {band.runs} published runs are within it, each estimated by what other sources show"
     lines = [f"band      {at_least}{error_share:.0%}: {reason} (benchmarks/results/planner.md)"]
+    if answer.problem.calibration:
+        unsure = [*unsure, "the band is that of estimates with the tables' rates, not with rates measured here"]
     _print_lines(console, [*lines, *(f"unsure    {line}" for line in (*unsure, *answer.best.estimate.not_modelled))])
 
 
@@ -70,6 +72,8 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
         f"searched  {result.estimated + result.too_large + result.slower:,} valid layouts: {result.too_large:,} do not "
         f"fit, {result.slower:,} are slower than the best {KEPT}",
     ]
+    if problem.calibration:
+        lines.append(f"rates     {problem.calibration.describe()}")
     if problem.given:
         lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
     if answer.rates:

@@ -11,6 +11,7 @@ from yaml import YAMLError
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.schema import Hardware
+from sweeper.planning.calibration import CalibrationFile, calibrate_device
 from workloads.planner.cluster import Cluster, Device, Topology, Wiring
 from workloads.planner.topologies import build_topology, find_topology, measured_tflops, power_headroom
 
@@ -19,21 +20,27 @@ NETWORK_GB_S = 50.0  # of one GPU: a NIC of 400 Gb/s each
 MAX_HOST_GB_S = 64.0  # PCIe 5.0 x16: a GPU without faster links reaches others through the processors
 
 
-def build_cluster(hardware: str, topology: str | None, gpus: int) -> Cluster:
+def build_cluster(
+    hardware: str, topology: str | None, gpus: int, calibration: CalibrationFile | None = None
+) -> Cluster:
     """Return so many GPUs of a kind on a topology: a name of the planner's table, or the path of a YAML file.
 
-    Without a topology it is nodes of eight with the GPU's own links and a NIC of 400 Gb/s for each GPU.
+    Without a topology it is the one that was measured with the calibration, else nodes of eight with the GPU's own
+    links and a NIC of 400 Gb/s for each GPU.
 
     Raises:
         UserInputError: the catalogue has no such GPU, or the topology is not known or not valid.
     """
     if hardware not in catalogue():
         raise UserInputError(f"unknown hardware '{hardware}'. Available: {', '.join(catalogue())}")
+    if topology is None and calibration and calibration.topology_path.exists():
+        topology = str(calibration.topology_path)
     try:
         network = _topology(catalogue()[hardware], topology)
     except ValueError as error:
         raise UserInputError(str(error)) from error
-    return Cluster(build_device(catalogue()[hardware]), network, gpus)
+    device = build_device(catalogue()[hardware])
+    return Cluster(calibrate_device(device, calibration.rates) if calibration else device, network, gpus)
 
 
 def _topology(hardware: Hardware, topology: str | None) -> Topology:

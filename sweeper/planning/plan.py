@@ -20,10 +20,11 @@ from sweeper.config.schema import Config
 from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, cost_model
+from sweeper.planning.calibration import CalibrationFile, calibrate_machine, device_key, find_calibration
 from sweeper.planning.cost_model import CostEstimates
 from sweeper.planning.machine import build_machine
 from sweeper.planning.usable_gpus import describe_problems, select_usable_target
-from workloads.api.contract import Workload
+from workloads.api.contract import Machine, Workload
 from workloads.api.secrets import masked
 
 PROMISING_POINTS = 5  # of the estimated points so many are tried first
@@ -58,6 +59,8 @@ class Plan:
         initial_points: points to try first.
         identity: what must be equal for a sweep to be resumed.
         achieved_tflops: measured matmul ceilings of the device by data type, of one rank.
+        machine: what is known about the devices of a trial.
+        calibration: measured rates that estimates rest on; None for those of the tables and the ceilings.
         estimates: the cost model's estimates; None for a workload without any.
         projection_nodes: numbers of nodes that the best point is projected to.
         variable_sources: by what each environment variable that all trials have is set.
@@ -73,6 +76,8 @@ class Plan:
     name: str
     folder: Path
     achieved_tflops: dict[str, float]
+    machine: Machine
+    calibration: CalibrationFile | None
     estimates: CostEstimates | None
     projection_nodes: list[int]
     variable_sources: dict[str, str] = field(default_factory=dict)
@@ -121,6 +126,9 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     directory = Path(config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
     machine = build_machine(target, gpus, config.cluster.network_gb_s, achieved_tflops)
+    calibration = _find_calibration(config, directory, target)
+    if calibration:
+        machine = calibrate_machine(machine, calibration.rates)
     estimates = cost_model.estimate_space(resolved, space, machine)
     _check_projection(resolved, projection_nodes, estimates)
     if estimates:
@@ -142,6 +150,8 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
         name=name,
         folder=directory / "sweeps" / name,
         achieved_tflops=achieved_tflops,
+        machine=machine,
+        calibration=calibration,
         estimates=estimates,
         projection_nodes=projection_nodes,
         variable_sources=variable_sources,
@@ -192,6 +202,13 @@ def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, fl
     achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
     sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
     return {dtype: tflops / sharing for dtype, tflops in achieved.items()}
+
+
+def _find_calibration(config: Config, directory: Path, target: Target) -> CalibrationFile | None:
+    """Return the measured rates of the devices. Estimates for a CPU give the order of points alone."""
+    if not target.is_gpu:
+        return None
+    return find_calibration(config.calibration, directory, device_key(target.hardware))
 
 
 def _append_promising_points(points: list[Parameters], estimates: CostEstimates | None) -> list[Parameters]:

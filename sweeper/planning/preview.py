@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sweeper.config.environment import without_variables
 from sweeper.config.space import Interval, Parameters
-from sweeper.planning.machine import build_machine
 from sweeper.planning.plan import Plan
 
 
@@ -19,14 +18,11 @@ def first_point(plan: Plan) -> Parameters:
 
 def preview(plan: Plan) -> str:
     """Return what the workload shows of the first point; empty if it shows nothing, or its values contradict."""
-    machine = build_machine(
-        plan.target, plan.resources.gpus, plan.config.cluster.network_gb_s, dict(plan.achieved_tflops)
-    )
     try:
         parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **first_point(plan)}))
     except ValueError:  # the trial fails for it, and others may not
         return ""
-    return plan.workload.preview(parameters, machine)
+    return plan.workload.preview(parameters, plan.machine)
 
 
 def _first_values(plan: Plan) -> Parameters:

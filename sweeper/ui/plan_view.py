@@ -118,6 +118,8 @@ def show_plan(plan: Plan) -> None:
 def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> None:
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
+    if plan.calibration:
+        console.print(f"rates    {plan.calibration.describe()}", highlight=False, markup=False, soft_wrap=True)
     parts = draw_estimates(estimates, console.width)
     if plan.projection_nodes:
         best = estimates.valid[0].point

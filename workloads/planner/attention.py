@@ -6,6 +6,8 @@ import csv
 from functools import cache
 from pathlib import Path
 
+from workloads.planner.cluster import AttentionRates, Device
+from workloads.planner.job import AttentionKernel
 from workloads.planner.precisions import sustained_flops
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import attended_tokens
@@ -13,6 +15,8 @@ from workloads.planner.sizes import attended_tokens
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # A backward pass of fused attention has five products where a forward pass has two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
+# Of an architecture that the table lacks: about FlashAttention 2 on sm90.
+UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 
 
 def attention_s(setting: Setting, layer: int, *, backward: bool) -> float:
@@ -23,9 +27,9 @@ def attention_s(setting: Setting, layer: int, *, backward: bool) -> float:
     length = job.document_tokens or job.sequence_length
     pairs = setting.tokens * attended_tokens(model, layer, length)
     flops = 4 * pairs * model.heads * model.head_size / setting.layout.tp
-    forward_share, backward_share, half_tokens = attention_rates(setting)
-    share = backward_share if backward else forward_share
-    rate = sustained_flops(setting.cluster.device, setting.plain_dtype) * share * length / (length + half_tokens)
+    rates = attention_rates(setting.cluster.device, setting.attention_kernel)
+    share = rates.backward_share if backward else rates.forward_share
+    rate = sustained_flops(setting.cluster.device, setting.plain_dtype) * share * length / (length + rates.half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
 
@@ -44,22 +48,18 @@ def _unfused_attention_s(setting: Setting, *, backward: bool) -> float:
 
 
 @cache
-def _attention_table() -> dict[tuple[str, str], tuple[float, float, float]]:
+def _attention_table() -> dict[tuple[str, str], AttentionRates]:
     with ATTENTION_RATES.open(newline="") as lines:
         return {
-            (row["kernel"], row["architecture"]): (
-                float(row["forward_share"]),
-                float(row["backward_share"]),
-                float(row["half_tokens"]),
-            )
+            (row["kernel"], row["architecture"]): AttentionRates(*(float(row[name]) for name in AttentionRates._fields))
             for row in csv.DictReader(lines)
         }
 
 
-def attention_rates(setting: Setting) -> tuple[float, float, float]:
-    """Return the shares of the products' rate forward and backward, and the tokens at which half of them is reached."""
-    table, architecture = _attention_table(), setting.cluster.device.architecture
-    kernels = (setting.attention_kernel, "flash2", "cudnn")
-    return next(
-        (table[kernel, architecture] for kernel in kernels if (kernel, architecture) in table), (0.45, 0.4, 900)
-    )
+def attention_rates(device: Device, kernel: AttentionKernel) -> AttentionRates:
+    """Return the rates of a fused kernel: as measured on the device, else those of the table for its architecture."""
+    if kernel in device.attention:
+        return device.attention[kernel]
+    table = _attention_table()
+    known = (table.get((name, device.architecture)) for name in (kernel, "flash2", "cudnn"))
+    return next((rates for rates in known if rates), UNKNOWN_RATES)

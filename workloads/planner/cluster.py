@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 Wiring = Literal["switch", "pairs", "host"]
+
+
+class AttentionRates(NamedTuple):
+    """The rates of an attention kernel over long sequences, as shares of the rate of bf16 products.
+
+    Attributes:
+        half_tokens: the length of sequences at which half of these rates is reached.
+    """
+
+    forward_share: float
+    backward_share: float
+    half_tokens: float
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,8 @@ class Device:
         sustained_tflops: measured rates of large matrix products under load, by data type; empty where none was.
         power_headroom: how much faster products run while the power cap does not limit them, against sustained ones.
         architecture: of the compiler: sm80, sm90, sm100, gfx942; empty where it is not known.
+        copy_gb_s: bytes that copies read and write in a second, as measured; None where they were not.
+        attention: measured rates of attention kernels by the planner's names of them.
     """
 
     name: str
@@ -33,6 +47,8 @@ class Device:
     sustained_tflops: Mapping[str, float]
     architecture: str = ""
     power_headroom: float = 1.0
+    copy_gb_s: float | None = None
+    attention: Mapping[str, AttentionRates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

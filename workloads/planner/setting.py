@@ -59,4 +59,5 @@ class Setting:
         return self.copy_s(total_bytes) + total_bytes / (instructions_gb_s * 1e9)
 
     def copy_s(self, total_bytes: float) -> float:
-        return total_bytes / (self.cluster.device.memory_gb_s * 1e9 * COPY_SHARE)
+        device = self.cluster.device
+        return total_bytes / (1e9 * (device.copy_gb_s or COPY_SHARE * device.memory_gb_s))
