@@ -13,6 +13,7 @@ from typing import Any
 
 from sweeper.best.files import FOLDER, build_files
 from sweeper.common.clock import PhaseClock
+from sweeper.common.energy_metrics import COST, EFFICIENCY
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.common.trials import BAD, RETRIED, TrialRecord, TrialStatus, exact_value
@@ -234,7 +235,8 @@ def build_view(results: Results) -> SweepView:
     others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
     measured = results.best[0].metrics if results.best else {}
     metrics = [f"final_{objective}"] if finalists else []
-    metrics += [objective, *(name for name in ("mfu", *MEMORY_METRICS) if name in measured)]
+    metrics += [objective, *(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name != objective)]
+    metrics += [name for name in EFFICIENCY if name in measured and name != objective][:1]
     return SweepView(
         objective=objective,
         minimize=results.direction == "minimize",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sweeper.common.clock import SECONDS_PER_HOUR
 from workloads.api.contract import Measurement
 
 JOULES_PER_KWH = 3.6e6
-SECONDS_PER_HOUR = 3600
 COST = "cost_per_million_tokens"
+EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # of one trial they say the same
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ def missing_energy(measurements: Sequence[Measurement]) -> str:
     """Return why a rank's energy is not known; empty if it is known of all."""
     reasons = (m.energy.missing if m.energy else "no driver reports it" for m in measurements)
     return next((reason for reason in reasons if reason), "")
+
+
+def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
+    """Return the metrics of energy and money that a table of these trials leaves out.
+
+    The objective is shown; of `EFFICIENCY` only one, and nothing in which the trials do not differ.
+    """
+    first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
+    efficiency = objective if objective in EFFICIENCY else first
+    constant = {name for name in (efficiency, COST) if len({metrics.get(name) for metrics in trials}) < 2}
+    return ({*EFFICIENCY, "average_power_w"} - {efficiency} | constant) - {objective}
 
 
 def cost_metrics(metrics: Mapping[str, float], world_size: int, prices: Prices) -> dict[str, float]:

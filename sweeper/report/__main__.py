@@ -1,7 +1,8 @@
 """Report results.
 
-    python -m sweeper.report [--dir DIR] [--store URI] [--experiment NAME] [--sweep NAME] [--price-per-hour P]
+    python -m sweeper.report [--dir DIR] [--store URI] [--experiment NAME] [--sweep NAME]
                              [--format html|markdown|csv|json|png] [--out FILE]
+                             [--price-per-hour P] [--price-per-kwh P] [--within-gpu-hours H] [--within-cost C]
     python -m sweeper.report --compare A B
     python -m sweeper.report --baseline A [--sweep B] [--threshold 0.02] [--between-runs 0.02]
     python -m sweeper.report leaderboard [--dir DIR] [--type bf16] [--json] [--send URL]
@@ -10,6 +11,9 @@ Without a verb: the sweeps, the best result of each device for each kind of work
 DIR or the one at URI. HTML is written to report.html, one file that opens offline. png writes an image for each kind of
 work, report_….png: training in nine panels, other work by its speed. The other formats go to standard output.
 
+--price-per-hour, --price-per-kwh   of a GPU and of electricity: the cost of tokens
+--within-gpu-hours, --within-cost   of each sweep only the trials that had ended when it had used so many GPU-hours, or
+              so much money at --price-per-hour: what a smaller budget would have found
 --compare     compare two sweeps where they did the same work: which is faster, with all 95% intervals, or that it
               cannot be told; and point by point, where both measured the same parameters
 --baseline    compare an earlier sweep with the latest one (or --sweep). Exit code 0: not slower, a loss of 1.5 times
@@ -34,6 +38,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sweeper.cli.parser import CommandParser, fraction
+from sweeper.common.energy_metrics import Prices
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.planning import ceilings
 from sweeper.report import leaderboard
@@ -59,7 +64,8 @@ def main() -> None:
     parser.add_argument("--format", default="html")
     for name in ("--threshold", "--between-runs"):
         parser.add_argument(name, type=fraction, default=0.02)
-    parser.add_argument("--price-per-hour", type=float)
+    for name in ("--price-per-hour", "--price-per-kwh", "--within-gpu-hours", "--within-cost"):
+        parser.add_argument(name, type=float)
     parser.add_argument("--json", action="store_true")
     parser.run(run)
 
@@ -115,15 +121,48 @@ def compare_sweeps(args: argparse.Namespace) -> int:
     return EXIT_CODES[comparison.verdict]
 
 
+def read_prices(args: argparse.Namespace) -> Prices | None:
+    """Return the prices of the arguments; None without any. Raises UserInputError for a negative one."""
+    prices = {"--price-per-hour": args.price_per_hour, "--price-per-kwh": args.price_per_kwh}
+    for name, price in prices.items():
+        if price is not None and not price >= 0:
+            raise UserInputError(f"{name} {price:g}: a price is 0 or more")
+    return None if set(prices.values()) == {None} else Prices(*prices.values())
+
+
+def budget_gpu_hours(args: argparse.Namespace) -> float | None:
+    """Return the GPU-hours that the arguments cut each sweep to; None for no limit.
+
+    Raises:
+        UserInputError: a limit is not above 0, both are given, or the price of a GPU is unknown.
+    """
+    hours, cost = args.within_gpu_hours, args.within_cost
+    if hours is not None and cost is not None:
+        raise UserInputError("--within-gpu-hours and --within-cost: give one of them")
+    for name, limit in (("--within-gpu-hours", hours), ("--within-cost", cost)):
+        if limit is not None and not limit > 0:
+            raise UserInputError(f"{name} {limit:g}: must be above 0")
+    if cost is None:
+        return hours
+    if not args.price_per_hour:
+        raise UserInputError(f"--within-cost {cost:g}: the price of a GPU is unknown; add --price-per-hour")
+    return cost / args.price_per_hour
+
+
 def write_report(args: argparse.Namespace) -> int:
     """Write the report in the format of the arguments."""
+    prices, gpu_hours = read_prices(args), budget_gpu_hours(args)
     stored = read_store(args, args.sweep)
+    if gpu_hours is not None:
+        from sweeper.report.within import cut_to_budget
+
+        stored = cut_to_budget(stored, gpu_hours)
     if args.format == "png":
         write_images(stored, Path(args.out or "report.png"))
         return 0
     from sweeper.report import summary
 
-    tables = summary.build_tables(stored, args.price_per_hour)
+    tables = summary.build_tables(stored, prices)
     if not tables:
         raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")
     if args.format == "html":

@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from sweeper.common.clock import SECONDS_PER_DAY
+from sweeper.common.energy_metrics import COST, Prices, cost_metrics
 from sweeper.common.intervals import missing_reason
 from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report import imported, published
@@ -33,6 +34,7 @@ WITHOUT_RESULT = ("failed", "lost", "timed_out", "infeasible")
 PUBLISHED = "Published results"
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
+EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
 
 
@@ -51,12 +53,12 @@ class Table:
     unranked: bool = False
 
 
-def build_tables(stored: Stored, price_per_hour: float | None) -> list[Table]:
+def build_tables(stored: Stored, prices: Prices | None) -> list[Table]:
     """Return the tables that have rows: sweeps, best results, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
     tables = [
         build_sweeps_table(stored),
-        build_best_results_table(stored.best_results, stored.trials, price_per_hour),
+        build_best_results_table(stored.best_results, stored.trials, prices),
         build_parameters_table(stored.best_results),
         build_failures_table(stored.trials),
         _build_unranked_table(PUBLISHED, published.HEADING, published.list_published(models), published.NOTE),
@@ -121,14 +123,12 @@ def _format_sweep(sweep: dict[Any, Any], all_trials: pd.DataFrame) -> list[str]:
     ]
 
 
-def build_best_results_table(
-    results: Sequence[BestResult], trials: pd.DataFrame, price_per_hour: float | None
-) -> Table:
+def build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
     """Return a row for each best result. Rows of different work are not compared.
 
     Args:
         trials: all trials of the store; the parameters that vary within a result's sweep are shown.
-        price_per_hour: of one device; None to leave out the cost of tokens.
+        prices: None for the cost of tokens as it was recorded, if it was.
     """
     distinctions = list_distinctions([result.work for result in results])
     heading = [
@@ -140,11 +140,16 @@ def build_best_results_table(
         "per device",
         "TFLOP/s",
         *SHARES.values(),
+        "GiB",
+        *EFFICIENCY_UNITS.values(),
+        "repeats",
+        "of trials",
+        "10^9 tokens a day",
+        "cost of 10^6 tokens",
+        "as executed",
     ]
-    heading += ["GiB", "repeats", "of trials", "10^9 tokens a day", "cost of 10^6 tokens", "as executed"]
     rows = [
-        _format_result(result, distinct, trials, price_per_hour)
-        for result, distinct in zip(results, distinctions, strict=True)
+        _format_result(result, distinct, trials, prices) for result, distinct in zip(results, distinctions, strict=True)
     ]
     note = (
         "Rows that differ in their work are not ranked together. The work is everything that changes what is computed."
@@ -158,13 +163,11 @@ def build_best_results_table(
 
 
 def _format_result(
-    result: BestResult, distinct: Mapping[str, str], trials: pd.DataFrame, price_per_hour: float | None
+    result: BestResult, distinct: Mapping[str, str], trials: pd.DataFrame, prices: Prices | None
 ) -> list[str]:
     speed, is_tokens = result.speed, result.speed_metric == "tokens_per_s"
     tokens_per_day = SECONDS_PER_DAY * speed.value if is_tokens else math.nan
-    cost_per_token = math.nan
-    if is_tokens and price_per_hour is not None:
-        cost_per_token = result.devices * price_per_hour / SECONDS_PER_HOUR / speed.value
+    costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
     sweep_trials = trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]]
     varying = list_varying_parameters(sweep_trials)
     return [
@@ -177,10 +180,11 @@ def _format_result(
         format_number(result.get_metric("tflops")) if result.speed_metric != "tflops" else "",  # not the speed again
         *(format_percent(result.get_metric(name)) for name in SHARES),
         format_number(result.get_first_metric(MEMORY_METRICS)),
+        *(format_number(result.get_metric(name)) for name in EFFICIENCY_UNITS),
         f"{result.rounds} rounds" if result.rounds else format_number(result.get_metric("steps")),
         str(len(result.trials)),
         format_number(tokens_per_day / 1e9),
-        format_number(1e6 * cost_per_token),
+        format_number(costs.get(COST, math.nan)),
         " ".join(f"{name}={result.trial.get(f'param.{name}')}" for name in varying),
     ]
 

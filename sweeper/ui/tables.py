@@ -13,6 +13,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from sweeper.common.energy_metrics import hidden_metrics
 from sweeper.common.intervals import missing_reason
 from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
@@ -55,7 +56,8 @@ def trial_rows(records: Sequence[TrialRecord], objective: str) -> Rows:
     """Return the heading and the cells: varying parameters, then the objective, then the other metrics."""
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
-    metrics = [objective, *(metric for metric in DISPLAY if metric not in (objective, *bounds))]
+    hidden = hidden_metrics([record.metrics for record in records], objective)
+    metrics = [objective, *(metric for metric in DISPLAY if metric not in (objective, *bounds, *hidden))]
     metrics = [metric for metric in metrics if any(metric in record.metrics for record in records)]
     if any(missing_reason(r.metrics, objective) or bounds[0] in r.metrics for r in records):
         metrics[1:1] = bounds

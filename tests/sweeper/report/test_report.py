@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
+from sweeper.common.energy_metrics import Prices
 from sweeper.common.runs import Gate, Verdict
 from sweeper.common.trials import TrialStatus
 from sweeper.ingest.__main__ import import_file
@@ -51,6 +52,7 @@ def write_sweep(
         result: dict[str, object] = {"status": TrialStatus.INFEASIBLE, "reason": "3 GiB too little at best"}
         if speed is not None:
             metrics = {"steps": 3.0, "peak_device_gib": 20.0 + number}
+            metrics |= {"joules_per_token": 700 / speed} if "H200" in device else {}
             metrics |= {"tokens_per_s": speed, "mfu": speed / 2e4, "tflops": speed / 20}
             metrics |= {"tokens_per_s_ci_low": speed * (1 - spread), "tokens_per_s_ci_high": speed * (1 + spread)}
             machine_info = {"power_limit_w": 700.0, "tainted": number == 1}
@@ -92,6 +94,42 @@ def run_report(folder: Path, *arguments: str) -> CommandResult:
     return CommandResult(code, out.getvalue(), err.getvalue())
 
 
+def best_of(folder: Path, *arguments: str) -> dict[str, str]:
+    """Return the row of the best result of the second sweep, from the report as Markdown."""
+    text = run_report(folder, "--sweep", "second", "--format", "markdown", *arguments).out
+    table = text.split("## Best results")[1].strip().splitlines()
+    heading, row = (re.split(r" ?\| ?", table[number]) for number in (0, 2))
+    return dict(zip(heading, row, strict=True))
+
+
+def test_a_report_is_cut_to_what_a_smaller_budget_would_have_found(folder: Path) -> None:
+    """Each of the two trials takes a second of one GPU; the second one is better."""
+    hour, one_trial = ("--price-per-hour", "3.6"), ("--within-gpu-hours", str(1 / 3600))
+    assert best_of(folder, *hour)["speed"] == "11,400 tokens/s"
+    for limit in (one_trial, (*hour, "--within-cost", "0.0019")):
+        best = best_of(folder, *limit)
+        assert (best["speed"], best["of trials"], best["J/token"]) == ("9,450 tokens/s", "1", "0.07407")
+    # 0.0741 J a token are 0.0206 kWh for a million
+    both = best_of(folder, *hour, "--price-per-kwh", "0.5", *one_trial)
+    assert float(both["cost of 10^6 tokens"]) == pytest.approx(0.1058 + 0.0206 * 0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--within-cost", "3"), ["--price-per-hour"]),
+        (("--within-gpu-hours", "0"), ["above 0"]),
+        (("--within-gpu-hours", "1", "--within-cost", "3"), ["one of them"]),
+        (("--price-per-kwh", "-1"), ["0 or more"]),
+    ],
+)
+def test_a_budget_of_a_report_that_means_nothing_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    result = run_report(tmp_path, *arguments)
+    assert result.code == 2 and all(word in result.err for word in words), result.err
+
+
 def read_store(folder: Path) -> store.Stored:
     return store.read(f"sqlite:///{folder}/mlflow.db")
 
@@ -103,7 +141,9 @@ def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path
         ("llama3_8b", "A & B"): (5000.0, 1),
         ("llama3_1b", "NVIDIA H200"): (56000.0, 1),
     }
-    (table,) = [table for table in summary.build_tables(read_store(folder), 2.0) if table.title == "Best results"]
+    (table,) = [
+        table for table in summary.build_tables(read_store(folder), Prices(2.0)) if table.title == "Best results"
+    ]
     best = next(row for row in table.rows if "11,400 tokens/s" in row)
     row = dict(zip(table.heading, best, strict=True))
     assert (

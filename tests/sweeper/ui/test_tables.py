@@ -9,7 +9,7 @@ import math
 import pytest
 from rich.console import Console
 
-from sweeper.ui.tables import draw, trials_csv
+from sweeper.ui.tables import draw, trial_rows, trials_csv
 from tests.support.factories import trial_record
 
 HEADING = ["trial", "k", "rate TFLOP/s", "95% from", "to", "step ms"]
@@ -39,3 +39,20 @@ def test_a_parameter_that_is_nan_is_in_the_csv_and_an_unknown_metric_is_empty() 
     text = trials_csv([trial_record(0, {"x": math.nan, "y": "nan"}, metrics={"rate": math.nan})])
     (row,) = csv.DictReader(io.StringIO(text))
     assert math.isnan(float(row["param.x"])) and row["param.y"] == "nan" and row["rate"] == ""
+
+
+def headings(objective: str, *trials: dict[str, float]) -> list[str]:
+    records = [trial_record(number, {"x": number}, metrics=metrics) for number, metrics in enumerate(trials)]
+    return trial_rows(records, objective)[0]
+
+
+def test_energy_and_money_are_shown_once_and_where_they_vary() -> None:
+    trial = {"tokens_per_s": 1.0, "joules_per_token": 2.0, "tokens_per_joule": 0.5, "tflop_per_joule": 3.0}
+    trial |= {"cost_per_million_tokens": 4.0, "average_power_w": 500.0}
+    other = trial | {"joules_per_token": 2.5, "tokens_per_joule": 0.4, "tflop_per_joule": 2.4}
+    assert headings("tokens_per_s", trial, trial) == ["trial", "x", "speed tokens/s"]
+    assert headings("tokens_per_s", trial, other) == ["trial", "x", "speed tokens/s", "energy J/token"]
+    assert headings("tokens_per_joule", trial, other) == ["trial", "x", "energy tokens/J", "speed tokens/s"]
+    assert "10^6 tokens cost" in headings("cost_per_million_tokens", trial, other)
+    cheaper = other | {"cost_per_million_tokens": 3.0}
+    assert headings("tokens_per_s", trial, cheaper)[-2:] == ["energy J/token", "10^6 tokens cost"]
