@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice, product
 
 from sweeper.common.errors import UserInputError
-from sweeper.config.environment import without_variables
+from sweeper.config.environment import only_variables, without_variables
 from sweeper.config.resolution import ResolvedConfig
-from sweeper.config.space import Interval, Parameters, Space, point_key
-from workloads.api.contract import Estimate, Machine, Workload
+from sweeper.config.space import Interval, Parameters, Space, Value, point_key
+from workloads.api.contract import Candidate, Machine, Workload
 from workloads.planner.cluster import Topology
 
-MAX_POINTS = 300_000
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One point of the space with its estimate."""
-
-    point: Parameters
-    estimate: Estimate
+MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
 
 
 @dataclass(frozen=True)
@@ -57,16 +50,17 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
     workload, objective = resolved.workload, resolved.config.workload.objective
     if not workload.has_estimates:
         return None
-    _check_size(space)
-    candidates = [
-        Candidate(point, _estimate_point(workload, {**space.constants, **point}, machine)) for point in space.points()
-    ]
+    candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
+    if len(candidates) > MAX_CANDIDATES:
+        raise UserInputError(
+            f"space: more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points have to be estimated; fix some"
+        )
     sign = -1.0 if resolved.config.workload.direction == "maximize" else 1.0
     candidates.sort(key=lambda candidate: sign * candidate.estimate.metrics.get(objective, sign * math.inf))
     valid = [candidate for candidate in candidates if not candidate.estimate.unsupported_reason]
     excluded = [candidate for candidate in candidates if candidate.estimate.unsupported_reason]
     if not valid:
-        raise UserInputError(_explain_none_valid([candidate.estimate for candidate in excluded]))
+        raise UserInputError(_explain_none_valid(excluded))
     if objective not in valid[0].estimate.metrics:
         estimated = ", ".join(valid[0].estimate.metrics)
         raise UserInputError(
@@ -75,30 +69,55 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
     return CostEstimates(objective, machine, valid, excluded)
 
 
-def _estimate_point(workload: Workload, values: Parameters, machine: Machine) -> Estimate:
-    """Return the workload's estimate, which the environment variables of a point do not change."""
-    return workload.estimate(workload.Parameters(**without_variables(values)), machine)
+def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:
+    """Yield the points of the space with their estimates, which environment variables do not change."""
+    dimensions = _values_by_name(space)
+    settings = [dict(zip(names, values, strict=True)) for names, values in _combinations(only_variables(dimensions))]
+    parameters, constants = without_variables(dimensions), without_variables(space.constants)
+    for candidate in workload.list_candidates(parameters, constants, machine):
+        for setting in settings:
+            point = candidate.point | setting
+            yield replace(candidate, point={name: point[name] for name in dimensions if name in point})
 
 
-def _check_size(space: Space) -> None:
-    intervals = [name for name, dimension in space.dimensions.items() if isinstance(dimension, Interval)]
-    if intervals:
-        raise UserInputError(f"space.{intervals[0]}: every point is estimated before; use a range or a choice")
-    if space.size > MAX_POINTS:
-        raise UserInputError(f"space: has {space.size:,.0f} points, at most {MAX_POINTS:,} are estimated; fix some")
+def _combinations(dimensions: Mapping[str, Sequence[Value]]) -> Iterator[tuple[Iterable[str], Sequence[Value]]]:
+    return ((dimensions, values) for values in product(*dimensions.values()))
 
 
-def _explain_none_valid(estimates: Sequence[Estimate]) -> str:
+def _values_by_name(space: Space) -> dict[str, Sequence[Value]]:
+    values = dict[str, Sequence[Value]]()
+    for name, dimension in space.dimensions.items():
+        if isinstance(dimension, Interval):
+            raise UserInputError(f"space.{name}: every point is estimated before; use a range or a choice")
+        if len(dimension) > MAX_CANDIDATES:
+            raise UserInputError(
+                f"space.{name}: has {len(dimension):,} values, at most {MAX_CANDIDATES:,} are estimated"
+            )
+        values[name] = tuple(dimension.points())
+    return values
+
+
+def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
     """Return why no point is valid: what the closest one lacks, else the rules that exclude the most points."""
-    if len(estimates) == 1:
+    estimates = [candidate.estimate for candidate in excluded]
+    points = sum(candidate.count for candidate in excluded)
+    if points == 1 and estimates[0].description:
         return f"{estimates[0].description}: {estimates[0].unsupported_reason}"
     if too_large := [estimate for estimate in estimates if "memory_gib" in estimate.metrics]:
         closest = min(too_large, key=lambda estimate: estimate.metrics["memory_gib"])
         return f"space: no point fits; the smallest ({closest.description}) {closest.unsupported_reason}"
-    rules = Counter(estimate.rule for estimate in estimates).most_common()
+    rules = count_by_rule(excluded).most_common()
     example = next(estimate.unsupported_reason for estimate in estimates if estimate.rule == rules[0][0])
     violated = ", ".join(f"{count:,} violate “{rule}”" for rule, count in rules[:3])
     return f"space: no point is valid: {violated}; for example, {example}"
+
+
+def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
+    """Return how many points each rule excludes."""
+    counts = Counter[str]()
+    for candidate in excluded:
+        counts[candidate.estimate.rule] += candidate.count
+    return counts
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sweeper.planning.plan import Plan
 # Of a workload's parameters: with the estimated rate they give the seconds of a trial's steps.
 NEEDED = ("global_batch", "sequence_length", "warmup", "steps")
 
-SAMPLE = 500  # points, of up to 300,000 that a space may have
+SAMPLE = 500  # points, of many thousands that a space may have
 
 
 def estimate_steps_s(plan: Plan) -> float | None:

@@ -14,6 +14,7 @@ from sweeper.common.errors import UserInputError
 from sweeper.config import space_checks
 from sweeper.config.catalogue import catalogue
 from sweeper.config.environment_defaults import apply_defaults
+from sweeper.config.gpu_counts import apply_gpu_count
 from sweeper.config.hardware import Node, Target, has_hardware, planned_target
 from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
 from sweeper.config.schema import Config
@@ -116,7 +117,7 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     projection_nodes = space_checks.read_projection_nodes(resolved)
     _check_pruner(resolved)
     target, gpus = _select_devices(resolved, nodes)
-    resolved = apply_strategy(resolved, target)
+    resolved = apply_strategy(apply_gpu_count(resolved, gpus), target)
     space, excluded = space_checks.read_space(resolved, target.hardware.kind, target.architecture)
     space, variable_sources = apply_defaults(space, target)
     check_program(resolved)

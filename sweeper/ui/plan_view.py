@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -148,18 +147,21 @@ def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
     parts: list[str | Table] = [f"{count(len(estimates.valid), 'valid point')}, the most promising first:"]
     parts.append(draw(["#", *(headings[name] for name in shown), "point"], rows, len(shown) + 2, width))
     if estimates.excluded:
-        violations = Counter(candidate.estimate.rule for candidate in estimates.excluded)
+        violations = cost_model.count_by_rule(estimates.excluded)
         examples = {
             candidate.estimate.rule: candidate.estimate.unsupported_reason for candidate in reversed(estimates.excluded)
         }
         rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
-        parts.append(f"{count(len(estimates.excluded), 'excluded point')}:")
+        parts.append(f"{count(violations.total(), 'excluded point')}:")
         parts.append(draw(["points", "violated rule", "example"], rows, 3, width))
     return parts
 
 
 def estimates_csv(estimates: CostEstimates) -> str:
-    """Return every point with its estimate, or with the reason why it is excluded."""
+    """Return every point with its estimate, or with the reason why it is excluded.
+
+    Points that one rule excludes may share a row, which has their number.
+    """
     return csv_of(
         [
             {
@@ -167,6 +169,7 @@ def estimates_csv(estimates: CostEstimates) -> str:
                 "description": candidate.estimate.description,
                 **candidate.estimate.metrics,
                 "unsupported_reason": candidate.estimate.unsupported_reason,
+                "points": candidate.count,
             }
             for candidate in (*estimates.valid, *estimates.excluded)
         ]

@@ -7,8 +7,9 @@ A workload is a class with a `Parameters` dataclass and a `run`. It runs without
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -178,6 +179,20 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A point of a space with its estimate, or several points that one rule excludes.
+
+    Attributes:
+        point: the values of the parameters that vary; of several points those that break the rule.
+        count: the number of points.
+    """
+
+    point: dict[str, Scalar]
+    estimate: Estimate
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The raw measurement of one rank. `sweeper/common/metrics.py` derives every metric from it.
 
@@ -326,6 +341,17 @@ class Workload:
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
         """Estimate one point without running it."""
         raise NotImplementedError
+
+    def list_candidates(
+        self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
+    ) -> Iterator[Candidate]:
+        """Yield every point of a space with its estimate.
+
+        Override it where rules exclude many points at once, which may be one candidate.
+        """
+        for values in product(*dimensions.values()):
+            point = dict(zip(dimensions, values, strict=True))
+            yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
     def preview(self, parameters: Any, machine: Machine) -> str:
         """Return what plan=true shows of one point beside its estimate, in lines; empty for nothing."""

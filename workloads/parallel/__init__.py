@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from workloads.api.contract import Estimate, Machine, Measurement, Rank, Workload
+from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import shapes
 from workloads.parallel.estimates import estimate_layout, estimate_memory_gib
 from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
+from workloads.parallel.points import Listing
 from workloads.parallel.rules import find_violation
 
 LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
@@ -138,6 +140,12 @@ class Parallel(Workload):
         metrics = {"memory_gib": memory_gib, "tokens_per_s": estimate.tokens / step_s, "step_time_ms": 1e3 * step_s}
         metrics |= {} if estimate.mfu is None else {"mfu": estimate.mfu}
         return Estimate(metrics=metrics, description=str(layout))
+
+    def list_candidates(
+        self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
+    ) -> Iterator[Candidate]:
+        """Yield every layout of a space with its estimate, those that break a rule of the degrees together."""
+        return Listing(self, dimensions, constants, machine).candidates()
 
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:
         """Return the layout on `factor` times the devices, with as many more copies and as much larger a batch."""
