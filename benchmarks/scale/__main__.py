@@ -4,7 +4,7 @@
 
 Each part runs in a process of its own, so that its memory is its own: the driver over clusters of several sizes, and
 what a sweep uses beside it: samplers, the study with many trials running, what searches find with the sampler for many
-trials, the recording process, and Ray's `wait` over many replies.
+trials, the recording process, Ray's `wait` over many replies, and the whole command on a finished sweep.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.scale.components import measure_ray_wait, measure_recording, mea
 from benchmarks.scale.driver import MARKS, drive, resume
 from benchmarks.scale.page import NODES, SHAPES, render_page
 from benchmarks.scale.quality import SEARCHES, compare_searches
+from benchmarks.scale.rerun import measure_rerun
 from benchmarks.scale.study import STUDIES, measure_asks_and_tells
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -69,6 +70,7 @@ def run_all_parts(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         commands[f"study-{sampler}-{running}"] = ["study", "--sampler", sampler, "--running", str(running)]
     for running, _, _ in SEARCHES:
         commands[f"quality-{running}"] = ["quality", "--running", str(running)]
+    commands["rerun"] = ["rerun", "--trials", str(args.trials)]
     commands["waiting"] = ["waiting"]
     commands["record"] = ["record", "--recorded", str(args.recorded)]
 
@@ -118,6 +120,8 @@ def main() -> None:
                 result = measure_asks_and_tells(folder, args.sampler, args.running)
             case "quality":
                 result = compare_searches(args.running)
+            case "rerun":
+                result = measure_rerun(args.trials, folder)
             case "record":
                 result = measure_recording(args.recorded, pickled_measurement, folder)
             case "waiting":

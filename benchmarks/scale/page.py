@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.scale.components import MAX_TRIALS, PROPOSALS
 from benchmarks.scale.driver import WINDOW
 from benchmarks.scale.quality import SEARCHES
+from benchmarks.scale.rerun import SAMPLE
 from benchmarks.scale.simulated_ray import GPUS_PER_NODE, TRIAL_S
 from benchmarks.scale.study import ENDED_BEFORE, ROUNDS, STUDIES, TRIALS_A_ROUND
 from sweeper.search.sampling import MANY_RUNNING
@@ -66,6 +67,10 @@ def render_page(results: dict[str, Any], trials: int, recorded: int) -> str:
     recording_table = render_table(
         ["trials", "CPU ms a trial", "wall ms", "kB a trial", "list s", "MiB"],
         [_recording_row(row) for row in results["record"]],
+    )
+    rerun_table = render_table(
+        ["", "CPU s of all processes", "wall s", "load", "MiB", "says that it is finished"],
+        [_rerun_row(heading, results["rerun"][name]) for heading, name in (("its end", "close"), ("rerun", "rerun"))],
     )
     return f"""# The driver's cost as sweeps and clusters grow
 
@@ -126,6 +131,16 @@ A trial is a run with its parameters, metrics, tags and `trial.json`, a file bes
 {last["journal_bytes"] / 1e3:.1f} kB. Wall time includes the disk and other work on the machine. List: which trials are
 recorded, a query of each resume.
 
+## The whole command on a finished sweep of {results["rerun"]["trials"]:,} trials
+
+{rerun_table}
+
+A real sweep of {SAMPLE} trials of `workload=probe`, repeated under further numbers in its journal
+({results["rerun"]["journal_mb"]:,.0f} MB) and in MLflow's SQLite file (`benchmarks/scale/rerun.py`). Its end draws the
+plots and writes trials.csv, the parent run and the report. Run again, the command opens the study and MLflow, finds
+that all is written, prints the summary, and leaves the parent run {results["rerun"]["parent"]}. Wall: until the driver
+ends. Load: the mean number of processes that wanted one of the {os.cpu_count()} cores. MiB: of the largest process.
+
 ## What limits larger sweeps
 
 - TPE is given at most 1,000 finished trials. After {sampler_rows[-1]["trials"]:,} trials a proposal of Optuna's takes
@@ -173,6 +188,11 @@ def _search_row(row: dict[str, Any]) -> list[str]:
         *values,
         f"{row['low']:+.3f} to {row['high']:+.3f}",
     ]
+
+
+def _rerun_row(heading: str, run: dict[str, Any]) -> list[str]:
+    values = [f"{run['cpu_s']:.1f}", f"{run['wall_s']:.0f}", f"{run['load']:.1f}", f"{run['memory_mib']:,.0f}"]
+    return [heading, *values, "yes" if run["says_finished"] else "no"]
 
 
 def _recording_row(row: dict[str, Any]) -> list[str]:

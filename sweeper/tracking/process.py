@@ -11,7 +11,7 @@ descriptor that holds the sweep's lock.
                                      "results": {"digest": …, "view": key}, empty unless they are complete}}
     {"step": {…}}                   {}
     {"record": "…"}                 {"written": number}
-    {"close": {…}, "view": {…}}     {"ranked": place} repeatedly, then {"closed": {"view": key or ""}}
+    {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
 A message that fails is answered with {"error": "…"} and repeated until it succeeds.
 
@@ -101,6 +101,7 @@ class RecordingProcess:
             self._store.write_trial(record)
             return {"written": record.number}
         self._store.close(**message["close"])
+        self._answer({"ranked": 0})
         self._view_key = self._write_view(message["view"])
         return {"closed": {"view": self._view_key}}
 
