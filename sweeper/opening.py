@@ -70,12 +70,11 @@ def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
 
 
 def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
-    section, search = plan.config.workload, plan.config.search
+    search = plan.config.search
     settings = SearchSettings(
         sampler=search.sampler,
         seed=plan.config.seed,
-        objective=section.objective,
-        direction=section.direction,
+        criteria=plan.criteria,
         pruner=search.pruner,
     )
     gc.disable()  # nothing of what is read is freed, and with 20,000 trials each full collection takes 0.4 s
@@ -95,12 +94,10 @@ def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
 
 
 def _make_progress(plan: Plan, study: Study) -> SweepProgress:
-    section = plan.config.workload
     searched = [record for record in study.records.values() if not record.remeasurement]
     repeated = study.replaced | study.retried
     return SweepProgress(
-        section.objective,
-        section.direction,
+        plan.criteria,
         plan.config.budget,
         [record for record in searched if record.number not in repeated],
         repeated=[record for record in searched if record.number in repeated],

@@ -53,7 +53,7 @@ class Sweep:
         self._description = opened.description
         self._display = make_progress(plan.config.progress)
         self._judge = TrialJudge(
-            objective=plan.config.workload.objective,
+            criteria=plan.criteria,
             hardware=plan.target.hardware,
             achieved_tflops=plan.achieved_tflops,
             predict=plan.estimates.predicted_metrics if plan.estimates else lambda _: {},
@@ -210,7 +210,7 @@ class Sweep:
         self._run_trials(1, lambda: bool(pending) and not self._stop.requested, ask)
 
     def _pending_finals(self) -> list[tuple[TrialRecord, Remeasurement]]:
-        if self._stop.requested or self._progress.stop_reason:
+        if self._stop.requested or self._progress.stop_reason or self._plan.criteria.has_front:
             return []
         finals, repeated = self._config.finals, self._study.replaced | self._study.retried
         measured = [record for record in self._study.records.values() if record.number not in repeated]

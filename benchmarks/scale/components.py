@@ -24,6 +24,7 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
     from optuna.distributions import IntDistribution
     from optuna.trial import TrialState, create_trial
 
+    from sweeper.common.criteria import Criteria
     from sweeper.search.samplers import make_sampler
     from sweeper.search.sampling import Ending, SamplingStudy
 
@@ -36,10 +37,10 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
             params = {name: 64 * rng.randrange(1, 1024) for name in "mnk"}
             value = rng.random()
             trial = create_trial(params=params, distributions=distributions, value=value)
-            finished.append((number, trial, Ending(TrialState.COMPLETE, value)))
+            finished.append((number, trial, Ending(TrialState.COMPLETE, (value,))))
         row: dict[str, Any] = {"trials": mark}
         for sampler in [sampler for sampler, limit in MAX_TRIALS.items() if mark <= limit]:
-            sampling = SamplingStudy(sampler, "none", "maximize", distributions)
+            sampling = SamplingStudy(sampler, "none", Criteria.of({"score": "maximize"}), distributions)
             sampling.load(finished, {})
             times_ms = []
             for number in range(mark, mark + PROPOSALS):

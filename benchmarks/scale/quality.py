@@ -57,20 +57,21 @@ def measure_search(seed: int, running: int, trials: int, many_running: int) -> d
     from optuna.distributions import CategoricalDistribution, IntDistribution
     from optuna.trial import TrialState
 
+    from sweeper.common.criteria import Criteria
     from sweeper.search import sampling
 
     sampling.MANY_RUNNING = many_running
     distributions: Any = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}
     distributions["choice"] = CategoricalDistribution(list(range(CHOICES)))
     surface, rng = Surface(seed), random.Random(seed)
-    study = sampling.SamplingStudy("tpe", "none", "maximize", distributions)
+    study = sampling.SamplingStudy("tpe", "none", Criteria.of({"score": "maximize"}), distributions)
     in_flight: list[tuple[float, int, float]] = []
     now_s = best = ask_s = 0.0
     for number in range(trials):
         if len(in_flight) == running:
             now_s, ended, value = heapq.heappop(in_flight)
             measured = value * rng.gauss(1.0, NOISE)
-            study.finish(ended, sampling.Ending(TrialState.COMPLETE, measured))
+            study.finish(ended, sampling.Ending(TrialState.COMPLETE, (measured,)))
             best = max(best, value)
         started_s = time.process_time()
         proposal = study.ask(study.make_sampler(seed, number))

@@ -55,6 +55,9 @@ def explain(error: Exception, arguments: Arguments) -> str:
         return _explain_file(text, arguments)
     if match := SEVERAL_VALUES.search(text):
         advice = "give it one for --cfg and --info" if arguments.flags else "add -m to run one sweep for each"
+        key, _, values = match[1].partition("=")
+        if key.lstrip("+") in ("objective", "workload.objective"):
+            advice = f"write {key}=[{values}] for their Pareto front, or {advice}"
         return f"{match[1]}: several values; {advice}"
     if match := UNKNOWN_KEY.search(text):
         inner = str(getattr(error.__cause__, "full_key", ""))

@@ -13,7 +13,7 @@ from sweeper.config.keys import keys_of
 from sweeper.config.schema import Config
 
 # Sections whose keys a YAML file need not list, since the schema knows them.
-OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.")
+OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.")
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 VARIABLES = "space.env."

@@ -12,7 +12,7 @@ SYNONYMS = {
         "gp": "gaussian gaussian_process kriging botorch bo",
         "qmc": "sobol halton quasi_random quasirandom lhs latin_hypercube",
         "grid": "exhaustive brute_force bruteforce all full cartesian product",
-        "cmaes": "cma cma-es cma_es evolution evolutionary genetic nsga2",
+        "cmaes": "cma cma-es cma_es evolution evolutionary",
         "random": "uniform rand monte_carlo",
     },
     "workload": {

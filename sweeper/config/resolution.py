@@ -14,8 +14,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.errors import UserInputError, first_line, suggest
 from sweeper.config import migration
+from sweeper.config.objectives import read_criteria, split_objectives
 from sweeper.config.schema import Config
 from sweeper.config.validation import build
 from workloads.api import registry
@@ -35,6 +37,11 @@ class ResolvedConfig:
     def settings(self) -> dict[str, Any] | None:
         """The workload's settings as plain values, None if it has none."""
         return None if self.workload.settings is None else asdict(self.workload.settings)
+
+    @cached_property
+    def criteria(self) -> Criteria:
+        """What ranks the trials."""
+        return read_criteria(self.config)
 
     @property
     def is_local(self) -> bool:
@@ -64,8 +71,9 @@ def resolve(composed: DictConfig) -> ResolvedConfig:
     entries = {str(key): value for key, value in values.items()}
     for key, value in _leaves(entries):
         migration.check_key(key, value)
-    config = build(Config, entries)
+    config = build(Config, split_objectives(entries))
     _check(config)
+    read_criteria(config)  # raises for what is wrong with it
     return ResolvedConfig(config, _load_workload(config))
 
 

@@ -12,7 +12,7 @@ class WorkloadSection:
 
     Attributes:
         name: the benchmark that runs; workload=NAME selects a file that sets it.
-        objective: the metric that ranks trials.
+        objective: the metric that ranks trials; of several the leading one.
         direction: whether a higher or a lower objective is better.
         strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
     """
@@ -79,7 +79,7 @@ class Search:
         sampler: what chooses the parameters of the next trial; set by search=NAME.
     """
 
-    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+    sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["none", "median"] = "none"
     initial_points: Any = None
 
@@ -147,7 +147,12 @@ class ProjectionSection:
 
 @dataclass(frozen=True)
 class Config:
-    """A composed configuration, each value of the right type."""
+    """A composed configuration, each value of the right type.
+
+    Attributes:
+        objective: short for workload.objective; two or three metrics make a Pareto front.
+        limits: bounds on metrics by name: an upper one where less is better, else a lower one.
+    """
 
     workload: WorkloadSection
     space: dict[str, Any]
@@ -161,6 +166,8 @@ class Config:
     dir: str
     projection: ProjectionSection = ProjectionSection()
     command: dict[str, Any] | None = None
+    objective: Any = None
+    limits: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
     exclusive: Literal["gpu", "node"] | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})

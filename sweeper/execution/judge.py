@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sweeper.common import metrics
+from sweeper.common.criteria import Criteria
 from sweeper.common.energy_metrics import Prices, cost_metrics, missing_energy
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
@@ -23,7 +24,7 @@ class TrialJudge:
     """Derives the metrics of trials and writes their files.
 
     Attributes:
-        objective: the metric that a complete trial must have.
+        criteria: the objectives and limits, whose metrics a complete trial must have.
         achieved_tflops: matmul ceilings of the device by data type.
         predict: returns the estimated metrics of a point.
         work: describes what a trial computes.
@@ -31,7 +32,7 @@ class TrialJudge:
         prices: of devices and electricity.
     """
 
-    objective: str
+    criteria: Criteria
     hardware: Hardware
     achieved_tflops: Mapping[str, float]
     predict: Callable[[Parameters], Mapping[str, float]]
@@ -46,10 +47,10 @@ class TrialJudge:
             derived, reason = self._derive(trial, result)
             if impossible := metrics.describe_impossible(derived, self.hardware.clock_headroom):
                 status, reason = TrialStatus.FAILED, impossible
-            elif not reason and not math.isfinite(derived.get(self.objective, math.nan)):
+            elif not reason and (missing := self._find_missing(derived)):
                 status = TrialStatus.FAILED
-                why = self._why_no_energy(result)
-                reason = f"{self.objective} was not measured{why}. Available: {', '.join(derived)}"
+                why = _why_no_energy(missing, result)
+                reason = f"{missing} was not measured{why}. Available: {', '.join(derived)}"
         return TrialRecord(
             number=trial.number,
             params=trial.params,
@@ -79,15 +80,15 @@ class TrialJudge:
         derived |= self.predict(trial.params)
         unranked = next((m.unranked for m in result.measurements if m.unranked), "")
         if unranked:
-            derived.pop(self.objective, None)
+            for name in self.criteria.metrics:
+                if find_source(name) or not self.criteria.has_front:  # an emulated format has errors and no speed
+                    derived.pop(name, None)
         return derived, unranked
 
-    def _why_no_energy(self, result: TrialResult) -> str:
-        """Return why an objective that needs the energy is missing, as a clause; empty for any other objective."""
-        if "energy" not in (find_source(self.objective) or ""):
-            return ""
-        missing = missing_energy(result.measurements)
-        return f", since the device's energy is not known: {missing}" if missing else ""
+    def _find_missing(self, derived: Mapping[str, float]) -> str:
+        """Return the first metric that the criteria need and the trial lacks; empty if it has all."""
+        names = self.criteria.required_metrics
+        return next((name for name in names if not math.isfinite(derived.get(name, math.nan))), "")
 
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""
@@ -108,3 +109,11 @@ class TrialJudge:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "last_lines.txt").write_text(mask(result.detail))
         return paths
+
+
+def _why_no_energy(metric: str, result: TrialResult) -> str:
+    """Return why a metric that needs the energy is missing, as a clause; empty for any other metric."""
+    if "energy" not in (find_source(metric) or ""):
+        return ""
+    missing = missing_energy(result.measurements)
+    return f", since the device's energy is not known: {missing}" if missing else ""

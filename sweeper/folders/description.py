@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.criteria import DIRECTIONS, Criteria
 from sweeper.planning.plan import Plan
 from workloads.api.contract import Rank
 from workloads.api.secrets import masked, masked_arguments
@@ -94,6 +95,14 @@ class SweepDescription:
     @property
     def direction(self) -> str:
         return str(self.config["workload"]["direction"])
+
+    @property
+    def criteria(self) -> Criteria:
+        """What ranks its trials."""
+        names = self.config.get("objective") or [self.objective]
+        others = {name: DIRECTIONS[name] for name in names[1:]}
+        limits = {name: bound for name, bound in self.config.get("limits", {}).items() if bound is not None}
+        return Criteria.of({self.objective: self.direction, **others}, limits)
 
     @property
     def first_rank(self) -> Rank:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
+from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.folders.description import SweepDescription, read_description
 
 JOURNAL = "study.journal"
@@ -145,7 +145,7 @@ def rank_searched(records: Mapping[int, TrialRecord], description: SweepDescript
     kept = records.values()
     replaced = {r.retry.trial for r in kept if r.retry and r.status is not TrialStatus.CANCELLED}
     searched = [record for record in kept if not record.remeasurement and record.number not in replaced]
-    return rank_trials(searched, description.objective, description.direction)
+    return description.criteria.rank(searched)
 
 
 def measured_value(record: TrialRecord, objective: str) -> Winner:

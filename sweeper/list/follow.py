@@ -26,7 +26,7 @@ class Follower:
         self._description = description
         self._records: list[TrialRecord] = []
         budget = Budget(**description.config["budget"])
-        self._progress = SweepProgress(description.objective, description.direction, budget, self._search(self._read()))
+        self._progress = SweepProgress(description.criteria, budget, self._search(self._read()))
         self._earlier = len(self._records)
 
     def _read(self) -> list[TrialRecord]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
 
+from sweeper.common.criteria import Objective
 from sweeper.common.errors import UserInputError
 from sweeper.config.environment import only_variables, without_variables
 from sweeper.config.resolution import ResolvedConfig
@@ -47,7 +48,7 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
     Raises:
         UserInputError: if the space is too large or has an interval, or if no point of it is valid.
     """
-    workload, objective = resolved.workload, resolved.config.workload.objective
+    workload, criteria = resolved.workload, resolved.criteria
     if not workload.has_estimates:
         return None
     candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
@@ -55,18 +56,26 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
         raise UserInputError(
             f"space: more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points have to be estimated; fix some"
         )
-    sign = -1.0 if resolved.config.workload.direction == "maximize" else 1.0
-    candidates.sort(key=lambda candidate: sign * candidate.estimate.metrics.get(objective, sign * math.inf))
+    estimated = {name for candidate in candidates for name in candidate.estimate.metrics}
+    # With several objectives the first that has estimates orders the points.
+    goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
+    candidates.sort(key=lambda candidate: _estimated_loss(candidate, goal))
     valid = [candidate for candidate in candidates if not candidate.estimate.unsupported_reason]
     excluded = [candidate for candidate in candidates if candidate.estimate.unsupported_reason]
     if not valid:
         raise UserInputError(_explain_none_valid(excluded))
-    if objective not in valid[0].estimate.metrics:
-        estimated = ", ".join(valid[0].estimate.metrics)
+    if goal.metric not in valid[0].estimate.metrics:
+        available = ", ".join(valid[0].estimate.metrics)
         raise UserInputError(
-            f"workload.objective={objective}: {resolved.workload.name} cannot estimate it. Available: {estimated}"
+            f"workload.objective={goal.metric}: {resolved.workload.name} cannot estimate it. Available: {available}"
         )
-    return CostEstimates(objective, machine, valid, excluded)
+    return CostEstimates(goal.metric, machine, valid, excluded)
+
+
+def _estimated_loss(candidate: Candidate, goal: Objective) -> float:
+    """Return the estimated objective, the lower the better; infinite for a point without one."""
+    metrics = candidate.estimate.metrics
+    return goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
 
 
 def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.energy_metrics import COST
 from sweeper.common.errors import UserInputError
 from sweeper.config import space_checks
@@ -86,6 +87,10 @@ class Plan:
     @property
     def config(self) -> Config:
         return self.resolved.config
+
+    @property
+    def criteria(self) -> Criteria:
+        return self.resolved.criteria
 
     @property
     def workload(self) -> Workload:
@@ -223,14 +228,14 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
     identity: dict[str, Any] = {
         "workload": config.workload.name,
         "benchmark_version": resolved.workload.benchmark_version,
-        "objective": f"{config.workload.direction} {config.workload.objective}",
+        "objective": ", ".join(f"{goal.direction} {goal.metric}" for goal in resolved.criteria.objectives),
         "space": space.described(),
         "device": resources.target.model,
         "gpus": resources.gpus,
         "sampler": config.search.sampler,
         "seed": config.seed,
     }
-    if COST in config.workload.objective:  # other prices are another objective
+    if any(COST in name for name in resolved.criteria.metrics):  # other prices are another objective
         identity["prices"] = [config.price_per_hour, config.price_per_kwh]
     if resolved.settings is not None:
         identity["command"] = masked(resolved.settings)

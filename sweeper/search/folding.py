@@ -24,7 +24,7 @@ read_distribution = lru_cache(json_to_distribution)  # as a rule equal for all t
 
 @dataclass(slots=True)
 class StoredTrial:
-    """A trial of the journal, with the names that Optuna's `FrozenTrial` has."""
+    """A trial of the journal, with the names that Optuna's `FrozenTrial` has. `value` is of the first objective."""
 
     number: int
     state: TrialState
@@ -34,7 +34,8 @@ class StoredTrial:
 
     @staticmethod
     def from_optuna(trial: FrozenTrial) -> StoredTrial:
-        return StoredTrial(trial.number, trial.state, trial.params, trial.value, trial.user_attrs)
+        values = trial.values or [None]
+        return StoredTrial(trial.number, trial.state, trial.params, values[0], trial.user_attrs)
 
 
 class FoldedJournal:

@@ -90,19 +90,19 @@ class Journal:
         study: Optuna's study.
     """
 
-    def __init__(self, path: Path, direction: str) -> None:
+    def __init__(self, path: Path, *directions: str) -> None:
         """Open the study, or create it.
 
         Args:
             path: the journal file.
-            direction: maximize or minimize, of a new study.
+            directions: maximize or minimize, one for each objective of a new study.
         """
         self._file = JournalFile(path)
         self._storage = JournalStorage(self._file)
         if self._storage.get_all_studies():
             self.study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
         else:
-            self.study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
+            self.study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, directions=directions)
         self._study_id = self._storage.get_study_id_from_name(STUDY_NAME)
 
     @property
@@ -124,9 +124,9 @@ class Journal:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         self._storage.set_trial_user_attr(trial_id, key, value)
 
-    def tell(self, number: int, value: float | None, state: TrialState) -> None:
+    def tell(self, number: int, values: Sequence[float] | None, state: TrialState) -> None:
         """End a trial."""
-        self.study.tell(number, value, state=state)
+        self.study.tell(number, values, state=state)
 
     def sync(self) -> None:
         """Wait until everything is on the disk."""

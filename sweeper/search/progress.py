@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sweeper.common.clock import SECONDS_PER_HOUR
-from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
+from sweeper.common.criteria import Criteria
+from sweeper.common.dominance import dominates
+from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
 from sweeper.search.failures import RepeatedFailures
 
@@ -37,13 +39,13 @@ class SweepProgress:
 
     Attributes:
         counts: how many trials have ended with each status.
-        best: the best complete trial; None before the first.
+        best: the best complete trial, of several objectives by the leading one; None before the first.
+        front: with several objectives, the trials that no other dominates, the best by the leading one first.
     """
 
     def __init__(
         self,
-        objective: str,
-        direction: str,
+        criteria: Criteria,
         budget: Budget,
         records: Iterable[TrialRecord],
         *,
@@ -53,21 +55,20 @@ class SweepProgress:
         """Start from the records of earlier runs of the sweep.
 
         Args:
-            objective: the metric that is optimized.
-            direction: maximize or minimize.
+            criteria: what ranks trials.
             budget: when the search ends.
             records: trials of the search that ended in earlier runs.
             repeated: earlier attempts of trials that are or were tried again: the budget counts their time only.
             use: the devices of the trials; by default one.
         """
-        self._objective = objective
-        self._direction = direction
+        self._criteria = criteria
         self._budget = budget
         self._use = use or DeviceUse()
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
         self.best: TrialRecord | None = None
+        self.front: list[TrialRecord] = []
         self._trials_since_best = 0
         repeated = list(repeated)
         self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)
@@ -105,27 +106,42 @@ class SweepProgress:
         return self._trial_s / len(self._records) if self._records else 0.0
 
     def add(self, record: TrialRecord) -> bool:
-        """Add a trial that has ended. Return whether it is better than all before."""
+        """Add a trial that has ended. Return whether it is better than all before, or joins the front."""
         self._records.append(record)
         self.counts[record.status] += 1
         self._trial_s += record.ended_at_s - record.started_at_s
         self._failures.add(record)
-        if record.status is TrialStatus.COMPLETE and self._objective in record.metrics and self._is_better(record):
-            self.best = record
+        if self._improves(record):
             self._trials_since_best = 0
             return True
         self._trials_since_best += record.status is not TrialStatus.CANCELLED
         return False
 
-    def _is_better(self, record: TrialRecord) -> bool:
-        if self.best is None:
-            return True
-        new, old = record.metrics[self._objective], self.best.metrics[self._objective]
-        return new > old if self._direction == "maximize" else new < old
+    def _improves(self, record: TrialRecord) -> bool:
+        """Return whether a trial is the new best one or joins the front, after making it so."""
+        losses = self._criteria.ranked_losses(record)
+        if losses is None:
+            return False
+        if not self._criteria.has_front:
+            is_better = self.best is None or losses < self._losses_of(self.best)
+            self.best = record if is_better else self.best
+            return is_better
+        if any(dominates(self._losses_of(other), losses) for other in self.front):
+            return False
+        kept = [other for other in self.front if not dominates(losses, self._losses_of(other))]
+        self.front = sorted([*kept, record], key=self._losses_of)
+        self.best = self.front[0]
+        return True
+
+    def _losses_of(self, record: TrialRecord) -> tuple[float, ...]:
+        """Return the losses of a trial that has a rank."""
+        losses = self._criteria.ranked_losses(record)
+        assert losses is not None
+        return losses
 
     def ranked_trials(self) -> list[TrialRecord]:
         """Return the complete trials, the best first."""
-        return rank_trials(self._records, self._objective, self._direction)
+        return self._criteria.rank(self._records)
 
     @property
     def stop_reason(self) -> str:

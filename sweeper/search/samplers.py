@@ -15,6 +15,7 @@ warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been 
 
 STARTUP_TRIALS = 5  # so many trials have to report a step before any is judged by it
 STARTUP_STEPS = 5  # no trial is pruned up to this step
+POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
 
 
 def to_distribution(dimension: Dimension) -> BaseDistribution:
@@ -49,6 +50,8 @@ def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
             return optuna.samplers.TPESampler(seed=trial_seed(seed, number))
         case "gp":
             return optuna.samplers.GPSampler(seed=trial_seed(seed, number))
+        case "nsga2":
+            return optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=trial_seed(seed, number))
         case "cmaes":
             return optuna.samplers.CmaEsSampler(seed=trial_seed(seed, number), warn_independent_sampling=False)
         case "qmc":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import optuna
@@ -16,11 +16,15 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from sweeper.common.criteria import Criteria
+from sweeper.common.dominance import find_layers
 from sweeper.config.space import Parameters
 from sweeper.search.folding import StoredTrial
 from sweeper.search.parzen import ObservedTrials, ParzenSampler
 from sweeper.search.samplers import make_pruner, make_sampler, trial_seed
 
+SAMPLER_STATE = "sampler"  # the attribute of a trial of the journal that has its generation, with NSGA-II
+GENERATION = ":generation"  # ends the name of the attribute in which a genetic algorithm of Optuna's keeps it
 FEASIBLE = "feasible"  # a constraint; a trial is feasible to Optuna when all of its constraints are zero or less
 LEARNED_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
 # The finished trials that a sampler is given; others get all of them. CMA-ES and QMC continue a sequence.
@@ -40,24 +44,26 @@ class Ending:
     """How a trial ended, for the sampler.
 
     Attributes:
-        value: the objective of a complete trial.
+        values: the objectives of a complete trial.
         infeasible: it cannot work, which the sampler learns.
+        excess: by which fraction a complete trial is beyond each limit, by metric; zero or less where it keeps it.
     """
 
     state: TrialState
-    value: float | None = None
+    values: tuple[float, ...] | None = None
     infeasible: bool = False
+    excess: Mapping[str, float] = field(default_factory=dict)
 
 
 class SamplingStudy:
     """Running trials, by their numbers in the journal, and finished ones that the sampler and the pruner learn from."""
 
     def __init__(
-        self, sampler: str, pruner: str, direction: str, distributions: Mapping[str, BaseDistribution]
+        self, sampler: str, pruner: str, criteria: Criteria, distributions: Mapping[str, BaseDistribution]
     ) -> None:
         self._sampler = sampler
         self._pruner = pruner
-        self._direction = direction
+        self._criteria = criteria
         self._distributions = dict(distributions)
         self._max_finished = MAX_FINISHED.get(sampler)
         if self._max_finished is not None and pruner != "none":
@@ -65,7 +71,8 @@ class SamplingStudy:
         self._running: dict[int, Trial] = {}
         self._unseen: dict[int, Parameters] = {}  # running trials that the sampler is not given
         self._steps: dict[int, dict[int, float]] = {}  # the objective at each step of a running trial
-        self._worst: float | None = None
+        self._generations: dict[int, Mapping[str, Any]] = {}  # of trials that an earlier run has started
+        self._worst: tuple[float, ...] | None = None
         self._study, self._observed = self._create_study()
         self._size = 0
 
@@ -81,15 +88,18 @@ class SamplingStudy:
             if number in running:
                 self._steps[number] = _steps_of(running[number])
                 self._restart(number, dict(running[number].params))
+                if generation := running[number].user_attrs.get(SAMPLER_STATE):
+                    self._generations[number] = generation
             else:
                 trial, ending = kept[number]
-                self._learn(dict(trial.params), ending, _steps_of(trial))
+                self._learn(dict(trial.params), ending, _steps_of(trial), trial.user_attrs.get(SAMPLER_STATE))
 
     # ── proposals ──
 
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
         """Return the sampler for trial `number`, which depends on what runs and what has ended, and on nothing else."""
-        if self._sampler == "tpe" and len(self._running) + len(self._unseen) > MANY_RUNNING:
+        are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
+        if self._sampler == "tpe" and are_many and not self._criteria.has_front:
             return ParzenSampler(self._observed, trial_seed(seed, number))
         return make_sampler(self._sampler, seed, number)
 
@@ -105,16 +115,22 @@ class SamplingStudy:
         """Forget a proposal that is not tried."""
         self._study.tell(proposal, state=TrialState.FAIL)
 
-    def accept(self, number: int, proposal: Trial) -> None:
-        """Take a proposal for a trial of the journal that runs now."""
+    def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
+        """Take a proposal for a trial of the journal that runs now.
+
+        Returns:
+            What the journal keeps for the sampler of a later run: the generation of NSGA-II, for others nothing.
+        """
+        attrs = self.trials[proposal.number].system_attrs if self._sampler == "nsga2" else {}
         self._running[number] = proposal
         self._limit()
+        return {name: value for name, value in attrs.items() if name.endswith(GENERATION)}
 
     # ── running trials ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
         """Report a step of a trial, and return whether the pruner ends it. A trial that has ended stays as it is."""
-        if number not in self._running and number not in self._unseen:
+        if self._criteria.has_front or (number not in self._running and number not in self._unseen):
             return False
         self._steps.setdefault(number, {})[step] = value
         if number in self._unseen:
@@ -136,32 +152,45 @@ class SamplingStudy:
             self._limit()
             return
         trial = self._running.pop(number)
+        if generation := self._generations.pop(number, None):  # a trial can only be added with it
+            self.drop(trial)
+            if ending.state in LEARNED_STATES:
+                self._learn(dict(trial.params), ending, steps, generation)
+            return
         ending = self._for_sampler(ending)
         for name, value in self._constraints(ending).items():
             trial.set_constraint(name, value)
-        self._study.tell(trial, ending.value, state=ending.state)
+        self._study.tell(trial, ending.values, state=ending.state)
 
     # ── what the sampler is given ──
 
     def _for_sampler(self, ending: Ending) -> Ending:
         """Return the ending as the sampler understands it.
 
-        The Gaussian process reads complete trials only, so an infeasible one is complete there, with the worst value.
+        The Gaussian process reads complete trials only, so an infeasible one is complete there, with the worst values.
         """
-        if ending.state is TrialState.COMPLETE and ending.value is not None:
-            pick = min if self._direction == "maximize" else max
-            self._worst = ending.value if self._worst is None else pick(self._worst, ending.value)
+        if ending.state is TrialState.COMPLETE and ending.values is not None:
+            worst = zip(self._criteria.objectives, self._worst or ending.values, ending.values, strict=True)
+            self._worst = tuple(max(values, key=objective.loss) for objective, *values in worst)
         if self._sampler == "gp" and ending.infeasible and self._worst is not None:
             return Ending(TrialState.COMPLETE, self._worst, infeasible=True)
         return ending
 
     def _constraints(self, ending: Ending) -> dict[str, float]:
-        if ending.infeasible:
-            return {FEASIBLE: 1.0}
-        # The Gaussian process requires the same constraints of all trials.
-        return {FEASIBLE: 0.0} if self._sampler == "gp" and ending.state is TrialState.COMPLETE else {}
+        constraints = {FEASIBLE: 1.0} if ending.infeasible else dict(ending.excess)
+        if self._sampler == "gp" and ending.state is TrialState.COMPLETE:
+            # The Gaussian process requires the same constraints of all trials, in one order.
+            limits = [limit.metric for limit in self._criteria.limits]
+            return {name: constraints.get(name, 0.0) for name in (FEASIBLE, *limits)}
+        return constraints
 
-    def _learn(self, params: Parameters, ending: Ending, steps: Mapping[int, float]) -> None:
+    def _learn(
+        self,
+        params: Parameters,
+        ending: Ending,
+        steps: Mapping[int, float],
+        sampler_state: Mapping[str, Any] | None = None,
+    ) -> None:
         """Add a finished trial."""
         ending = self._for_sampler(ending)
         self._study.add_trial(
@@ -169,9 +198,10 @@ class SamplingStudy:
                 state=ending.state,
                 params=params,
                 distributions=self._distributions,
-                value=ending.value,
+                values=ending.values,
                 intermediate_values=dict(steps),
                 constraints=self._constraints(ending) or None,
+                system_attrs=dict(sampler_state or {}),
             )
         )
         self._size += 1
@@ -189,7 +219,9 @@ class SamplingStudy:
         if self._max_finished is None or self._size < self._max_finished + MAX_RUNNING + SPARE:
             return
         finished = [
-            (trial.number, trial, Ending(trial.state)) for trial in self.trials if trial.state in LEARNED_STATES
+            (trial.number, trial, Ending(trial.state, _values_of(trial), excess=trial.constraints))
+            for trial in self.trials
+            if trial.state in LEARNED_STATES
         ]
         kept = [trial for _, trial, _ in self._select(finished)]
         running = {number: dict(trial.params) for number, trial in self._running.items()}
@@ -206,20 +238,30 @@ class SamplingStudy:
         limit = self._max_finished
         if limit is None or len(finished) <= limit:
             return finished
-        sign = -1 if self._direction == "maximize" else 1
-        with_value = [entry for entry in finished if entry[1].value is not None]
-        best = {entry[0] for entry in sorted(with_value, key=lambda entry: sign * _value_of(entry[1]))[: limit // 2]}
+        best = set(self._find_best(finished)[: limit // 2])
         others = [entry[0] for entry in finished if entry[0] not in best]
         kept = best.union(random.Random(len(finished)).sample(others, min(len(others), limit - len(best))))
         return [entry for entry in finished if entry[0] in kept]
 
+    def _find_best(self, finished: Sequence[tuple[int, AnyTrial, Ending]]) -> list[int]:
+        """Return the numbers of the trials that have values, the best first."""
+        losses = {
+            number: self._criteria.losses(ending.values)
+            for number, _, ending in finished
+            if ending.values is not None and all(value <= 0 for value in ending.excess.values())
+        }
+        layers = find_layers(list(losses.values())) if self._criteria.has_front else [0] * len(losses)
+        layer_of = dict(zip(losses, layers, strict=True))
+        return sorted(losses, key=lambda number: (layer_of[number], losses[number]))
+
     def _create_study(self) -> tuple[optuna.Study, ObservedTrials]:
-        study = optuna.create_study(direction=self._direction, pruner=make_pruner(self._pruner))
-        return study, ObservedTrials(self._distributions, self._direction)
+        study = optuna.create_study(directions=self._criteria.directions, pruner=make_pruner(self._pruner))
+        return study, ObservedTrials(self._distributions, self._criteria.direction)
 
 
-def _value_of(trial: AnyTrial) -> float:
-    return trial.value if trial.value is not None else 0.0
+def _values_of(trial: FrozenTrial) -> tuple[float, ...] | None:
+    """Return the objectives of a complete trial of the copy."""
+    return tuple(trial.values) if trial.state is TrialState.COMPLETE else None
 
 
 def _steps_of(trial: AnyTrial) -> dict[int, float]:

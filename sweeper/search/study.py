@@ -17,6 +17,7 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.search.folding import StoredTrial
@@ -24,7 +25,7 @@ from sweeper.search.identity import check_identity
 from sweeper.search.journal import RECORD, Journal
 from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
 from sweeper.search.samplers import make_sampler, to_distribution
-from sweeper.search.sampling import LEARNED_STATES, Ending, SamplingStudy
+from sweeper.search.sampling import LEARNED_STATES, SAMPLER_STATE, Ending, SamplingStudy
 from sweeper.search.trial import Trial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -45,17 +46,15 @@ class SearchSettings:
     """The settings of a search.
 
     Attributes:
-        sampler: tpe, gp, cmaes, qmc, random or grid.
+        sampler: tpe, gp, nsga2, cmaes, qmc, random or grid.
         seed: of the sampler.
-        objective: the metric that is optimized.
-        direction: maximize or minimize.
+        criteria: what is optimized, within which limits.
         pruner: none or median.
     """
 
     sampler: str
     seed: int
-    objective: str
-    direction: str
+    criteria: Criteria
     pruner: str = "none"
 
 
@@ -110,9 +109,9 @@ class Study:
         self._space = space
         self._settings = settings
         self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
-        self._journal = Journal(path, settings.direction)
+        self._journal = Journal(path, *settings.criteria.directions)
         self.id = check_identity(self._journal.study, identity)
-        self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.direction, self.distributions)
+        self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.criteria, self.distributions)
         self._trial_count = 0  # in the journal
         self._search_trial_count = 0  # of these, trials that are no remeasurement
         self._known_keys: set[str] = set()  # of points that are not proposed again
@@ -176,17 +175,18 @@ class Study:
             return None
         self._search_trial_count += 1
         params = self._snap_to_space(proposal.params)
-        self._sampling.accept(number, proposal)
+        sampler_state = self._sampling.accept(number, proposal)
         self._known_keys.add(point_key(params))
-        return self._add_trial(Trial(number, params, retry=self._retries.mark_of(point_key(params))))
+        trial = Trial(number, params, retry=self._retries.mark_of(point_key(params)))
+        return self._add_trial(trial, sampler_state)
 
     def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement) -> Trial:
         """Return a trial that measures tried parameters again. The sampler does not see it."""
         mark = self._retries.mark_of(remeasurement)
         return self._add_trial(Trial(self._trial_count, dict(params), remeasurement, mark))
 
-    def _add_trial(self, trial: Trial) -> Trial:
-        """Add a running trial to the journal."""
+    def _add_trial(self, trial: Trial, sampler_state: Mapping[str, Any] | None = None) -> Trial:
+        """Add a running trial to the journal, with what its sampler has to know of it after a resume."""
         self._trial_count += 1
         marks = {"remeasurement": trial.remeasurement, "retry": trial.retry}
         self._journal.add_trial(
@@ -194,7 +194,10 @@ class Study:
                 state=TrialState.RUNNING,
                 params=trial.params,
                 distributions=self.distributions,
-                user_attrs={name: asdict(mark) for name, mark in marks.items() if mark},
+                user_attrs={
+                    **{name: asdict(mark) for name, mark in marks.items() if mark},
+                    **({SAMPLER_STATE: dict(sampler_state)} if sampler_state else {}),
+                },
             )
         )
         return trial
@@ -254,7 +257,7 @@ class Study:
     def _finish(self, record: TrialRecord) -> None:
         """End the trial of this record in both studies."""
         ending = self._ending_of(record)
-        self._journal.tell(record.number, ending.value, ending.state)
+        self._journal.tell(record.number, ending.values, ending.state)
         self.records[record.number] = record
         if record.retry and replaces(record):
             self.replaced.add(record.retry.trial)
@@ -262,11 +265,14 @@ class Study:
             self._sampling.finish(record.number, ending)
 
     def _ending_of(self, record: TrialRecord) -> Ending:
-        value = record.metrics.get(self._settings.objective) if record.status is TrialStatus.COMPLETE else None
-        if record.status is TrialStatus.COMPLETE and value is None:
-            return Ending(TrialState.FAIL)  # without the objective there is nothing to rank it by or to learn from
+        criteria, values = self._settings.criteria, None
+        if record.status is TrialStatus.COMPLETE:
+            values = criteria.values(record)
+            if values is None:
+                return Ending(TrialState.FAIL)  # without an objective there is nothing to rank it by or to learn from
         infeasible = record.status is TrialStatus.INFEASIBLE
-        return Ending(STATES.get(record.status, TrialState.FAIL), value, infeasible)
+        excess = criteria.excess(record) if values else {}
+        return Ending(STATES.get(record.status, TrialState.FAIL), values, infeasible, excess)
 
     # ── resuming ──
 

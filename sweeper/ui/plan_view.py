@@ -39,6 +39,15 @@ def describe_gangs(plan: Plan) -> str:
     return f"{count(plan.resources.gangs, 'trial')} at once"
 
 
+def describe_criteria(plan: Plan) -> list[str]:
+    """Return a line with the objectives and limits; none for one objective without limits."""
+    criteria = plan.criteria
+    if not (criteria.has_front or criteria.limits):
+        return []
+    goals = [", ".join(f"{goal.direction} {goal.metric}" for goal in criteria.objectives)]
+    return [f"goal     {'; '.join([*goals, *(f'limit {limit}' for limit in criteria.limits)])}"]
+
+
 def describe_search(plan: Plan) -> str:
     """Return what varies, the size of the space, the sampler and the limits."""
     budget, size, config = plan.config.budget, plan.space.size, plan.config
@@ -74,6 +83,7 @@ def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: i
         interrupted: trials of earlier runs that run again.
     """
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
+    lines += describe_criteria(plan)
     lines += [f"env      {line}" for line in [describe_environment(plan)] if line]
     lines += _describe_limits(plan)
     if counts or interrupted:
@@ -92,7 +102,7 @@ def show_plan(plan: Plan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
     console = Console(width=terminal_width())
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
-    for line in _describe_limits(plan):
+    for line in (*describe_criteria(plan), *_describe_limits(plan)):
         console.print(line, highlight=False, soft_wrap=True)
     if estimate := duration.describe_plan(plan):
         console.print(estimate, highlight=False)

@@ -56,7 +56,9 @@ class Results:
             remeasured=[record for record in records if record.remeasurement],
             earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
             best=best,
-            finalists=finalist_results(best, plan.config.finals.top, records, section.objective, section.direction),
+            finalists=[]
+            if plan.criteria.has_front
+            else finalist_results(best, plan.config.finals.top, records, section.objective, section.direction),
             gpus=per_gpu.per_gpu_results(records),
         )
 

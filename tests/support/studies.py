@@ -5,23 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Range, Space
 from sweeper.search.study import SearchSettings, Study
 from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
 
+SCORE = Criteria.of({"score": "maximize"})
 GRID = Space({"a": Range(0, 3, 1), "b": Choice(("x", "y", "z"))})
 WIDE = Space({"m": Range(0, 1000, 1), "n": Range(0, 1000, 1)})
-SAMPLERS = ["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+SAMPLERS = ["tpe", "gp", "nsga2", "cmaes", "qmc", "random", "grid"]
 
 
 def open_study(
-    folder: Path, space: Space = WIDE, sampler: str = "random", *, pruner: str = "none", **arguments: Any
+    folder: Path,
+    space: Space = WIDE,
+    sampler: str = "random",
+    *,
+    pruner: str = "none",
+    criteria: Criteria = SCORE,
+    **arguments: Any,
 ) -> Study:
-    """Open or create the study in `folder`, which maximizes the metric `score`."""
+    """Open or create the study in `folder`, which by default maximizes the metric `score`."""
     identity = {"space": space.described(), "sampler": sampler}
-    settings = SearchSettings(sampler=sampler, seed=1, objective="score", direction="maximize", pruner=pruner)
+    settings = SearchSettings(sampler=sampler, seed=1, criteria=criteria, pruner=pruner)
     return Study(folder / "study.journal", identity, space, settings, **arguments)
 
 

@@ -12,7 +12,7 @@ from tests.conftest import CommandResult
 WRONG = {
     "workload=matmull": ["workload=matmull", "unknown workload 'matmull'", "Did you mean matmul?"],
     "hardware=h300": ["hardware=h300", "Did you mean h200?"],
-    "search=magic": ["search=magic", "cmaes, gp, grid, qmc, random, tpe"],
+    "search=magic": ["search=magic", "cmaes, gp, grid, nsga2, qmc, random, tpe"],
     "budget.trails=5": ["budget.trails", "Did you mean budget.trials?"],
     "bugdet.trials=5": ["bugdet.trials", "Did you mean budget.trials?"],
     "spce.m=5": ["spce.m", "Did you mean space.m?"],
@@ -57,6 +57,10 @@ WRONG = {
     "cluster.max_concurrent_trials=512": ["cluster.max_concurrent_trials=512", "at most"],
     "hardware=mi355x": ["hardware=mi355x", "not in the cluster", "hardware=cpu"],
     "workload=probe search=grid": ["space.x", "no grid"],
+    "objective=[tflop,mfu]": ["unknown metric tflop", "Did you mean tflops?", "workload.direction="],
+    "objective=tflops,mfu": ["objective=[tflops,mfu] for their Pareto front", "add -m"],
+    "limits.tflop=5": ["limits.tflop", "unknown metric", "Did you mean tflops?"],
+    "objective=[tflops,step_time_ms] search=cmaes": ["search=cmaes", "takes one objective", "nsga2"],
     "-m hydra/launcher=joblib seed=1,2": ["hydra/launcher=joblib", "basic launcher", "launch/slurm"],
     "hydra.sweeper._target_=a.B": ["hydra.sweeper", "basic sweeper", "search=NAME"],
     "search=tpe,random": ["search=tpe,random", "add -m"],
@@ -98,6 +102,11 @@ WRONG = {
 }
 # These take the same ways through the program as others above.
 ALSO_WRONG = {
+    "objective=[tflops,m]": ["m has no direction", "Available: ", "step_time_ms"],
+    "objective=[tflops,mfu,hfu,step_time_ms]": ["one to 3 metrics"],
+    "objective=[tflops,tflops]": ["objective=[tflops,tflops]", "names tflops twice"],
+    "limits.tflops=many": ["limits.tflops=many", "a number or null"],
+    "objective=[tflops,step_time_ms] search.pruner=median": ["search.pruner=median", "compares one objective"],
     "workload=a/b": ["workload=a/b", "unknown workload 'a/b'"],
     "-m workload=matmul,prob": ["workload=prob", "Did you mean probe?"],
     "~finals.top": ["finals.top", "required (an integer)"],

@@ -66,7 +66,8 @@ def test_the_help_of_a_wrong_group_is_an_error(run_cli: Callable[..., CommandRes
 def test_the_help_has_examples_flags_and_groups(run_cli: Callable[..., CommandResult]) -> None:
     result = run_cli("--help")
     assert result.code == 0 and result.out.count("python -m sweeper ") >= 4
-    for part in ("parallel, precision", "llama3_8b", "cmaes, gp, grid, qmc, random, tpe", "mi300x", "--config-dir"):
+    samplers = "cmaes, gp, grid, nsga2, qmc, random, tpe"
+    for part in ("parallel, precision", "llama3_8b", samplers, "mi300x", "--config-dir"):
         assert part in result.out, part
 
 

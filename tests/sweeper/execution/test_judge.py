@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.energy_metrics import Prices
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.schema import Hardware
@@ -29,7 +30,8 @@ def judge(
     """Return the record of a trial whose only rank measured these fields on a device of 100 TFLOP/s."""
     hardware = Hardware(name="h200", dense_peak_tflops={"bf16": 100.0}, clock_headroom=clock_headroom)
     work = WorkIdentifier(registry.load("probe"), Space())
-    trial_judge = TrialJudge(objective, hardware, {}, lambda _: {}, work, folder, prices or Prices())
+    criteria = Criteria.of({objective: "maximize"})
+    trial_judge = TrialJudge(criteria, hardware, {}, lambda _: {}, work, folder, prices or Prices())
     measurement = Measurement(**{"executed": {}, "step_times_s": (1.0,) * 5, "matrix_dtype": "bf16"} | fields)
     result = TrialResult(TrialStatus.COMPLETE, 0.0, 1.0, measurements=(measurement,))
     return trial_judge.build_record(Trial(0, {}), result, attempts=1, elapsed_s=1.0)

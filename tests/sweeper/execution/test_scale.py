@@ -18,6 +18,7 @@ from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.search.progress import SweepProgress
 from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
+from tests.support.studies import SCORE
 from workloads.api.contract import Measurement
 
 IDS = [f"{n:056x}" for n in range(100)]
@@ -38,7 +39,7 @@ def build_monitor() -> NodeMonitor:
 
 def test_a_trial_costs_as_much_after_ten_thousand_trials_as_after_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.NodeDiscovery, "poll", lambda *_: ([], {*IDS}))
-    progress = SweepProgress("score", "maximize", Budget(trials=100_000), [])
+    progress = SweepProgress(SCORE, Budget(trials=100_000), [])
     monitor = build_monitor()
 
     def measure_s(first: int, count: int) -> float:

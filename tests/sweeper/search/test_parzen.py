@@ -13,10 +13,12 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
+from sweeper.common.criteria import Criteria
 from sweeper.search import parzen
 from sweeper.search.axes import Axis
 from sweeper.search.parzen import Density, ObservedTrials, ParzenSampler
 from sweeper.search.sampling import Ending, SamplingStudy
+from tests.support.studies import SCORE
 
 SPACE: dict[str, BaseDistribution] = {
     "m": IntDistribution(64, 65472, step=64),
@@ -35,7 +37,7 @@ def run_trials(study: SamplingStudy, count: int, running: int, value: Any) -> di
     for number in range(count):
         if len(in_flight) == running:
             ended = next(iter(in_flight))
-            study.finish(ended, Ending(COMPLETE, value(in_flight.pop(ended))))
+            study.finish(ended, Ending(COMPLETE, (value(in_flight.pop(ended)),)))
         proposal = study.ask(study.make_sampler(1, number))
         study.accept(number, proposal)
         in_flight[number] = proposal.params
@@ -43,28 +45,29 @@ def run_trials(study: SamplingStudy, count: int, running: int, value: Any) -> di
 
 
 def test_optunas_sampler_proposes_while_few_trials_run_and_ours_while_many_do() -> None:
-    study = SamplingStudy("tpe", "none", "maximize", LINE)
+    study = SamplingStudy("tpe", "none", SCORE, LINE)
     run_trials(study, 64, 64, lambda params: params["x"])
     assert isinstance(study.make_sampler(1, 64), TPESampler)
     study.accept(64, study.ask(study.make_sampler(1, 64)))
     assert isinstance(study.make_sampler(1, 65), ParzenSampler)
-    study.finish(0, Ending(COMPLETE, 1.0))
+    study.finish(0, Ending(COMPLETE, (1.0,)))
     assert isinstance(study.make_sampler(1, 66), TPESampler)
 
 
 def test_every_proposal_is_a_value_of_its_distribution() -> None:
-    study = SamplingStudy("tpe", "none", "minimize", SPACE)
+    study = SamplingStudy("tpe", "none", Criteria.of({"score": "minimize"}), SPACE)
     for params in run_trials(study, 160, 70, lambda params: abs(params["m"] - 64) + params["rate"]).values():
         optuna.trial.create_trial(value=0.0, params=dict(params), distributions=SPACE)  # raises for another value
         assert [type(params[name]) for name in SPACE] == [int, float, int, str, int]
 
 
 def test_a_resumed_study_proposes_what_an_uninterrupted_one_does() -> None:
-    study = SamplingStudy("tpe", "none", "maximize", SPACE)
+    study = SamplingStudy("tpe", "none", SCORE, SPACE)
     in_flight = run_trials(study, 160, 75, lambda params: -params["rate"])
     trials = {trial.number: trial for trial in study.trials}  # numbered in the order of their proposals
-    resumed = SamplingStudy("tpe", "none", "maximize", SPACE)
-    finished = [(n, trial, Ending(COMPLETE, trial.value)) for n, trial in trials.items() if trial.state is COMPLETE]
+    resumed = SamplingStudy("tpe", "none", SCORE, SPACE)
+    ended = [(number, trial) for number, trial in trials.items() if trial.state is COMPLETE]
+    finished = [(number, trial, Ending(COMPLETE, tuple(trial.values))) for number, trial in ended]
     resumed.load(finished, {number: trials[number] for number in in_flight})
     for number in range(160, 170):
         proposals = [each.ask(each.make_sampler(1, number)) for each in (study, resumed)]
@@ -74,7 +77,7 @@ def test_a_resumed_study_proposes_what_an_uninterrupted_one_does() -> None:
 
 
 def test_proposals_gather_where_results_are_good_and_keep_away_from_running_trials() -> None:
-    study = SamplingStudy("tpe", "none", "maximize", LINE)
+    study = SamplingStudy("tpe", "none", SCORE, LINE)
     run_trials(study, 300, 66, lambda params: -abs(params["x"] - 0.3))
     xs = [study.ask(study.make_sampler(1, number)).params["x"] for number in range(300, 330)]
     assert np.median(np.abs(np.array(xs) - 0.3)) < 0.1  # of random ones 0.25
@@ -83,7 +86,7 @@ def test_proposals_gather_where_results_are_good_and_keep_away_from_running_tria
 
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.FAIL])
 def test_infeasible_regions_are_left_and_failures_teach_nothing(state: TrialState) -> None:
-    study = SamplingStudy("tpe", "none", "maximize", LINE)
+    study = SamplingStudy("tpe", "none", SCORE, LINE)
     numbers = range(200)
     for number in numbers:
         study.accept(number, study.ask(optuna.samplers.RandomSampler(seed=number)))
@@ -93,7 +96,7 @@ def test_infeasible_regions_are_left_and_failures_teach_nothing(state: TrialStat
         if x > 0.5:
             study.finish(number, Ending(state, infeasible=is_infeasible))
         elif number < 130:
-            study.finish(number, Ending(COMPLETE, 1.0))
+            study.finish(number, Ending(COMPLETE, (1.0,)))
     xs = [study.ask(ParzenSampler(study._observed, seed)).params["x"] for seed in range(40)]
     share = sum(x > 0.55 for x in xs) / len(xs)
     assert share < 0.1 if state is TrialState.PRUNED else share > 0.1
@@ -152,7 +155,7 @@ def test_draws_follow_the_density_and_it_sums_to_one(axis: Axis) -> None:
 
 def test_a_proposal_with_8000_trials_running_takes_a_few_milliseconds() -> None:
     """200 asks and tells a second leave 5 ms for each; Optuna's TPE takes 35 to 60 ms here."""
-    study = SamplingStudy("tpe", "none", "maximize", dict.fromkeys("mnk", SPACE["m"]))
+    study = SamplingStudy("tpe", "none", SCORE, dict.fromkeys("mnk", SPACE["m"]))
     distributions = dict.fromkeys("mnk", SPACE["m"])
     study._unseen = {number: {} for number in range(8000)}
     study._study.add_trials(

@@ -8,6 +8,7 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
 from sweeper.search.progress import EARLY_TRIALS, DeviceUse, SweepProgress
 from tests.support.factories import trial_record
+from tests.support.studies import SCORE
 
 
 def record(number: int, reason: str) -> TrialRecord:
@@ -17,7 +18,7 @@ def record(number: int, reason: str) -> TrialRecord:
 
 
 def make_progress(*earlier: TrialRecord) -> SweepProgress:
-    return SweepProgress("score", "maximize", Budget(trials=100), earlier)
+    return SweepProgress(SCORE, Budget(trials=100), earlier)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_the_remaining_time_is_until_the_last_trial_of_the_budget(monkeypatch: p
 
 
 def test_limits_of_the_budget_end_the_search_and_are_named() -> None:
-    progress = SweepProgress("score", "maximize", Budget(trials=4, patience=2), [])
+    progress = SweepProgress(SCORE, Budget(trials=4, patience=2), [])
     assert progress.has_budget_for_more(in_flight=3) and not progress.has_budget_for_more(in_flight=4)
     for number in range(3):  # the first is the best, and then two are not better
         assert progress.has_budget_for_more(in_flight=0) and progress.exhausted_limits() == {}
@@ -78,7 +79,7 @@ def test_gpu_hours_and_cost_count_running_trials_and_earlier_attempts() -> None:
     for limit in ({"gpu_hours": 24.0}, {"cost": 48.0}):
         budget = Budget(trials=None, **limit)
         progress = SweepProgress(
-            "score", "maximize", budget, hour, repeated=hour, use=DeviceUse(gpus=8, price_per_hour=2.0)
+            SCORE, budget, hour, repeated=hour, use=DeviceUse(gpus=8, price_per_hour=2.0)
         )  # two trials of an hour on 8 GPUs: 16 GPU-hours
         assert progress.has_budget_for_more(in_flight=1, running_s=3599.0)
         assert not progress.has_budget_for_more(in_flight=1, running_s=3600.0)
@@ -88,7 +89,7 @@ def test_gpu_hours_and_cost_count_running_trials_and_earlier_attempts() -> None:
 
 def test_failures_of_an_earlier_run_do_not_stop_this_one() -> None:
     failed = [trial_record(n, status=TrialStatus.FAILED, reason="no file") for n in range(9)]
-    progress = SweepProgress("score", "maximize", Budget(trials=100), failed)
+    progress = SweepProgress(SCORE, Budget(trials=100), failed)
     assert progress.stop_reason == ""
     for n in range(5):
         assert progress.stop_reason == ""

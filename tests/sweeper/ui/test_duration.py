@@ -13,6 +13,7 @@ from sweeper.search.progress import SweepProgress
 from sweeper.ui import duration
 from sweeper.ui.duration import DurationNote
 from tests.support.factories import trial_record
+from tests.support.studies import SCORE
 
 
 @dataclass
@@ -62,7 +63,7 @@ def test_the_first_trials_give_the_duration_once(
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr("sweeper.search.progress.time.monotonic", lambda: now_s)
-    progress = SweepProgress("score", "maximize", Budget(trials=100), [])
+    progress = SweepProgress(SCORE, Budget(trials=100), [])
     progress.start()
     note, lines = DurationNote(plan(1.0)), []
     for number in range(5):
