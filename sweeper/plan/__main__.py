@@ -15,6 +15,7 @@ global_batch=N           sequences in a step; by default 4 M tokens
 tokens_per_day=N         the fewest GPUs that train on so many tokens
 layout=FILE              a trainer's file or log, whose layout and batch are given: torchtitan, Megatron-LM, Primus ...
 file=TRAINER             write the fastest layout as the file that this trainer runs
+--html FILE              the plan as one page with pictures: the step, the memory, the pipeline, scaling
 train_tokens=N           days, GPU-hours and, with price_per_hour=P, the cost of a whole training
 """
 
@@ -25,7 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sweeper.cli.parser import CommandParser
-from sweeper.plan.answer import Answer, answer
+from sweeper.common.errors import UserInputError, describe_os_error
+from sweeper.plan.answer import Answer, answer, scale
 from sweeper.plan.request import read_request
 from sweeper.plan.view import show
 from sweeper.planning.files.formats import render
@@ -34,18 +36,39 @@ from sweeper.planning.files.formats import render
 def main() -> None:
     """Run the command."""
     parser = CommandParser("sweeper.plan", __doc__)
+    parser.add_argument("--html", type=Path, metavar="FILE")
     parser.add_argument("words", nargs="+", metavar="key=value")
     parser.run(run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns the exit code."""
+    if args.html is not None and not args.html.parent.is_dir():
+        raise UserInputError(f"--html {args.html}: {args.html.parent}: no such directory")
     request = read_request(args.words)
     planned = answer(request)
     show(planned)
     if request.file is not None:
         _write_file(planned, request.file)
+    if args.html is not None:
+        write_page(planned, args.html)
     return 0
+
+
+def write_page(planned: Answer, path: Path) -> None:
+    """Write the plan with its pictures as one HTML file.
+
+    Raises:
+        UserInputError: the file cannot be written.
+    """
+    from sweeper.plan.page import build_page  # only with --html: the searches of the picture of scaling take seconds
+
+    page = build_page(planned, scale(planned.problem))
+    try:
+        path.write_text(page)
+    except OSError as error:
+        raise UserInputError(f"--html {path}: {describe_os_error(error)}") from error
+    print(f"page      {path}")
 
 
 def _write_file(planned: Answer, trainer: str) -> None:

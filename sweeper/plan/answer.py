@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.errors import UserInputError
 from sweeper.plan.request import PlanRequest, Problem, build_problem
 from workloads.planner.estimate import JobEstimate
+from workloads.planner.job import Job
 from workloads.planner.memory import stage_memories
 from workloads.planner.offers import OFFERS, fixed_by
 from workloads.planner.questions import Comparison, TrainingRun, alternatives, compare, training_run
@@ -20,6 +22,7 @@ from workloads.planner.words import describe, write_words
 KEPT = 20  # layouts of a search
 SHOWN = 8  # of them in the table
 MAX_GPUS = 65_536
+SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
 ESTIMATOR = Estimator(
     estimate=estimate_job,
     step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
@@ -33,6 +36,7 @@ class Answer:
     """What the planner says of a request.
 
     Attributes:
+        model: its name, or the path of its file.
         problem: what was searched.
         result: the layouts, the fastest first.
         faster: the fastest layout of all, where fields of the layout were given and it is another one.
@@ -42,6 +46,7 @@ class Answer:
         rates: tokens of a day by number of GPUs, of those tried for `tokens_per_day`.
     """
 
+    model: str
     problem: Problem
     result: SearchResult
     faster: Candidate | None
@@ -53,6 +58,10 @@ class Answer:
     @property
     def best(self) -> Candidate:
         return self.result.best[0]
+
+    @property
+    def best_job(self) -> Job:
+        return replace(self.problem.job, layout=self.best.layout)
 
 
 def answer(request: PlanRequest) -> Answer:
@@ -72,6 +81,7 @@ def answer(request: PlanRequest) -> Answer:
         estimate = result.best[0].estimate
         training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
     return Answer(
+        model=request.model,
         problem=problem,
         result=result,
         faster=faster,
@@ -160,6 +170,16 @@ def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[i
         f"tokens_per_day={tokens_per_day:g}: {fastest:,} GPUs reach {rates[fastest]:.2g}, more GPUs no more; "
         f"{batch} may help"
     )
+
+
+def scale(problem: Problem) -> dict[int, Candidate]:
+    """Return the fastest layout by number of GPUs, from 1 to 4,096, of those that the model fits into."""
+    free = {name: value for name, value in problem.fixed.items() if name not in ("dp_replicate", "dp_shard")}
+    candidates = {}
+    for gpus in SCALES:
+        with suppress(UserInputError):
+            candidates[gpus] = search(replace(problem, fixed=free).on(gpus), keep=1).best[0]
+    return candidates
 
 
 def tokens_of_a_day(estimate: JobEstimate) -> float:

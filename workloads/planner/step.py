@@ -91,6 +91,30 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
     return _estimate_step(Setting(job, cluster), with_data_parallel=False).total_s
 
 
+def rank_seconds(job: Job, cluster: Cluster) -> list[tuple[float, float]]:
+    """Return the seconds of each pipeline rank's forward and backward pass of a micro-batch, for a timeline.
+
+    Half of the exposed communication and of the copies goes to each pass. The slowest rank's seconds are those of
+    `estimate_job`.
+    """
+    setting = Setting(job, cluster)
+    efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
+    kinds = layer_kinds(setting.model).values()
+    blocks = {layer: _block_time(setting, layer, efficiency, with_data_parallel=True) for layer in kinds}
+    passes = []
+    for rank, layers in enumerate(rank_layers(setting.model, layout)):
+        forward = sum(blocks[some.layer].forward.total * some.count for some in layers)
+        backward = sum(blocks[some.layer].backward.total * some.count for some in layers)
+        rest = sum(blocks[some.layer].total * some.count for some in layers) - forward - backward
+        head = operations.head_s(setting) / efficiency if rank == head_rank(layout) else 0.0
+        passes.append((forward + head / 3 + rest / 2, backward + 2 * head / 3 + rest / 2))
+    step = _estimate_step(setting, efficiency)
+    busy_s = step.total_s - step.bubble - step.optimizer - step.pipeline - step.data_parallel
+    busy_s += sum(blocks[some.layer].data * some.count for some in layers) * layout.microbatches
+    scale = busy_s / layout.microbatches / max(sum(pair) for pair in passes)
+    return [(forward * scale, backward * scale) for forward, backward in passes]
+
+
 def _estimate_step(setting: Setting, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
     efficiency = efficiency or find_efficiency(setting.job.trainer, setting.cluster.device.name)
     return _at_average_power(setting, _step_time(setting, efficiency, with_data_parallel))

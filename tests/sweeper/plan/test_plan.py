@@ -79,7 +79,7 @@ def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureF
     assert given.comparison.slower_s == pytest.approx(slower_s)
     assert sum(given.comparison.parts_s.values()) == pytest.approx(slower_s)
 
-    assert run(Namespace(words=[*SMALL, "tp=8"])) == 0
+    assert run(Namespace(words=[*SMALL, "tp=8"], html=None)) == 0
     printed = capsys.readouterr().out
     assert "given     cp=1 micro_batch=1 tp=8" in printed
     assert "slower    by" in printed and "Tensor parallel ranks exchange activations in every block" in printed
@@ -97,7 +97,7 @@ def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
 
 def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=llama3_8b", "hardware=h100", "tp=1", "cp=1", "pp=1", "micro_batch=1", "tokens_per_day=20e9"]
-    assert run(Namespace(words=[*words, "global_batch=96"])) == 0
+    assert run(Namespace(words=[*words, "global_batch=96"], html=None)) == 0
     printed = capsys.readouterr().out
     assert "96 sequences of" in printed and "reached   by 24 GPUs" in printed and "by 16 GPUs" in printed
 
@@ -144,7 +144,7 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*SMALL[:3], "trainer=torchtitan", "tp=2", "pp=1", "cp=1", "checkpointing=full"]
-    assert run(Namespace(words=[*words, "file=torchtitan"])) == 0
+    assert run(Namespace(words=[*words, "file=torchtitan"], html=None)) == 0
     assert "run it    torchrun" in capsys.readouterr().out
     written = answer(read_request(words)).best.layout
     read = build_problem(read_request([*SMALL[:3], "trainer=torchtitan", "layout=torchtitan.toml"]))
