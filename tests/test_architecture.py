@@ -21,6 +21,7 @@ LAYERS = [
     {"__main__"},
     {"sweep"},
     {"closing", "opening"},
+    {"track"},
     {"doctor", "report", "ingest", "plan", "best", "list", "calibrate"},
     {"cli"},
     {"tracking"},

@@ -20,7 +20,7 @@ work, report_….png: training in nine panels, other work by its speed. The othe
               the threshold is excluded. 1: slower, by more than the threshold and by more than runs differ. 3: cannot
               be told; how many more runs a verdict needs. 2: there is nothing to compare
   --between-runs  standard deviation of equal runs, as a fraction. One run does not show it: 0.02 is assumed, so that
-              a loss of up to 9% cannot be told from chance. Measure it by repeating a sweep, and set it
+              a loss of up to 9% cannot be told from chance. python -m sweeper.track measures it
 leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/matmul_ceilings.json) next to
               published ones; rates with different statistics are not comparable
   --json      print what --send would send, and nothing else

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from sweeper.planning.plan import Plan
 from sweeper.tracking import mlflow_store
+from sweeper.tracking.provenance import driver_versions
 from workloads.api.secrets import masked
 
 
@@ -50,6 +51,7 @@ def opening_message(
                 "device": plan.target.model,
                 "command": command,
                 "git_commit": provenance["git"].get("commit", ""),
+                "driver": driver_versions(provenance),
                 **versions,
                 **{name: text for name, text in texts.items() if text},
             },

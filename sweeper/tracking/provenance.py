@@ -57,10 +57,15 @@ def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) ->
         "git commit": git.get("commit", "")[:12],
         "uncommitted changes": git.get("changed", False),
         "host": provenance["machine"]["host"],
-        "driver": ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]})),
+        "driver": driver_versions(provenance),
         **{f"trial.{name}": value for name, value in asdict(config.trial).items()},
         **{f"file {name}": digest for name, digest in _program_digests(resolved).items()},
     }
+
+
+def driver_versions(provenance: Mapping[str, Any]) -> str:
+    """Return the versions of the GPU driver on this machine; empty without one."""
+    return ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]}))
 
 
 def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Performance over time: reference figures that a repository keeps, and later runs against them."""
