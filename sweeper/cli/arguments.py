@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweeper.cli.overrides import name_files
 from sweeper.cli.parser import CommandParser
 from sweeper.common.errors import UserInputError, suggest
 
@@ -71,7 +72,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
         raise UserInputError(f"{unknown[0]}: unknown flag. {suggest(unknown[0], known)}")
     _check_modes(values)
     flags = {name: value for name, value in vars(values).items() if value and name != "overrides"}
-    return Arguments(flags, tuple(values.overrides))
+    return Arguments(flags, name_files(values.overrides))
 
 
 def _check_modes(values: argparse.Namespace) -> None:

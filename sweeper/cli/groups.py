@@ -17,7 +17,7 @@ from sweeper.cli.arguments import Arguments
 from sweeper.config.files import ConfigFile
 from sweeper.config.resolution import CONF
 
-GROUPS = ("workload", "model", "hardware", "search")
+GROUPS = ("workload", "model", "hardware", "topology", "search")
 _CHOICE = re.compile(rf"({'|'.join(GROUPS)})=([\w./-]+)")
 
 

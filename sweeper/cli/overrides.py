@@ -13,11 +13,17 @@ from sweeper.config.keys import keys_of
 from sweeper.config.schema import Config
 
 # Sections whose keys a YAML file need not list, since the schema knows them.
-OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.")
+OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "topology.")
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 VARIABLES = "space.env."
+TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None}
+
+
+def name_files(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides with the file of a topology as a key: Hydra's groups have names."""
+    return tuple(TOPOLOGY_FILE.sub(r"topology.file=\1", override) for override in overrides)
 
 
 def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[str]:

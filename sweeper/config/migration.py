@@ -16,6 +16,7 @@ RENAMED_KEYS = {
     "first": "search.initial_points",
     "nodes": "projection.nodes",
     "strategy": "workload.strategy",
+    "cluster.network_gb_s": "topology.network_gb_s",
     "cluster.workers": "cluster.max_concurrent_trials",
     "cluster.set_aside_below": "cluster.drain_below",
 }

@@ -72,6 +72,35 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class TopologySection:
+    """Links and network of the cluster, for estimates. Bandwidths are of one GPU in each direction, in GB/s.
+
+    Attributes:
+        name: the name that topology=NAME selects; auto: what was measured, else nodes of eight with the GPU's links.
+        gpus_per_domain: GPUs that reach each other without the network: of a node, or 72 of a GB200 NVL72.
+        wiring: a switch; pairs, a link to each other GPU (xGMI); or host, through the processors.
+        link_gb_s: within the domain, all links of a GPU together.
+        network_gb_s: to other domains: the NICs of a domain, divided by its GPUs.
+        oversubscription: how many times the bandwidth of the NICs exceeds that of the switches above them.
+        link_latency_s: of one message within the domain.
+        network_latency_s: of one message between domains.
+        source: where the figures are from.
+        file: a YAML file of these keys instead; topology=FILE.yaml sets it.
+    """
+
+    name: str = "auto"
+    gpus_per_domain: int | None = field(default=None, metadata={"min": 1})
+    wiring: Literal["switch", "pairs", "host"] | None = None
+    link_gb_s: float | None = field(default=None, metadata={"min": 0.001})
+    network_gb_s: float | None = field(default=None, metadata={"min": 0.001})
+    oversubscription: float | None = field(default=None, metadata={"min": 1})
+    link_latency_s: float | None = field(default=None, metadata={"min": 1e-9})
+    network_latency_s: float | None = field(default=None, metadata={"min": 1e-9})
+    source: str | None = None
+    file: str | None = None
+
+
+@dataclass(frozen=True)
 class Search:
     """The sampler and its options.
 
@@ -125,7 +154,6 @@ class ClusterSection:
 
     address: str | None = None
     insecure: bool = False
-    network_gb_s: float = field(default=50.0, metadata={"min": 0.001})
     max_concurrent_trials: int | None = field(default=None, metadata={"min": 1})
     drain_below: float | None = field(default=0.9, metadata={"min": 0, "max": 1})
 
@@ -164,6 +192,7 @@ class Config:
     cluster: ClusterSection
     tracking: Tracking
     dir: str
+    topology: TopologySection = TopologySection()
     projection: ProjectionSection = ProjectionSection()
     command: dict[str, Any] | None = None
     objective: Any = None

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from dataclasses import asdict, fields, replace
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
-from sweeper.config.schema import Hardware
+from sweeper.config.schema import Hardware, TopologySection
+from sweeper.config.topologies import AUTO, find_topology, read_topology, topology_of
 from sweeper.planning.calibration import CalibrationFile, calibrate_device
 from workloads.planner.cluster import Cluster, Device, Topology, Wiring
-from workloads.planner.topologies import build_topology, find_topology, measured_tflops, power_headroom
+from workloads.planner.topologies import measured_tflops, power_headroom
 
 NODE_GPUS = 8  # of a node, where no topology is given
 NETWORK_GB_S = 50.0  # of one GPU: a NIC of 400 Gb/s each
+TOPOLOGY_KEYS = {item.name for item in fields(Topology)} - {"name"}
 MAX_HOST_GB_S = 64.0  # PCIe 5.0 x16: a GPU without faster links reaches others through the processors
 
 
 def build_cluster(
     hardware: str, topology: str | None, gpus: int, calibration: CalibrationFile | None = None
 ) -> Cluster:
-    """Return so many GPUs of a kind on a topology: a name of the planner's table, or the path of a YAML file.
+    """Return so many GPUs of a kind on a topology: a name of `conf/topology`, or the path of a YAML file.
 
     Without a topology it is the one that was measured with the calibration, else nodes of eight with the GPU's own
     links and a NIC of 400 Gb/s for each GPU.
@@ -33,20 +31,37 @@ def build_cluster(
     """
     if hardware not in catalogue():
         raise UserInputError(f"unknown hardware '{hardware}'. Available: {', '.join(catalogue())}")
-    if topology is None and calibration and calibration.topology_path.exists():
-        topology = str(calibration.topology_path)
-    try:
-        network = _topology(catalogue()[hardware], topology)
-    except ValueError as error:
-        raise UserInputError(str(error)) from error
+    network = find_topology(topology) if topology else _assumed_topology(catalogue()[hardware], calibration)
     device = build_device(catalogue()[hardware])
     return Cluster(calibrate_device(device, calibration.rates) if calibration else device, network, gpus)
 
 
-def _topology(hardware: Hardware, topology: str | None) -> Topology:
-    if topology is None:
-        return default_topology(hardware)
-    return read_topology(Path(topology)) if topology.endswith((".yaml", ".yml")) else find_topology(topology)
+def choose_topology(
+    section: TopologySection, hardware: Hardware, gpus_per_node: int, calibration: CalibrationFile | None
+) -> Topology:
+    """Return the topology of a sweep's configuration; keys that are set replace those of a file or of `auto`.
+
+    Of `auto` without a measured topology, the nodes of the cluster are the domains.
+
+    Raises:
+        UserInputError: a key is missing, or a file is not valid.
+    """
+    given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
+    if section.file is None and section.name != AUTO:
+        return topology_of({"name": section.name, **given})
+    if section.file:
+        return replace(find_topology(section.file), **given)
+    assumed = _assumed_topology(hardware, calibration)
+    if not calibration or not calibration.topology_path.exists():
+        assumed = replace(assumed, gpus_per_domain=gpus_per_node)
+    return replace(assumed, **given)
+
+
+def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -> Topology:
+    """Return the measured topology, else the default one."""
+    if calibration and calibration.topology_path.exists():
+        return read_topology(calibration.topology_path)
+    return default_topology(hardware)
 
 
 def default_topology(hardware: Hardware) -> Topology:
@@ -90,18 +105,3 @@ def build_device(hardware: Hardware) -> Device:
         architecture=hardware.architecture or "",
         power_headroom=power_headroom(hardware.name),
     )
-
-
-def read_topology(path: Path) -> Topology:
-    """Return the topology of a YAML file with the keys of `Topology`.
-
-    Raises:
-        ValueError: the file cannot be read, or a key is missing or wrong.
-    """
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"topology {path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"topology {path} has no keys")
-    return build_topology({"name": path.stem, **{str(key): value for key, value in values.items()}})

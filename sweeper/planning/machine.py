@@ -9,7 +9,6 @@ from dataclasses import replace
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware
-from sweeper.planning.clusters import default_topology
 from workloads.api import host
 from workloads.api.contract import Machine
 from workloads.planner.cluster import UNKNOWN_CLUSTER, Cluster, Device, Topology
@@ -17,12 +16,11 @@ from workloads.planner.search import USABLE_MEMORY
 from workloads.planner.topologies import measured_tflops, power_headroom
 
 
-def build_machine(
-    target: Target, world_size: int, network_gb_s: float, achieved_tflops: Mapping[str, float]
-) -> Machine:
+def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:
     """Return what is known about the devices of a trial of `world_size` ranks.
 
     Args:
+        topology: of the cluster; of a domain the GPUs of a trial count alone.
         achieved_tflops: measured rates of one rank's matrix products by data type.
     """
     hardware = target.hardware
@@ -31,7 +29,7 @@ def build_machine(
         memory_gib = USABLE_MEMORY * hardware.memory_gib if hardware.memory_gib else None
     else:  # ranks on one processor share its memory
         memory_gib = USABLE_MEMORY * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
-    topology = _topology(hardware, ranks_per_node, network_gb_s) if target.is_gpu else UNKNOWN_CLUSTER.topology
+    topology = _among_ranks(topology, target, world_size) if target.is_gpu else UNKNOWN_CLUSTER.topology
     return Machine(
         kind=hardware.kind,
         architecture=target.architecture or "",
@@ -40,7 +38,7 @@ def build_machine(
         memory_gib=memory_gib,
         cluster=Cluster(
             _device(hardware, target.architecture or "", achieved_tflops),
-            replace(topology, gpus_per_domain=ranks_per_node),
+            topology if target.is_gpu else replace(topology, gpus_per_domain=ranks_per_node),
             world_size,
         ),
     )
@@ -81,14 +79,16 @@ def _is_whole(hardware: Hardware) -> bool:
     return entry is not None and entry.dense_peak_tflops == hardware.dense_peak_tflops
 
 
-def _topology(hardware: Hardware, ranks_per_node: int, network_gb_s: float) -> Topology:
-    """Return nodes with so many ranks of a trial each.
+def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
+    """Return the topology among the ranks of a trial, whose domains have its ranks of a node, or of several nodes.
 
     Of GPUs with links in pairs, those among a trial's ranks on a node count alone: of the seven links of an MI300X a
     group of two has one, a group of eight all.
     """
-    topology = replace(default_topology(hardware), network_gb_s=network_gb_s)
-    if hardware.link_peers is None:
-        return topology
-    share = min(max(ranks_per_node - 1, 1) / hardware.link_peers, 1.0)
-    return replace(topology, link_gb_s=topology.link_gb_s * share)
+    spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
+    ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)
+    if topology.wiring != "pairs":
+        return replace(topology, gpus_per_domain=ranks)
+    peers = target.hardware.link_peers or topology.gpus_per_domain - 1
+    share = min(max(ranks - 1, 1) / peers, 1.0)
+    return replace(topology, gpus_per_domain=ranks, link_gb_s=topology.link_gb_s * share)

@@ -23,6 +23,7 @@ from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, cost_model
 from sweeper.planning.calibration import CalibrationFile, calibrate_machine, device_key, find_calibration
+from sweeper.planning.clusters import choose_topology
 from sweeper.planning.cost_model import CostEstimates
 from sweeper.planning.machine import build_machine
 from sweeper.planning.usable_gpus import describe_problems, select_usable_target
@@ -131,8 +132,10 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     resources = _plan_resources(resolved, space, target, gpus)
     directory = Path(config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
-    machine = build_machine(target, gpus, config.cluster.network_gb_s, achieved_tflops)
     calibration = _find_calibration(config, directory, target)
+    gpus_per_node = max(1, *(node.gpus for node in target.nodes))
+    topology = choose_topology(config.topology, target.hardware, gpus_per_node, calibration)
+    machine = build_machine(target, gpus, topology, achieved_tflops)
     if calibration:
         machine = calibrate_machine(machine, calibration.rates)
     estimates = cost_model.estimate_space(resolved, space, machine)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sweeper.config.hardware import Target
+from sweeper.config.schema import TopologySection
+from sweeper.planning.clusters import choose_topology
+from sweeper.planning.machine import build_machine
+from workloads.api.contract import Machine
 from workloads.planner.cluster import Cluster, Device, Topology
 from workloads.planner.enumeration import Family
 from workloads.planner.job import Job, Model, TrainingLayout
@@ -24,3 +29,10 @@ def job(layout: TrainingLayout, model: Model = LLAMA_8B) -> Job:
 def flatten(families: Iterable[Family]) -> list[TrainingLayout]:
     """Return the layouts of families."""
     return [layout for family in families for way in family.checkpointings for layout in family.list_layouts(way)]
+
+
+def machine_of(target: Target, ranks: int) -> Machine:
+    """Return the machine of a trial without measured rates, with a network of 200 Gb/s a GPU."""
+    nodes = max(node.gpus for node in target.nodes)
+    topology = choose_topology(TopologySection(network_gb_s=25.0), target.hardware, nodes, None)
+    return build_machine(target, ranks, topology, {})

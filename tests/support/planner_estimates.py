@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sweeper.config.topologies import find_topology
 from workloads.planner.cluster import Cluster, Device
 from workloads.planner.job import Job, TrainingLayout
 from workloads.planner.models import load_model
-from workloads.planner.topologies import find_topology
 
 H100 = Device(
     name="h100",

@@ -1,9 +1,8 @@
-"""Topologies by name, and rates that were measured on devices: the planner's tables."""
+"""Topologies from plain values, and rates that were measured on devices: the planner's table."""
 
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -15,30 +14,12 @@ from workloads.planner.cluster import Topology
 TABLES = Path(__file__).parent / "tables"
 NUMBERS = {"gpus_per_domain": int, "link_gb_s": float, "network_gb_s": float, "oversubscription": float}
 LATENCIES = {"link_latency_s": float, "network_latency_s": float}
+REQUIRED = ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s")
 WIRINGS = ("switch", "pairs", "host")
 
 
-@cache
-def known_topologies() -> dict[str, Topology]:
-    with (TABLES / "topologies.csv").open(newline="") as lines:
-        return {row["name"]: build_topology(row) for row in csv.DictReader(lines)}
-
-
-def find_topology(name: str) -> Topology:
-    """Return a topology of the table.
-
-    Raises:
-        ValueError: the table has none of that name.
-    """
-    if name in known_topologies():
-        return known_topologies()[name]
-    close = difflib.get_close_matches(name, known_topologies(), n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    raise ValueError(f"unknown topology '{name}'. Available: {', '.join(known_topologies())}.{hint}")
-
-
 def build_topology(values: Mapping[str, Any]) -> Topology:
-    """Return the topology in a row of the table or in a file of the user's own, which has the same keys.
+    """Return the topology that a file of `conf/topology` or of the user's own describes.
 
     Raises:
         ValueError: a key is missing, unknown or has a value that is not allowed.
@@ -46,13 +27,14 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
     name = values.get("name", "topology")
     allowed = {field.name for field in fields(Topology)}
     unknown = [key for key in values if key not in allowed | {"source"}]
-    missing = [
-        key for key in ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s") if values.get(key) in (None, "")
-    ]
+    missing = [key for key in REQUIRED if values.get(key) in (None, "")]
     if unknown:
         raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}")
     if missing:
-        raise ValueError(f"{name}: {', '.join(missing)} missing")
+        raise ValueError(
+            f"topology {name}: {', '.join(missing)} missing. Required: {', '.join(REQUIRED)}; wiring is one of "
+            f"{', '.join(WIRINGS)}"
+        )
     if values["wiring"] not in WIRINGS:
         raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}")
     numbers = {

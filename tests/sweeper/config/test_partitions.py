@@ -18,9 +18,9 @@ from sweeper.config import partitions
 from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, planned_target, select_target
 from sweeper.config.schema import Hardware
-from sweeper.planning.machine import build_machine
 from sweeper.tracking.provenance import gather
 from tests.support.amd import use_stand_in
+from tests.support.planner import machine_of
 from workloads.api import host
 
 MI300X = catalogue()["mi300x"]
@@ -67,7 +67,7 @@ def test_a_partition_in_cpx_has_an_eighth_of_an_mi300x(read_node: Callable[[str]
     # The driver reports a quarter of the GPU, which two devices share.
     assert node.gpu_identities[0].memory_gib == pytest.approx(191.98 / 4, abs=0.01)
     assert device.memory_gib == pytest.approx(191.98 / 8) and device.bandwidth_tb_s == pytest.approx(5.3 / 8)
-    machine = build_machine(target, 64, 25.0, {})
+    machine = machine_of(target, 64)
     assert machine.ranks_per_node == 64 and machine.cluster.device.sustained_tflops["bf16"] == pytest.approx(
         0.51 * 1307.4 / 8
     )

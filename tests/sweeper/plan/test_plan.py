@@ -23,7 +23,10 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
     [
         (["model=lama3_8b"], "model=lama3_8b: unknown model 'lama3_8b'.* Did you mean llama3_8b?"),
         (["hardware=h10"], "hardware=h10: must be one of .*h100"),
-        (["topology=dgxh100"], "unknown topology 'dgxh100'. Available: dgx_h100, .* Did you mean dgx_h100?"),
+        (
+            ["topology=dgxh100"],
+            "unknown topology 'dgxh100': must be a name or a YAML file. Available: a100.* Did you mean dgx_h100?",
+        ),
         (["trainer=torchtian"], "trainer=torchtian: .* Did you mean trainer=torchtitan?"),
         (["precision=fp8"], "precision=fp8: must be one of .*fp8_tensorwise"),
         (["checkpointing=ful"], "checkpointing=ful: .* Did you mean full?"),

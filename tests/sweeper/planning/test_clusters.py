@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
-from sweeper.planning.clusters import build_cluster, build_device
-from workloads.planner.topologies import known_topologies
+from sweeper.config.hardware import planned_target
+from sweeper.config.schema import TopologySection
+from sweeper.config.topologies import find_topology, known_topologies
+from sweeper.planning.clusters import build_cluster, build_device, choose_topology
+from sweeper.planning.machine import build_machine
 
 OWN = "gpus_per_domain: 4\nwiring: switch\nlink_gb_s: 450\nnetwork_gb_s: 25\n"
 
@@ -61,6 +66,61 @@ def test_an_invalid_file_names_its_key(line: str, tmp_path: Path) -> None:
     path.write_text("".join(other for other in OWN.splitlines(True) if not other.startswith(key)) + line)
     with pytest.raises(UserInputError, match=f"lab: .*{key}"):
         build_cluster("h100", str(path), 8)
+
+
+def test_a_topology_without_links_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("gpus_per_domain: 8\nwiring: switch\nnetwork_gb_s: 25\n")
+    required = "Required: gpus_per_domain, wiring, link_gb_s, network_gb_s; wiring is one of switch, pairs, host"
+    with pytest.raises(UserInputError, match=f"topology lab: link_gb_s missing. {required}"):
+        build_cluster("h100", str(path), 8)
+
+
+def test_a_sweep_s_topology_is_a_name_a_file_or_the_devices_nodes(tmp_path: Path) -> None:
+    h100 = catalogue()["h100"]
+    automatic = choose_topology(TopologySection(network_gb_s=12.5), h100, 4, None)
+    assert (automatic.gpus_per_domain, automatic.link_gb_s, automatic.network_gb_s) == (4, 450, 12.5)
+    named = TopologySection("mine", 72, "switch", link_gb_s=900, network_gb_s=50)
+    assert choose_topology(named, h100, 4, None).gpus_per_domain == 72
+    path = tmp_path / "lab.yaml"
+    path.write_text(OWN)
+    own = choose_topology(TopologySection(file=str(path), link_gb_s=300), h100, 8, None)
+    assert (own.name, own.gpus_per_domain, own.link_gb_s, own.network_gb_s) == ("lab", 4, 300, 25)
+    with pytest.raises(UserInputError, match=r"topology mine: gpus_per_domain, wiring, link_gb_s missing. Required"):
+        choose_topology(TopologySection("mine", network_gb_s=50), h100, 8, None)
+
+
+def test_a_domain_of_several_nodes_holds_ranks_of_several_nodes() -> None:
+    """Of a GB200 NVL72 a trial of 16 GPUs has all in one domain, and of nodes of eight half of them."""
+    target = planned_target(catalogue()["h200"], 16)
+    for name, ranks in (("gb200_nvl72", 16), ("h200_400g", 8)):
+        assert build_machine(target, 16, find_topology(name), {}).cluster.topology.gpus_per_domain == ranks
+
+
+def test_a_command_takes_a_topology_by_name_or_file_and_refuses_what_it_cannot_read(
+    run_cli: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "lab.yaml").write_text(OWN.replace("25", "3"))
+    words = ["workload=parallel", "hardware=h100", "gpus=16", f"dir={tmp_path}", "plan=true", "projection.nodes=4"]
+    words += ["space.dp_replicate=2", "space.dp_shard=8", "space.micro_batch=1", "space.checkpointing=full"]
+    result = run_cli(*words, f"topology={tmp_path / 'lab.yaml'}")
+    assert result.code == 0 and "replicas average gradients over 3 GB/s a device" in result.out, result.err
+    result = run_cli(*words, "topology=mi300x_8", "topology.network_gb_s=7")
+    text = " ".join(result.out.split())
+    assert "over 7 GB/s a device, 64 GB/s to each of 7 other devices" in text, result.out
+    for word, message in (
+        ("topology=dgx_h10", "topology=dgx_h10: unknown topology 'dgx_h10'. Available: .* Did you mean dgx_h100"),
+        ("cluster.network_gb_s=25", "cluster.network_gb_s=25: renamed in 0.2; use topology.network_gb_s=25"),
+        ("topology=no.yaml", "topology no.yaml cannot be read"),
+        ("topology.wiring=ring", "topology.wiring=ring: must be"),
+    ):
+        refused = run_cli(*words, word)
+        assert refused.code == 2 and re.search(message, refused.err), refused.err
+
+
+@pytest.mark.parametrize("name", known_topologies())
+def test_the_file_of_a_topology_has_its_name(name: str) -> None:
+    assert known_topologies()[name].name == name
 
 
 def test_topologies_have_links() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node, Target, planned_target
-from sweeper.planning.machine import build_machine
 from tests.conftest import REPOSITORY, CommandResult
+from tests.support.planner import machine_of
 from workloads.api.contract import Machine
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
@@ -30,7 +30,7 @@ from workloads.planner.pipeline import stage_layers
 from workloads.planner.rules import DEGREES
 from workloads.planner.step import estimate_job
 
-H200 = build_machine(planned_target(catalogue()["h200"], 8), 8, 25.0, {})
+H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 POWERS_OF_TWO = [1, 2, 4, 8]
 
 
@@ -233,7 +233,7 @@ def measured_estimate(row: dict[str, Any]) -> JobEstimate:
     layout, setting = measured_layout(row)
     job = replace(build_job(layout, setting), attention_kernel=row["attention_kernel"])
     ranks = layout.world_size
-    return estimate_job(job, build_machine(planned_target(catalogue()["h200"], ranks), ranks, 25.0, {}).cluster)
+    return estimate_job(job, machine_of(planned_target(catalogue()["h200"], ranks), ranks).cluster)
 
 
 def estimated_tokens_per_s(row: dict[str, Any]) -> float:
@@ -264,22 +264,22 @@ def test_the_layouts_estimated_to_be_the_fastest_and_the_slowest_on_four_gpus_we
 def test_a_machine_has_the_memory_bandwidth_of_its_hardware() -> None:
     node = Node("n", 8, "a CPU", 2, "H200", ("NVIDIA H200",) * 2)
     target = Target(catalogue()["h200"], "NVIDIA H200", (node,))
-    assert build_machine(target, 2, 25.0, {}).cluster.device.memory_gb_s == 4800
+    assert machine_of(target, 2).cluster.device.memory_gb_s == 4800
     unknown = Target(replace(catalogue()["h200"], bandwidth_tb_s=None), "a GPU", (node,))
-    assert build_machine(unknown, 2, 25.0, {}).cluster.device.memory_gb_s == math.inf
+    assert machine_of(unknown, 2).cluster.device.memory_gb_s == math.inf
 
 
 def planned_machine(name: str) -> Machine:
     """Eight devices of one node, of which nothing was measured."""
-    return build_machine(planned_target(catalogue()[name], 8), 8, 25.0, {})
+    return machine_of(planned_target(catalogue()[name], 8), 8)
 
 
 def test_ranks_of_a_node_have_the_links_among_themselves_alone_without_a_switch() -> None:
     target = planned_target(catalogue()["mi300x"], 8)
     for ranks, links in ((2, 1), (4, 3), (8, 7)):
-        topology = build_machine(target, ranks, 25.0, {}).cluster.topology
+        topology = machine_of(target, ranks).cluster.topology
         assert (topology.gpus_per_domain, topology.link_gb_s) == (ranks, pytest.approx(links * 64))
-    assert build_machine(planned_target(catalogue()["h200"], 8), 2, 25.0, {}).cluster.topology.link_gb_s == 450
+    assert machine_of(planned_target(catalogue()["h200"], 8), 2).cluster.topology.link_gb_s == 450
 
 
 def with_topology(machine: Machine, **changes: Any) -> Machine:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sweeper.config.topologies import find_topology
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.planner.attention import attention_s
 from workloads.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
@@ -18,7 +19,7 @@ from workloads.planner.products import block_products
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import block_weights
 from workloads.planner.step import estimate_job
-from workloads.planner.topologies import build_topology, find_topology
+from workloads.planner.topologies import build_topology
 from workloads.planner.trainers import nearest_efficiency
 from workloads.planner.weights import divided_weights, rank_weights
 
