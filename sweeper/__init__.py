@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sweeper.common.errors import UserInputError
+    from sweeper.python.result import SweepError, SweepResult
+    from sweeper.python.run import load_results, plan_layouts, run
+    from workloads.api.contract import Infeasible, Rank
 
 __version__ = "0.2.0"
+__all__ = ["Infeasible", "Rank", "SweepError", "SweepResult", "UserInputError", "load_results", "plan_layouts", "run"]
+
+# What Python programs use, by the module that has it. It is imported on first use: workers import this package too.
+_LAZY = {
+    "UserInputError": "sweeper.common.errors",
+    "SweepError": "sweeper.python.result",
+    "SweepResult": "sweeper.python.result",
+    "load_results": "sweeper.python.run",
+    "plan_layouts": "sweeper.python.run",
+    "run": "sweeper.python.run",
+    "Infeasible": "workloads.api.contract",
+    "Rank": "workloads.api.contract",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sweeper' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 def _pin_workloads() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from sweeper.cli import multirun
 from sweeper.cli.arguments import parse_arguments
@@ -18,9 +20,14 @@ from sweeper.config import migration
 
 def main() -> None:
     """Run the console command and exit with a code of `sweeper.common.exit_codes`."""
-    program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [_python(), "-m", "sweeper"]
+    program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [interpreter(), "-m", "sweeper"]
+    exit_with(lambda: _run(sys.argv[1:], program))
+
+
+def exit_with(command: Callable[[], int]) -> NoReturn:
+    """Exit with the code that a command returns, or that its error stands for."""
     try:
-        code = _run(sys.argv[1:], program)
+        code = command()
     except UserInputError as error:
         code = _fail(str(error), INVALID_INPUT)
     except BrokenPipeError:  # `| head` has closed the pipe
@@ -51,7 +58,7 @@ def _run_sweeps(sweeps: list[ComposedSweep], command: list[str]) -> int:
     On a cluster, sweeps for different hardware run in parallel.
     """
     if len(sweeps) == 1:
-        return _run_sweep(sweeps[0], command)
+        return run_sweep(sweeps[0], command)
     for sweep in sweeps:  # all of them are checked before one starts
         sweep.resolve()
     kinds = list(dict.fromkeys(str(sweep.config.hardware.name) for sweep in sweeps))
@@ -62,7 +69,8 @@ def _run_sweeps(sweeps: list[ComposedSweep], command: list[str]) -> int:
     return multirun.run_queues([multirun.SweepQueue(kind, lines) for kind, lines in by_kind.items()])
 
 
-def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
+def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
+    """Run one sweep in this process, or show its plan. `command` resumes it. Returns the exit code."""
     try:
         resolved = sweep.resolve()
         from sweeper.execution import environment
@@ -97,7 +105,7 @@ def _run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         return _fail(f"dir={sweep.config.dir}: {describe_os_error(error)}; nothing was started", SOME_FAILED)
 
 
-def _python() -> str:
+def interpreter() -> str:
     """Return the interpreter as a person would type it here."""
     interpreter = Path(sys.executable)
     below = interpreter.is_relative_to(Path.cwd())

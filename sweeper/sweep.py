@@ -160,7 +160,7 @@ class Sweep:
         spec = GangSpec(
             workload=self._config.workload.name,
             constants=plan.space.constants,
-            settings=plan.resolved.settings,
+            settings=plan.resolved.worker_settings,
             resources=self._gang_resources,
             timeout_s=self._config.trial.timeout_s,
             reports_steps=plan.workload.reports_steps,

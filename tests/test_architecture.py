@@ -18,6 +18,8 @@ FORBIDDEN = {
 }
 # The packages of `sweeper`, each above those that it may import.
 LAYERS = [
+    {"__init__"},
+    {"python", "function"},
     {"__main__"},
     {"sweep"},
     {"closing", "opening"},

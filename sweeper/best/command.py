@@ -56,7 +56,7 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
     """Return the command with the interpreter that ran the sweep, whose packages the result belongs to."""
     program, _ = _split_program(description.arguments)
     words = command_words(description, record)[len(program) :]
-    return shlex.join([description.python, "-m", "sweeper", *program[3:], *words])
+    return shlex.join([description.python, "-m", program[-1], *words])
 
 
 def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:

@@ -73,9 +73,10 @@ def build_files(description: SweepDescription, record: TrialRecord, value: Winne
     program, notes = _program_files(description, record, folder / PROGRAM)
     others, refusals = _other_trainers(description, record)
     result = _build_result(description, record, value, line)
+    is_function = description.workload == "function"  # which no file of a configuration can name
     files = {
         LINE: f"#!/bin/sh\n# {title}\n{script_line(description, record)}\n",
-        OVERRIDES: overrides_file(description, record, title, folder),
+        **({} if is_function else {OVERRIDES: overrides_file(description, record, title, folder)}),
         RESULT: json.dumps(result, indent=2, default=str) + "\n",
         **{f"{PROGRAM}/{name}": text for name, text in program.items()},
         **others,
@@ -101,7 +102,9 @@ def _program_files(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the files of a program that the trial ran, and notes."""
     workload = registry.load(description.workload)
-    if description.settings is not None and workload.Settings is not None:
+    if workload.Settings is not None:
+        if description.settings is None:  # a function, whose parameters are known with it alone
+            return {}, []
         workload = workload.with_settings(workload.Settings(**description.settings))
     values = trial_parameters(description, record)
     variables = {name: value for name, value in process_values(values).items() if value is not None}

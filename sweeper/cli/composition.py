@@ -20,6 +20,7 @@ from sweeper.cli.groups import GROUPS
 from sweeper.cli.location import locate
 from sweeper.common.errors import UserInputError
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
+from workloads.api.contract import Workload
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,12 @@ class ComposedSweep:
 
     Attributes:
         arguments: those of a command that runs this sweep alone.
+        workload: what it runs, where no name stands for that: a function.
     """
 
     config: DictConfig
     arguments: Arguments
+    workload: Workload | None = None
 
     @property
     def command_line(self) -> list[str]:
@@ -44,7 +47,7 @@ class ComposedSweep:
             UserInputError: for what is wrong whatever the device, with its file and line if it stands in a file.
         """
         with self.located(shipped=True):
-            return resolve(self.config)
+            return resolve(self.config, self.workload)
 
     @contextmanager
     def located(self, *, shipped: bool = False) -> Iterator[None]:

@@ -35,7 +35,12 @@ class ResolvedConfig:
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
-        """The workload's settings as plain values, None if it has none."""
+        """The settings of a command as plain values, None of another workload."""
+        return self.worker_settings if self.workload.runs_command else None
+
+    @cached_property
+    def worker_settings(self) -> dict[str, Any] | None:
+        """The settings with which a worker makes the workload, None if it has none."""
         return None if self.workload.settings is None else asdict(self.workload.settings)
 
     @cached_property
@@ -53,8 +58,12 @@ class ResolvedConfig:
         return replace(self, config=replace(self.config, space={**self.config.space, **entries}))
 
 
-def resolve(composed: DictConfig) -> ResolvedConfig:
+def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
     """Check a composed configuration and load its workload.
+
+    Args:
+        composed: by Hydra.
+        workload: the one that it names, where it cannot be loaded by its name: a function.
 
     Raises:
         UserInputError: for everything that is wrong whatever the device.
@@ -74,7 +83,7 @@ def resolve(composed: DictConfig) -> ResolvedConfig:
     config = build(Config, split_objectives(entries))
     _check(config)
     read_criteria(config)  # raises for what is wrong with it
-    return ResolvedConfig(config, _load_workload(config))
+    return ResolvedConfig(config, _load_workload(config) if workload is None else workload)
 
 
 def _leaves(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -117,6 +126,10 @@ def _load_workload(config: Config) -> Workload:
     if workload.Settings is None:
         if config.command is not None:
             raise UserInputError(f"command: {config.workload.name} runs no command; use workload=command")
+    elif not workload.runs_command:
+        raise UserInputError(
+            f"workload.name={workload.name}: is run from Python: sweeper.run(workload=my_function, space={{…}})"
+        )
     else:
         settings = dict(config.command or {})
         settings["directory"] = str(Path(settings.get("directory", ".")).expanduser().resolve())

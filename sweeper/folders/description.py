@@ -9,12 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweeper.common.criteria import DIRECTIONS, Criteria
-from sweeper.planning.plan import Plan
 from workloads.api.contract import Rank
 from workloads.api.secrets import masked, masked_arguments
+
+if TYPE_CHECKING:
+    from sweeper.planning.plan import Plan
 
 FILE = "sweep.json"
 

@@ -16,6 +16,7 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.folders.description import SweepDescription, read_description
 
 JOURNAL = "study.journal"
+RECORD = "record"  # as in `search.journal`, which takes a second to import
 State = Literal["running", "interrupted", "finished"]
 
 
@@ -55,8 +56,9 @@ class JournalTail:
         for line in text[:end].splitlines():
             entry = json.loads(line)
             self.created += "distributions" in entry  # what the journal writes of a new trial
-            if record := entry.get("user_attr", {}).get("record"):
-                records.append(TrialRecord.from_json(record))
+            if fields := entry.get("user_attr", {}).get(RECORD):
+                # Sweeps that an earlier version began have the record's JSON as a text.
+                records.append(TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields))
         return records
 
 

@@ -76,9 +76,10 @@ def follow(sweep: StoredSweep) -> int:
     description = sweep.description
     if description is None or not sweep.is_running:
         raise UserInputError(f"--follow {sweep.name}: it does not run now ({sweep.state})")
-    follower, display = Follower(sweep, description), make_progress("auto")
+    display = make_progress("auto")
     display.note(f"follow   {sweep.name} of process {sweep.driver}; Ctrl-C detaches and leaves it running")
     try:
+        follower = Follower(sweep, description)
         with display:
             display.update(follower.state())
             while _is_driven(sweep, description.host):

@@ -168,6 +168,7 @@ class Json(Progress):
             {
                 "event": "trial",
                 "trial": ended.number,
+                "objective": state.objective,
                 "outcome": ended.status.value,
                 "reason": ended.reason,
                 **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),

@@ -300,6 +300,7 @@ class Workload:
         exclusive: "node" if another trial on the same node would disturb the measurement.
         reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and ends itself in time.
         has_estimates: `estimate` is implemented; only points that it supports are tried, the most promising first.
+        runs_command: its settings are a command's, which the configuration has in the section `command`.
         can_scale: `scale` is implemented; plans and reports project the best point to more devices.
     """
 
@@ -316,6 +317,7 @@ class Workload:
     reports_steps: ClassVar[bool] = False
     has_estimates: ClassVar[bool] = False
     can_scale: ClassVar[bool] = False
+    runs_command: ClassVar[bool] = False
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         """Run one trial on this rank.

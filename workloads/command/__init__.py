@@ -107,6 +107,7 @@ class Command(Workload):
     benchmark_version = "command/1"
     max_world_size = None
     reports_steps = True
+    runs_command = True
     work = ("model", "sequence_length", "global_batch", "dtype")
 
     def __init__(self, settings: CommandSettings | None = None) -> None:

@@ -134,10 +134,12 @@ def test_following_ends_with_the_driver(copied: StoredSweep, capfd: pytest.Captu
 
 
 def test_ctrl_c_detaches_and_leaves_the_sweep_running(copied: StoredSweep, capfd: pytest.CaptureFixture[str]) -> None:
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with driver(copied) as process:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert follow(copied) == 0
         assert process.poll() is None and copied.is_running
+    signal.signal(signal.SIGINT, previous)
     assert "detached; products goes on" in capfd.readouterr().err
 
 

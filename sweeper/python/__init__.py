@@ -1,0 +1,1 @@
+"""Sweeps from Python: what `import sweeper` offers beside the commands."""

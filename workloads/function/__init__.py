@@ -1,0 +1,104 @@
+"""A Python function as a workload: `sweeper.run(workload=my_function, space={…})`.
+
+The function travels with each trial as cloudpickle has packed it, so a worker needs neither its module nor the notebook
+that it was written in.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from dataclasses import field as data_field
+from functools import cache
+from numbers import Real
+from typing import Any
+
+from workloads.api.contract import Measurement, Rank, Scalar, Workload
+
+VALUE = "value"  # the metric of a function that returns a number
+RANK = "rank"  # a parameter of this name is given the rank, and is none of the space
+# What a function may return beside metrics, from which all rates are derived as for any workload.
+RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_step", "matrix_dtype", "statistic")
+
+
+@dataclass(frozen=True)
+class FunctionSettings:
+    """A packed function.
+
+    Attributes:
+        name: of the function.
+        digest: of its source: another function is another benchmark.
+        code: the function as cloudpickle packs it, in base64.
+        parameters: its parameters that a space may have.
+        defaults: the defaults of those that have one.
+        takes_rank: it has a parameter `rank`.
+    """
+
+    name: str
+    digest: str
+    code: str
+    parameters: list[str]
+    defaults: dict[str, Scalar] = field(default_factory=dict)
+    takes_rank: bool = False
+
+
+@cache
+def load_function(code: str) -> Callable[..., Any]:
+    """Return a packed function: the same one for every trial of a process, with what it keeps between its calls."""
+    function: Callable[..., Any] = pickle.loads(base64.b64decode(code))
+    return function
+
+
+class Function(Workload):
+    """One call of the function on each rank."""
+
+    name = "function"
+    Settings = FunctionSettings
+    Parameters: type[Any] = FunctionSettings
+    benchmark_version = "function/1"
+    max_world_size = None
+
+    def __init__(self, settings: FunctionSettings | None = None) -> None:
+        self.settings = settings
+
+    def with_settings(self, settings: FunctionSettings) -> Function:
+        """Return the workload of this function. Its parameters have the types of the space's values."""
+        function = Function(settings)
+        required = [(name, Any) for name in settings.parameters if name not in settings.defaults]
+        optional = [(name, Any, data_field(default=value)) for name, value in settings.defaults.items()]
+        function.Parameters = make_dataclass("FunctionParameters", [*required, *optional], frozen=True)
+        function.benchmark_version = f"function/1 {settings.name} {settings.digest}"  # type: ignore[misc]
+        return function
+
+    def run(self, parameters: Any, rank: Rank) -> Measurement:
+        assert self.settings is not None
+        values = dict(vars(parameters))
+        given_rank = {RANK: rank} if self.settings.takes_rank else {}
+        returned = load_function(self.settings.code)(**values, **given_rank)
+        return _measurement(self.settings.name, values, returned)
+
+
+def _measurement(name: str, executed: Mapping[str, Scalar], returned: Any) -> Measurement:
+    """Return what a function has returned as a measurement.
+
+    Raises:
+        TypeError: it is neither a number nor a dict of metrics.
+    """
+    values = {VALUE: returned} if isinstance(returned, Real) else returned
+    if not isinstance(values, Mapping):
+        kind = "nothing" if returned is None else f"a {type(returned).__name__}"
+        raise TypeError(f"{name} returned {kind}; it has to return a number or a dict of metrics")
+    metrics = {str(key): _number(name, key, value) for key, value in values.items() if key not in RAW_NAMES}
+    raw: dict[str, Any] = {key: values[key] for key in RAW_NAMES if key in values}
+    raw["step_times_s"] = tuple(float(time_s) for time_s in raw.get("step_times_s", ()))
+    return Measurement(executed=executed, metrics=metrics, **raw)
+
+
+def _number(name: str, key: object, value: Any) -> float:
+    """Return a metric as a number; a tensor or an array of one value has one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} returned {key}={value!r}, which is not a number") from error
