@@ -175,10 +175,18 @@ class NodeDiscovery:
 
         A node whose description is pending or failed is tried again on the next call. While the head is away, as when
         it restarts, nothing changes: asking it would block, and trials run without it.
+
+        Raises:
+            ClusterError: Ray has ended on this node, as after an interruption of its link. What this process asked Ray
+                for then never comes, and Ray does not say so.
         """
         if head.is_away():
             return [], known
-        up = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
+        entries = ray.nodes()
+        up = {entry["NodeID"]: entry for entry in entries if entry["Alive"]}
+        if (own_id := ray.get_runtime_context().get_node_id()) not in up:
+            address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
+            raise ClusterError(f"the cluster's head took the driver's node {address} for lost; start Ray on it again")
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
             node_id: request_description(entry, *_node_code.request)

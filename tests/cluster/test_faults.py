@@ -1,0 +1,66 @@
+"""Sweeps under faults of nodes and network: every trial ends once, and nothing is left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster_faults import (
+    FAULTS,
+    WORKERS,
+    Fault,
+    FaultySweep,
+    Outcome,
+    World,
+    block,
+    cut_link,
+    lose_node,
+)
+
+
+@pytest.fixture(scope="module")
+def world(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("world"))
+    yield world
+    world.close()
+
+
+def assert_nothing_lost(outcome: Outcome, trials: int) -> None:
+    assert (outcome.trials, outcome.lost, outcome.doubled) == (trials, 0, 0), outcome
+    assert (outcome.left_over, outcome.running) == (0, 0), outcome
+
+
+@pytest.mark.long(25)
+def test_a_short_sequence_of_faults_loses_no_trial(namespaces: None, tmp_path: Path) -> None:
+    """A worker's link, one direction between the driver and a worker, and a whole node, one after the other."""
+    world = World(tmp_path, is_whole=False)
+    folder = tmp_path / "short"
+    folder.mkdir()
+    first, second = WORKERS
+    faults = [
+        Fault(partial(cut_link, first), 2),
+        Fault(partial(block, world.driver, first), 2),
+        Fault(partial(lose_node, second), 0),
+    ]
+    try:
+        outcome = FaultySweep(world, folder, trials=16, sleep_s=0.5).run(faults, random.Random(0), (0.2, 0.5), 300)
+    finally:
+        world.close()
+    assert outcome.faults == len(faults)
+    assert_nothing_lost(outcome, 16)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_trial_ends_once_under(name: str, world: World) -> None:
+    folder = world.cluster.folder / name.replace(" ", "_").replace(",", "").replace("/", "")
+    folder.mkdir()
+    sweep = FaultySweep(world, folder, trials=40)
+    outcome = sweep.run([FAULTS[name]], random.Random(0), (2.0, 6.0), limit_s=900)
+    assert outcome.faults == 1
+    assert_nothing_lost(outcome, 40)
