@@ -17,7 +17,7 @@ from sweeper.calibrate.view import draw_replacements
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target, planned_target
-from sweeper.planning.calibration import find_calibration
+from sweeper.planning.calibration import find_calibration, read_calibration
 from sweeper.planning.clusters import build_cluster
 from tests.conftest import CommandResult, environment
 from tests.support.calibrations import attention_rows, collective_rows, copy_rows, product_rows
@@ -105,12 +105,26 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_processor_is_calibrated_from_end_to_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeper.calibrate", "hardware=cpu", f"dir={tmp_path}"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=840)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "products in fp32, TFLOP/s" in result.stdout and "written" in result.stdout
     file = find_calibration("auto", tmp_path, "cpu")
     assert file is not None and file.rates.sustained_tflops["fp32"].value > 0
     assert yaml.safe_load((tmp_path / "calibration/cpu_topology.yaml").read_text())["gpus_per_domain"] == 2
     assert not (tmp_path / "calibration/cpu.unfinished").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_the_gpus_that_are_here_are_calibrated_and_sustain_less_than_a_short_run_reaches(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sweeper.calibrate", f"dir={tmp_path}"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=540)
+    assert result.returncode == 0, result.stdout + result.stderr
+    path = next(path for path in (tmp_path / "calibration").glob("*.yaml") if not path.stem.endswith("_topology"))
+    rates = read_calibration(path)
+    assert 1.0 <= rates.power_headroom < 1.5 and rates.copy_gb_s is not None and rates.attention
+    for figure in rates.sustained_tflops.values():
+        assert figure.low is not None and figure.high is not None and figure.low <= figure.value <= figure.high
