@@ -129,7 +129,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         torch=version("torch"),
         conditions=figures.describe_conditions(rows["matmul"]),
         sustained_tflops=products,
-        power_headroom=round(figures.power_headroom(rows["matmul"]), 3),
+        power_headroom=round(figures.power_headroom(rows["matmul"]), 3) if target.is_gpu else 1.0,
         copy_gb_s=figures.copy_rate(rows["memory"]),
         attention=figures.attention_rates(rows["attention"], reference.value),
     )

@@ -17,6 +17,7 @@ from sweeper.calibrate.view import draw_replacements
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target, planned_target
+from sweeper.config.schema import Hardware
 from sweeper.planning.calibration import find_calibration, read_calibration
 from sweeper.planning.clusters import build_cluster
 from tests.conftest import CommandResult, environment
@@ -102,6 +103,14 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
     assert "copies, GB/s 4,080 0.85 of the data sheet 4,100 4,090 4,110 +0.5" in text
     assert "all-gather of 8 GPUs, bus GB/s 351 0.78 of 450 360 +2.6" in text
     assert "attention cudnn forward, 16,384 tokens, TFLOP/s 578.9 table 533.9 -7.8" in text
+
+
+def test_a_busy_processor_has_no_headroom_of_power(tmp_path: Path) -> None:
+    path = tmp_path / "calibration" / "cpu.yaml"
+    path.parent.mkdir()
+    processor = replace(target(), hardware=Hardware("cpu", kind="cpu"))
+    write_files(path, processor, {"matmul": product_rows(sustained=20.0, burst=600.0), "memory": [], "attention": []})
+    assert read_calibration(path).power_headroom == 1.0
 
 
 @pytest.mark.soak
