@@ -121,7 +121,11 @@ def _read_lines(stream: IO[str], lines: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the process, in which it finds this package wherever it was imported from."""
+    """Return the environment of the process, in which it finds this package wherever it was imported from.
+
+    A notebook's kernel asks programs for colours, which have no place in a result's summary.
+    """
     root = str(Path(sweeper.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
