@@ -71,6 +71,7 @@ class FinishedRun:
         results = Results.collect(self.plan, self.study, self.progress)
         if self.is_over:
             results.keep_ceilings()
+            results.keep_correction()
         self._keep_winner(results, display)
         summary = Summary(
             results,

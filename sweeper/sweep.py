@@ -24,6 +24,7 @@ from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.opening import open_sweep
+from sweeper.planning.corrections import MeasuredFactors
 from sweeper.planning.plan import Plan
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
@@ -52,11 +53,14 @@ class Sweep:
         self._progress, self._retry_note = opened.progress, opened.retry_note
         self._description = opened.description
         self._display = make_progress(plan.config.progress)
+        self._factors = MeasuredFactors(plan.estimates.metrics_of if plan.estimates else lambda _: {})
+        for record in self._study.current_records:
+            self._factors.add(record)
         self._judge = TrialJudge(
             criteria=plan.criteria,
             hardware=plan.target.hardware,
             achieved_tflops=plan.achieved_tflops,
-            predict=plan.estimates.predicted_metrics if plan.estimates else lambda _: {},
+            predict=lambda params: self._factors.predict(params, plan.estimates.objective) if plan.estimates else {},
             work=WorkIdentifier(plan.workload, plan.space),
             files=plan.folder / "files",
             prices=Prices(plan.config.price_per_hour, plan.config.price_per_kwh),
@@ -274,6 +278,7 @@ class Sweep:
             return
         self._nodes.add_record(record)
         self._study.tell(record)
+        self._factors.add(record)
         self._finals_ended += record.remeasurement is not None
         is_best = not record.remeasurement and self._progress.add(record)
         self._tracking.log_trial(record)

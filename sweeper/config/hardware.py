@@ -158,6 +158,14 @@ class Target:
         most = max(node.gpus for node in self.nodes)
         return find_ranks_per_node(ranks, self._capacities(host_gib)) or min(ranks, most)
 
+    def devices_per_node(self, ranks: int) -> int:
+        """Return the GPUs of a node, eight of a planned one; on a CPU the ranks of a trial, which share it."""
+        if not self.is_gpu:
+            return ranks
+        if self.is_planned:
+            return ASSUMED_GPUS_PER_NODE * partitions.devices_per_gpu(self.hardware)
+        return max(node.gpus for node in self.nodes)
+
     def fits_gpu_domain(self, ranks: int, host_gib: float = 0.0) -> bool:
         """Return whether a gang that needs several nodes fits into one NVLink domain of several nodes."""
         return self._count_in_domains(ranks, host_gib) > 0

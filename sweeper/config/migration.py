@@ -14,7 +14,6 @@ from sweeper.common.errors import UserInputError
 # Keys of every configuration.
 RENAMED_KEYS = {
     "first": "search.initial_points",
-    "nodes": "projection.nodes",
     "strategy": "workload.strategy",
     "cluster.network_gb_s": "topology.network_gb_s",
     "cluster.workers": "cluster.max_concurrent_trials",
@@ -22,6 +21,7 @@ RENAMED_KEYS = {
 }
 # Keys whose value changes too.
 REPLACED_KEYS = {
+    "nodes": "projection.nodes, which counts nodes of the cluster and not multiples of gpus=",
     "hardware.memory_gb": "hardware.memory_gib, which is in GiB and what the driver reports (torch.cuda.mem_get_info)",
 }
 # Parameters of the space, where the workload has the new one and not the old one.

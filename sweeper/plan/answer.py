@@ -101,7 +101,7 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     offer = OFFERS[problem.job.trainer]
     result = find_layouts(problem.job, problem.cluster, ESTIMATOR, offer, problem.fixed, keep)
     if result.best:
-        return result
+        return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:
         raise UserInputError(_explain_none_valid(problem))
     memory, device = result.smallest.estimate.memory, problem.cluster.device
@@ -110,6 +110,14 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.total_gib:.0f} GiB of each GPU, "
         f"{usable_gib:.0f} GiB of {device.name} are usable. It is {describe(result.smallest.layout)}"
     )
+
+
+def _correct(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the layout with the step time that sweeps on such a cluster suggest."""
+    if problem.correction is None:
+        return candidate
+    estimate = candidate.estimate
+    return replace(candidate, estimate=replace(estimate, step=estimate.step.scaled(problem.correction.factor)))
 
 
 def _explain_none_valid(problem: Problem) -> str:
@@ -138,7 +146,8 @@ def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, 
             best[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
             continue
         layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
-        candidates = [Candidate(layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts]
+        estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
+        candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
         best[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
     return best
 

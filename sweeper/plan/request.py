@@ -12,10 +12,13 @@ import yaml
 from sweeper.common.errors import UserInputError, describe_os_error, nearest, suggest
 from sweeper.config.catalogue import catalogue
 from sweeper.config.validation import build
+from sweeper.planning import corrections
 from sweeper.planning.calibration import AUTO, CalibrationFile, find_calibration
 from sweeper.planning.clusters import build_cluster
+from sweeper.planning.corrections import Correction, Place
 from sweeper.planning.files.formats import FORMATS, read_layout
 from sweeper.planning.files.rendering import FileReading
+from workloads.api.registry import load
 from workloads.planner.cluster import Cluster
 from workloads.planner.job import (
     Checkpointing,
@@ -33,6 +36,7 @@ from workloads.planner.precisions import PRECISIONS
 from workloads.planner.questions import FAILURES_PER_GPU_DAY, Reliability
 from workloads.planner.words import layout_words
 
+OWN_WORKLOAD = "parallel"  # whose sweeps measure this project's trainer
 TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
 
 
@@ -171,6 +175,7 @@ class Problem:
         given: those by the request.
         batch: the global batch of the request; None where it follows from the number of GPUs.
         calibration: the measured rates that the cluster's device has; None for the tables' rates.
+        correction: what sweeps on such a cluster have measured of this project's trainer; None for nothing.
     """
 
     job: Job
@@ -179,12 +184,13 @@ class Problem:
     given: Mapping[str, Any]
     batch: int | None = None
     calibration: CalibrationFile | None = None
+    correction: Correction | None = None
 
     def on(self, gpus: int) -> Problem:
-        """Return the same problem on another number of GPUs."""
+        """Return the same problem on another number of GPUs, of which nothing was measured."""
         batch = self.batch or default_batch(self.job.sequence_length, gpus)
         job = replace(self.job, layout=replace(self.job.layout, global_batch=batch))
-        return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus))
+        return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus), correction=None)
 
 
 def build_problem(request: PlanRequest) -> Problem:
@@ -220,7 +226,19 @@ def build_problem(request: PlanRequest) -> Problem:
         precision=request.precision,
         state=request.state,
     )
-    return Problem(job, cluster, {**without, **given}, given, batch, calibration)
+    correction = _find_correction(request.trainer, cluster, calibration)
+    return Problem(job, cluster, {**without, **given}, given, batch, calibration, correction)
+
+
+def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFile | None) -> Correction | None:
+    """Return what sweeps have measured on such a cluster, in the file that is here if one is."""
+    if trainer != "own":
+        return None
+    per_node = min(cluster.gpus, cluster.topology.gpus_per_domain)
+    version, calibrated = load(OWN_WORKLOAD).benchmark_version, calibration.rates.date if calibration else ""
+    topology = cluster.topology.name
+    place = Place(cluster.device.name, OWN_WORKLOAD, cluster.gpus, per_node, topology, version, calibrated)
+    return corrections.find(corrections.read(Path()), place)
 
 
 def _read_layout(request: PlanRequest) -> FileReading | None:

@@ -76,6 +76,8 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
     ]
     if problem.calibration:
         lines.append(f"rates     {problem.calibration.describe()}")
+    if problem.correction:
+        lines.append(f"measured  {problem.correction.describe()}")
     if problem.given:
         lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
     if answer.rates:

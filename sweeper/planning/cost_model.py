@@ -14,6 +14,8 @@ from sweeper.common.errors import UserInputError
 from sweeper.config.environment import only_variables, without_variables
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Interval, Parameters, Space, Value, point_key
+from sweeper.planning.corrections import Correction, corrected
+from sweeper.planning.machine import on_nodes
 from workloads.api.contract import Candidate, Machine, Workload
 from workloads.planner.cluster import Topology
 
@@ -22,27 +24,30 @@ MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
 
 @dataclass(frozen=True)
 class CostEstimates:
-    """All points of a space, the valid ones and the excluded ones, the most promising first."""
+    """All points of a space, the valid ones and the excluded ones, the most promising first.
+
+    Attributes:
+        correction: what earlier sweeps on the cluster have measured; the estimates contain it.
+    """
 
     objective: str
     machine: Machine
     valid: list[Candidate]
     excluded: list[Candidate]
+    correction: Correction | None = None
 
     @cached_property
-    def _objective_by_point(self) -> dict[str, float]:
-        values = (
-            (point_key(candidate.point), candidate.estimate.metrics.get(self.objective)) for candidate in self.valid
-        )
-        return {key: value for key, value in values if value is not None}
+    def _metrics_by_point(self) -> dict[str, Mapping[str, float]]:
+        return {point_key(candidate.point): candidate.estimate.metrics for candidate in self.valid}
 
-    def predicted_metrics(self, point: Parameters) -> dict[str, float]:
-        """Return the estimated objective of a point as the metric `predicted_…`; empty if it has none."""
-        value = self._objective_by_point.get(point_key(point))
-        return {} if value is None else {f"predicted_{self.objective}": value}
+    def metrics_of(self, point: Mapping[str, Value]) -> Mapping[str, float]:
+        """Return the estimated metrics of a point; empty if it has none."""
+        return self._metrics_by_point.get(point_key(point), {})
 
 
-def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> CostEstimates | None:
+def estimate_space(
+    resolved: ResolvedConfig, space: Space, machine: Machine, correction: Correction | None = None
+) -> CostEstimates | None:
     """Estimate every point of the space; None for a workload without estimates.
 
     Raises:
@@ -69,7 +74,14 @@ def estimate_space(resolved: ResolvedConfig, space: Space, machine: Machine) -> 
         raise UserInputError(
             f"workload.objective={goal.metric}: {resolved.workload.name} cannot estimate it. Available: {available}"
         )
-    return CostEstimates(goal.metric, machine, valid, excluded)
+    return CostEstimates(goal.metric, machine, [_correct(item, correction) for item in valid], excluded, correction)
+
+
+def _correct(candidate: Candidate, correction: Correction | None) -> Candidate:
+    if correction is None:
+        return candidate
+    metrics = corrected(candidate.estimate.metrics, correction.factor)
+    return replace(candidate, estimate=replace(candidate.estimate, metrics=metrics))
 
 
 def _estimated_loss(candidate: Candidate, goal: Objective) -> float:
@@ -135,10 +147,12 @@ class Projection:
 
     Attributes:
         by_devices: the objective by the number of devices, ascending.
+        gpus_per_node: devices of a node.
         assumptions: what the estimates assume, in a sentence.
     """
 
     by_devices: dict[int, float]
+    gpus_per_node: int
     assumptions: str
 
     @property
@@ -148,30 +162,40 @@ class Projection:
         return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
 
 
+def nodes_step(world_size: int, gpus_per_node: int) -> int:
+    """Return the fewest nodes that copies of a trial fill; it can be projected to multiples of them."""
+    return math.lcm(world_size, gpus_per_node) // gpus_per_node
+
+
 def project(
-    resolved: ResolvedConfig, space: Space, estimates: CostEstimates, point: Parameters, nodes: Sequence[int]
+    resolved: ResolvedConfig,
+    space: Space,
+    estimates: CostEstimates,
+    point: Parameters,
+    nodes: Sequence[int],
+    gpus_per_node: int,
 ) -> Projection | None:
-    """Estimate a point on so many times the machine's devices; None for a workload that cannot scale."""
+    """Estimate copies of a point on so many nodes; None for a workload that cannot scale."""
     workload, machine = resolved.workload, estimates.machine
     if not workload.can_scale:
         return None
     parameters = workload.Parameters(**without_variables({**space.constants, **point}))
     by_devices, description = dict[int, float](), ""
-    for factor in sorted({1, *nodes}):
-        devices = machine.world_size * factor
-        scaled = replace(machine, world_size=devices, cluster=replace(machine.cluster, gpus=devices))
-        estimate = workload.estimate(workload.scale(parameters, factor), scaled)
+    for devices in sorted({machine.world_size, *(count * gpus_per_node for count in nodes)}):
+        scaled = on_nodes(machine, devices, gpus_per_node)
+        estimate = workload.estimate(workload.scale(parameters, devices // machine.world_size), scaled)
         description = description or estimate.description
-        if estimates.objective in estimate.metrics:
-            by_devices[scaled.world_size] = estimate.metrics[estimates.objective]
+        metrics = corrected(estimate.metrics, estimates.correction.factor if estimates.correction else 1.0)
+        if estimates.objective in metrics:
+            by_devices[devices] = metrics[estimates.objective]
     topology = machine.cluster.topology
     unit = "each device" if machine.world_size == 1 else f"every {machine.world_size} devices"
     assumptions = (
-        f"{description} on {unit}; replicas average gradients over {topology.network_gb_s:g} GB/s a device, "
-        f"{_describe_links(topology)} within a node; the batch grows with the replicas; no failures, no stragglers, "
-        "no other traffic on the network"
+        f"{description} on {unit}, nodes of {gpus_per_node}; replicas average gradients over {topology.network_gb_s:g} "
+        f"GB/s a device, {_describe_links(topology)} within a node; the batch grows with the replicas; no failures, no "
+        "stragglers, no other traffic on the network"
     )
-    return Projection(by_devices, assumptions)
+    return Projection(by_devices, gpus_per_node, assumptions)
 
 
 def _describe_links(topology: Topology) -> str:

@@ -44,6 +44,19 @@ def build_machine(target: Target, world_size: int, topology: Topology, achieved_
     )
 
 
+def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
+    """Return the machine with so many of its devices, which fill nodes."""
+    ranks_per_node = min(devices, gpus_per_node)
+    topology = machine.cluster.topology
+    domain = max(topology.gpus_per_domain, ranks_per_node)  # it may span nodes
+    link_gb_s = topology.link_gb_s
+    if topology.wiring == "pairs" and topology.gpus_per_domain > 1:  # each further GPU of a node adds a link
+        link_gb_s *= (domain - 1) / (topology.gpus_per_domain - 1)
+    topology = replace(topology, gpus_per_domain=domain, link_gb_s=link_gb_s)
+    cluster = replace(machine.cluster, gpus=devices, topology=topology)
+    return replace(machine, world_size=devices, ranks_per_node=ranks_per_node, cluster=cluster)
+
+
 def _device(hardware: Hardware, architecture: str, achieved_tflops: Mapping[str, float]) -> Device:
     """Return the planner's view of a device, of which the catalogue may lack everything."""
     peaks = {dtype: peak for dtype, peak in hardware.dense_peak_tflops.items() if peak}

@@ -21,9 +21,10 @@ from sweeper.config.resolution import ResolvedConfig, check_program, check_world
 from sweeper.config.schema import Config
 from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
-from sweeper.planning import ceilings, cost_model
+from sweeper.planning import ceilings, corrections, cost_model
 from sweeper.planning.calibration import CalibrationFile, calibrate_machine, device_key, find_calibration
 from sweeper.planning.clusters import choose_topology
+from sweeper.planning.corrections import Correction
 from sweeper.planning.cost_model import CostEstimates
 from sweeper.planning.machine import build_machine
 from sweeper.planning.usable_gpus import describe_problems, select_usable_target
@@ -102,6 +103,10 @@ class Plan:
         return self.resources.target
 
     @property
+    def devices_per_node(self) -> int:
+        return self.target.devices_per_node(self.resources.gpus)
+
+    @property
     def directory(self) -> Path:
         """The user's `dir`: the folder of all sweeps."""
         return self.folder.parent.parent
@@ -138,8 +143,9 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     machine = build_machine(target, gpus, topology, achieved_tflops)
     if calibration:
         machine = calibrate_machine(machine, calibration.rates)
-    estimates = cost_model.estimate_space(resolved, space, machine)
-    _check_projection(resolved, projection_nodes, estimates)
+    correction = _find_correction(resolved, directory, target, machine, calibration)
+    estimates = cost_model.estimate_space(resolved, space, machine, correction)
+    _check_projection(resolved, projection_nodes, estimates, target, gpus)
     if estimates:
         space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
     if config.search.sampler == "grid":
@@ -175,9 +181,27 @@ def _check_pruner(resolved: ResolvedConfig) -> None:
         )
 
 
-def _check_projection(resolved: ResolvedConfig, nodes: list[int], estimates: CostEstimates | None) -> None:
+def _find_correction(
+    resolved: ResolvedConfig, directory: Path, target: Target, machine: Machine, calibration: CalibrationFile | None
+) -> Correction | None:
+    """Return what earlier sweeps have measured of the estimates on these devices."""
+    if not resolved.workload.has_estimates:
+        return None
+    return corrections.find(corrections.read(directory), corrections.place_of(target, resolved, machine, calibration))
+
+
+def _check_projection(
+    resolved: ResolvedConfig, nodes: list[int], estimates: CostEstimates | None, target: Target, gpus: int
+) -> None:
     if nodes and not (estimates and resolved.workload.can_scale):
         raise UserInputError(f"projection.nodes: {resolved.config.workload.name} cannot project to more nodes")
+    per_node = target.devices_per_node(gpus)
+    step = cost_model.nodes_step(gpus, per_node)
+    if unfilled := [count for count in nodes if count % step]:
+        raise UserInputError(
+            f"projection.nodes={unfilled[0]}: copies of a trial of {gpus} GPUs fill multiples of {step} nodes of "
+            f"{per_node}, such as projection.nodes={step},{2 * step}"
+        )
 
 
 def _select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:

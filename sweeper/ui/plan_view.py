@@ -20,6 +20,7 @@ from sweeper.planning.preview import first_point, preview
 from sweeper.ui import duration
 from sweeper.ui.format import count, format_number, format_point
 from sweeper.ui.tables import csv_of, draw, format_counts, terminal_width
+from workloads.planner.bands import bands
 
 SHOWN_CANDIDATES = 20
 
@@ -127,12 +128,22 @@ def show_plan(plan: Plan) -> None:
 def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> None:
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
+    else:
+        band = bands()["dense"]
+        console.print(
+            f"band     {band.error_share:.0%} of a step's time: 90% of {band.runs} published runs are within it",
+            highlight=False,
+        )
     if plan.calibration:
         console.print(f"rates    {plan.calibration.describe()}", highlight=False, markup=False, soft_wrap=True)
+    if estimates.correction:
+        console.print(f"measured {estimates.correction.describe()}", highlight=False, soft_wrap=True)
     parts = draw_estimates(estimates, console.width)
     if plan.projection_nodes:
         best = estimates.valid[0].point
-        projection = cost_model.project(plan.resolved, plan.space, estimates, best, plan.projection_nodes)
+        projection = cost_model.project(
+            plan.resolved, plan.space, estimates, best, plan.projection_nodes, plan.devices_per_node
+        )
         parts += draw_projection(projection, plan.config, console.width) if projection else []
     for part in parts:
         console.print(part, highlight=False)
@@ -193,13 +204,19 @@ def draw_projection(projection: Projection, config: Config, width: int) -> list[
     rows = []
     for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
         linear = base / fewest * devices
-        row = [str(devices // fewest), str(devices), format_number(value), format_number(value / devices)]
+        row = [
+            f"{devices / projection.gpus_per_node:g}",
+            str(devices),
+            format_number(value),
+            format_number(value / devices),
+        ]
         row += [f"{share:.1%}", *(format_number(linear * band) for band in LINEAR_BANDS)]
         row.append(format_number(value * SECONDS_PER_DAY / 1e9))
         if price:
             row.append(format_number(devices * price / value / SECONDS_PER_HOUR * 1e6))
         rows.append(row)
+    unit = config.workload.objective.removesuffix("_per_s")
     heading = ["nodes", "devices", config.workload.objective, "per device", "of linear"]
-    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), "10^9 a day"]
-    heading += ["cost of 10^6"] if price else []
+    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]
+    heading += [f"cost of 10^6 {unit}"] if price else []
     return ["", draw(heading, rows, 4, width), f"assumptions: {projection.assumptions}"]

@@ -7,11 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
-from sweeper.planning import ceilings, cost_model
+from sweeper.planning import ceilings, corrections, cost_model
+from sweeper.planning.corrections import Correction, MeasuredFactors, place_of
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult, finalist_results
 from sweeper.search.progress import SweepProgress
@@ -127,8 +129,10 @@ class Results:
         plan = self.plan
         if not (plan.estimates and self.winner):
             return {}
-        nodes = plan.projection_nodes or PROJECTED_NODES
-        projection = cost_model.project(plan.resolved, plan.space, plan.estimates, dict(self.winner.params), nodes)
+        point, gpus, per_node = dict(self.winner.params), plan.resources.gpus, plan.devices_per_node
+        step = cost_model.nodes_step(gpus, per_node)
+        nodes = plan.projection_nodes or [step * count for count in PROJECTED_NODES]
+        projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)
         if projection is None:
             return {}
         return {
@@ -147,6 +151,24 @@ class Results:
         if is_search_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
             device = self.plan.target.model
             ceilings.keep(self.plan.directory, ceilings.from_sweep(device, self.best, self.finalists))
+
+    @cached_property
+    def correction(self) -> Correction | None:
+        """By how much steps take longer than planned, by the trials; None of too few, or without estimates."""
+        plan = self.plan
+        if plan.estimates is None or not self.records:
+            return None
+        factors = MeasuredFactors(plan.estimates.metrics_of)
+        for record in self.records:
+            factors.add(record)
+        place = place_of(plan.target, plan.resolved, plan.estimates.machine, plan.calibration)
+        ended_at_s = max(record.ended_at_s for record in self.records)
+        return corrections.from_sweep(place, plan.estimates.correction, factors, ended_at_s)
+
+    def keep_correction(self) -> None:
+        """Store by how much steps take longer than planned, for later sweeps and plans on the same cluster."""
+        if self.correction:
+            corrections.keep(self.plan.directory, self.correction)
 
     def export(self) -> dict[str, Any]:
         """Return the results for programs (`progress=json`)."""

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from sweeper.common import metrics
 from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.planning import corrections
 from sweeper.ui import per_gpu, tables
 from sweeper.ui.format import TIE, count, format_number, format_point
 from sweeper.ui.results import Results
@@ -158,6 +159,8 @@ class Summary:
         lines = self._failed_finals()
         if quality := results.prediction_quality():
             lines.append(f"model    {_describe_quality(quality)}")
+        if results.correction:
+            lines.append(f"         {results.correction.describe()}; kept for later plans in {corrections.FILE}")
         if results.gpus:
             lines.append(f"GPUs     {per_gpu.describe(results.gpus)}")
         lines += [f"drained  {node}" for node in self.drained]

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload
 from workloads.command.template import PLACEHOLDERS, fill, fill_all, find_placeholders
 from workloads.llama.shapes import MODELS
-from workloads.parallel.estimates import estimate_layout
+from workloads.parallel.estimates import estimate_speed
 from workloads.parallel.layout import Checkpointing, Layout, Setting
 from workloads.parallel.rules import find_violation
 from workloads.planner.rules import DEGREES
@@ -196,8 +196,8 @@ class LayoutCommand(Command):
         if setting.shape.layers % layout.pp:
             reason = f"pp {layout.pp} does not divide {setting.shape.layers} layers"
             return Estimate(reason, "pp divides the layers", description=str(layout))
-        estimate = estimate_layout(layout, setting, machine)
-        return Estimate(metrics={"tokens_per_s": estimate.tokens / estimate.step.total_s}, description=str(layout))
+        speed = estimate_speed(layout, setting, machine)
+        return Estimate(metrics={"tokens_per_s": speed["tokens_per_s"]}, description=str(layout))
 
     def _read_layout(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
         """Return the layout of these parameters.

@@ -9,7 +9,7 @@ from typing import Literal
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import shapes
-from workloads.parallel.estimates import estimate_layout, estimate_memory_gib
+from workloads.parallel.estimates import estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
 from workloads.parallel.points import Listing
 from workloads.parallel.rules import find_violation
@@ -135,10 +135,7 @@ class Parallel(Workload):
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:
             reason = f"needs {memory_gib:.1f} GiB of device memory, the device has {machine.memory_gib:.1f}"
             return Estimate(reason, "the layout fits into memory", {"memory_gib": memory_gib}, str(layout))
-        estimate = estimate_layout(layout, setting, machine)
-        step_s = estimate.step.total_s
-        metrics = {"memory_gib": memory_gib, "tokens_per_s": estimate.tokens / step_s, "step_time_ms": 1e3 * step_s}
-        metrics |= {} if estimate.mfu is None else {"mfu": estimate.mfu}
+        metrics = {"memory_gib": memory_gib, **estimate_speed(layout, setting, machine)}
         return Estimate(metrics=metrics, description=str(layout))
 
     def list_candidates(

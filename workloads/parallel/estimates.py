@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from workloads.api.contract import Machine
 from workloads.parallel.layout import Layout, Setting, uses_fsdp
-from workloads.planner.estimate import JobEstimate
 from workloads.planner.job import Job, TrainingLayout
 from workloads.planner.memory import stage_memories
+from workloads.planner.precisions import find_precision
 from workloads.planner.setting import Setting as PlannerSetting
-from workloads.planner.step import estimate_job
+from workloads.planner.sizes import model_flops_per_token
+from workloads.planner.step import estimate_step
 
 SHARED_FIELDS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "stages_per_rank", "schedule", "micro_batch", "global_batch"),
@@ -44,6 +45,13 @@ def estimate_memory_gib(layout: Layout, setting: Setting, machine: Machine) -> f
     return max(stage.total_gib for stage in stages)
 
 
-def estimate_layout(layout: Layout, setting: Setting, machine: Machine) -> JobEstimate:
-    """Estimate a layout's step time and memory."""
-    return estimate_job(build_job(layout, setting), machine.cluster)
+def estimate_speed(layout: Layout, setting: Setting, machine: Machine) -> dict[str, float]:
+    """Estimate the metrics of a layout's speed; the MFU where the device's peak is known."""
+    job, cluster = build_job(layout, setting), machine.cluster
+    step_s = estimate_step(job, cluster).total_s
+    tokens_per_s = layout.global_batch * setting.sequence_length / step_s
+    metrics = {"tokens_per_s": tokens_per_s, "step_time_ms": 1e3 * step_s}
+    if peak_tflops := cluster.device.peak_tflops.get(find_precision(job.precision).dtype):
+        flops_per_token = model_flops_per_token(job.model, setting.attended_length)
+        metrics["mfu"] = tokens_per_s * flops_per_token / cluster.gpus / (1e12 * peak_tflops)
+    return metrics

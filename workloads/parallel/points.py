@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from workloads.api.contract import Candidate, Estimate, Machine, Scalar, Workload
-from workloads.parallel.estimates import estimate_layout
+from workloads.parallel.estimates import estimate_speed
 from workloads.parallel.rules import RULES
 from workloads.planner.rules import DEGREES
 
@@ -108,8 +108,7 @@ class Listing:
             return False
         parameters = self._parameters({**self._constants, **point, **FASTEST})
         setting = parameters.setting(self._machine.world_size, self._machine.ranks_per_node, on_gpu=True)
-        estimate = estimate_layout(parameters.layout, setting, self._machine)
-        return estimate.tokens / estimate.step.total_s < self.best[0]
+        return estimate_speed(parameters.layout, setting, self._machine)["tokens_per_s"] < self.best[0]
 
     def _keep(self, candidate: Candidate) -> None:
         if candidate.estimate.unsupported_reason:

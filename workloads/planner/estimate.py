@@ -37,6 +37,10 @@ class StepTime:
     def total_s(self) -> float:
         return float(sum(vars(self).values()))
 
+    def scaled(self, factor: float) -> StepTime:
+        """Return a step of which every part takes `factor` times as long."""
+        return StepTime(**{name: factor * seconds for name, seconds in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class StageMemory:

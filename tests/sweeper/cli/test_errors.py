@@ -87,7 +87,7 @@ WRONG = {
     "-cd nothere": ["nothere", "no such folder"],
     # spellings of version 0.1
     "first=[{m:128}]": ["first=", "renamed in 0.2", "search.initial_points=[{m:128}]"],
-    "nodes=1,2": ["nodes=1,2", "projection.nodes=1,2"],
+    "nodes=1,2": ["nodes=1,2", "projection.nodes, which counts nodes"],
     "cluster.workers=2": ["cluster.workers=2", "cluster.max_concurrent_trials=2"],
     "cluster.set_aside_below=0.8": ["cluster.set_aside_below=0.8", "cluster.drain_below=0.8"],
     "strategy=balanced": ["strategy=balanced", "workload.strategy=balanced"],

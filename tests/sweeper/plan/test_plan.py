@@ -14,6 +14,8 @@ from sweeper.plan.__main__ import run
 from sweeper.plan.answer import answer, search, tokens_of_a_day
 from sweeper.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.plan.rounding import round_to_band
+from sweeper.planning.corrections import Correction, Place, keep
+from workloads.api.registry import load
 
 SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
 
@@ -170,3 +172,19 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
 )
 def test_figures_have_no_more_digits_than_their_band_allows(value: float, error: float, text: str) -> None:
     assert round_to_band(value, error) == text
+
+
+def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "tp=1", "pp=1"]
+    planned = answer(read_request(words)).best.estimate
+    place = Place("h100", "parallel", 8, 8, "nodes of 8", load("parallel").benchmark_version)
+    keep(tmp_path, Correction(place, 1.25, 7, 1.1, 1.3, "2026-11-20"))
+    measured = answer(read_request(words))
+    assert measured.best.estimate.step.total_s == pytest.approx(1.25 * planned.step.total_s)
+    assert run(Namespace(words=words, html=None)) == 0
+    assert "measured  step times x 1.25, the median of 7 layouts" in capsys.readouterr().out
+    others = (["gpus=16"], ["gpus=8", "trainer=torchtitan"])
+    assert all(build_problem(read_request([*SMALL[:2], *other])).correction is None for other in others)

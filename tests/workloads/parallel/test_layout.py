@@ -20,15 +20,16 @@ from sweeper.config.hardware import Node, Target, planned_target
 from tests.conftest import REPOSITORY, CommandResult
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
+from workloads.llama.flops import model_flops_per_token
 from workloads.llama.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
-from workloads.parallel.estimates import build_job, estimate_layout, estimate_memory_gib
+from workloads.parallel.estimates import build_job, estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import BlockKind, Layout, Setting, State, rank_stages
 from workloads.parallel.rules import find_violation
 from workloads.planner.estimate import JobEstimate
 from workloads.planner.pipeline import stage_layers
 from workloads.planner.rules import DEGREES
-from workloads.planner.step import estimate_job
+from workloads.planner.step import estimate_job, estimate_step
 
 H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 POWERS_OF_TWO = [1, 2, 4, 8]
@@ -215,7 +216,7 @@ def test_fp32_state_takes_twice_the_memory_of_a_parameter_and_more_time() -> Non
 
 
 def step_s(layout: Layout, setting: Setting, machine: Machine) -> float:
-    return estimate_layout(layout, setting, machine).step.total_s
+    return estimate_step(build_job(layout, setting), machine.cluster).total_s
 
 
 MEASUREMENTS = pd.read_csv(REPOSITORY / "tests/samples/h200_layouts.csv", comment="#").to_dict("records")
@@ -347,6 +348,16 @@ def on_nodes(machine: Machine, nodes: int) -> Machine:
     return replace(machine, world_size=ranks, cluster=replace(machine.cluster, gpus=ranks))
 
 
+def test_the_mfu_of_documents_counts_the_attention_within_them_alone() -> None:
+    layout, setting = Layout(dp_shard=8, global_batch=16), Setting(MODELS["llama3_8b"], 8192, 8, 8)
+    packed = replace(setting, document_tokens=512)
+    whole, within = (estimate_speed(layout, kind, H200) for kind in (setting, packed))
+    estimate = estimate_job(build_job(layout, setting), H200.cluster)
+    assert whole["mfu"] == pytest.approx(estimate.mfu) and within["tokens_per_s"] > whole["tokens_per_s"]
+    flops = model_flops_per_token(MODELS["llama3_8b"], packed.attended_length)
+    assert within["mfu"] == pytest.approx(within["tokens_per_s"] * flops / 8 / 989e12)
+
+
 def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
     workload, parameters = Parallel(), ParallelParameters(dp_shard=8, micro_batch=2, global_batch=64)
     one_node_tokens_per_s = workload.estimate(parameters, H200).metrics["tokens_per_s"]
@@ -395,6 +406,10 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
         (["gpus=2", "workload.strategy=balanced", "model=llama3_70b"], "Available: llama3_8b, qwen2_5_7b"),
         (["gpus=2", "hardware=h200"], "hardware=h200: not in the cluster"),
         (["gpus=2", "projection.nodes=2,x"], "projection.nodes=2,x: must be numbers of nodes"),
+        (
+            ["gpus=16", "hardware=h100", "plan=true", "projection.nodes=1,2"],
+            "projection.nodes=1: copies of a trial of 16 GPUs fill multiples of 2 nodes of 8, such as",
+        ),
         (["workload=matmul", "projection.nodes=2"], "projection.nodes: matmul cannot project to more nodes"),
         (["gpus=2", "space.learning_rate=interval(0.1,0.2)"], "every point is estimated before"),
     ],
