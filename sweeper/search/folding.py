@@ -1,7 +1,7 @@
 """A journal read as one entry a trial, without Optuna's replay of every line.
 
 Optuna applies each line of a journal to a copy of its trial, parses the distributions of every trial again, and keeps
-all attributes. For 100,000 trials that took two thirds of the time of opening a study and half of its memory.
+all attributes. For 100,000 trials that, and records as text, took 30% of the time and the memory of opening a study.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_a_journal_is_read_as_optuna_reads_it(tmp_path: Path) -> None:
 
 
 def test_optuna_gets_neither_the_parameters_nor_the_records_of_ended_trials(tmp_path: Path) -> None:
-    """Its replay of them took two thirds of the time of opening a study of 100,000 trials, and half of the memory."""
+    """Its replay of them took much of the time and the memory of opening a study of 100,000 trials."""
     path = tmp_path / "study.journal"
     for _ in range(2):
         journal = Journal(path, "maximize")
