@@ -21,6 +21,7 @@ from sweeper.folders.description import SweepDescription, SweepEnd
 from sweeper.folders.stored import Winner, measured_value
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult
+from sweeper.search.front import FrontPoint
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
@@ -122,7 +123,8 @@ class FinishedRun:
         trials: the digest tells whether anything would differ.
         """
         message, view = self._closing_message(results, summary), build_view(results)
-        digest = compute_digest({"closing": message, "view": asdict(view)})
+        front = results.front_numbers if results.front else None
+        digest = compute_digest({"closing": message, "view": asdict(view), **({"front": front} if front else {})})
         ran_nothing = self.is_over and not self.progress.finished_in_this_run
         if ran_nothing and results.has_files() and tracking.has_results(digest):
             display.note("finished before: nothing is left to run, and its results are written")
@@ -133,6 +135,8 @@ class FinishedRun:
         plots = [] if self.is_interrupted else self._draw_plots(results, display)
         if tracking.is_open and tracking.pending > MANY_PENDING:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
+        if front:
+            tracking.log_front(front)
         files = {"artifacts": texts, "plots": plots}
         return tracking.close({**message, **files, "digest": digest}, view, MLFLOW_PATIENCE_S)
 
@@ -232,19 +236,21 @@ def build_view(results: Results) -> SweepView:
     """Return what MLflow's pages show of a sweep: its best trials with those of the finals first."""
     objective, plan = results.objective, results.plan
     finalists = [_rank_finalist(finalist, objective) for finalist in results.finalists]
+    finalists += [_rank_front_point(point, objective) for point in results.certified]
     numbers = {trial.number for trial in finalists}
     others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
     measured = results.best[0].metrics if results.best else {}
-    metrics = [f"final_{objective}"] if finalists else []
-    metrics += [objective, *(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name != objective)]
-    metrics += [name for name in EFFICIENCY if name in measured and name != objective][:1]
+    metrics = [f"final_{objective}"] if results.finalists else []
+    metrics += [objective, *results.other_objectives, *(["front_share"] if results.certified else [])]
+    metrics += [*(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name not in metrics)]
+    metrics += [name for name in EFFICIENCY if name in measured and name not in metrics][:1]
     return SweepView(
         objective=objective,
         minimize=results.direction == "minimize",
         metrics=metrics,
         parameters=list(plan.space.dimensions),
         space={name: exact_value(value) for name, value in plan.space.described().items()},
-        ranking=[*finalists, *others][:RANKED_TRIALS],
+        ranking=[*finalists, *others][: max(RANKED_TRIALS, len(finalists))],
     )
 
 
@@ -254,6 +260,14 @@ def _rank_finalist(finalist: FinalistResult, objective: str) -> RankedTrial:
     metrics = {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
     known = {name: bound for name, bound in metrics.items() if not math.isnan(bound)}
     return RankedTrial(finalist.trial.number, known, format_interval(value.low, value.high))
+
+
+def _rank_front_point(point: FrontPoint, objective: str) -> RankedTrial:
+    value = point.values[objective]
+    metrics = {f"final_{name}": interval.value for name, interval in point.values.items()}
+    return RankedTrial(
+        point.trial.number, {**metrics, "front_share": point.share}, format_interval(value.low, value.high)
+    )
 
 
 def _rank_trial(trial: TrialRecord, objective: str) -> RankedTrial:

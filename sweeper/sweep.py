@@ -28,6 +28,7 @@ from sweeper.planning.corrections import MeasuredFactors
 from sweeper.planning.plan import Plan
 from sweeper.planning.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
+from sweeper.search.front import select_finalists
 from sweeper.search.neighbours import describe_stall
 from sweeper.search.trial import Trial
 from sweeper.ui import duration, plan_view
@@ -214,11 +215,12 @@ class Sweep:
         self._run_trials(1, lambda: bool(pending) and not self._stop.requested, ask)
 
     def _pending_finals(self) -> list[tuple[TrialRecord, Remeasurement]]:
-        if self._stop.requested or self._progress.stop_reason or self._plan.criteria.has_front:
+        if self._stop.requested or self._progress.stop_reason:
             return []
         finals, repeated = self._config.finals, self._study.replaced | self._study.retried
         measured = [record for record in self._study.records.values() if record.number not in repeated]
-        return pending_remeasurements(self._progress.ranked_trials(), finals.top, finals.rounds, measured)
+        finalists = select_finalists(self._progress.ranked_trials(), self._plan.criteria, finals.top)
+        return pending_remeasurements(finalists, len(finalists), finals.rounds, measured)
 
     # ── nodes ──
 
@@ -282,6 +284,8 @@ class Sweep:
         self._finals_ended += record.remeasurement is not None
         is_best = not record.remeasurement and self._progress.add(record)
         self._tracking.log_trial(record)
+        if is_best and self._plan.criteria.has_front:
+            self._tracking.log_front([trial.number for trial in self._progress.front])
         self._display.update(self._state(), record, is_best)
         if not record.remeasurement and (line := self._next_estimate()):
             self._display.note(line)
@@ -350,6 +354,8 @@ class Sweep:
             remaining_s=self._progress.estimated_remaining_s(trials),
             best=self._progress.best,
             objective=self._config.workload.objective,
+            front=self._progress.front,
+            objectives=self._plan.criteria.metrics,
             describe_workers=pool.describe_workers if pool else lambda _: ["starting Ray"],
             gangs=len(pool.gangs) if pool else 1,
             tracking_error=self._tracking.last_error,

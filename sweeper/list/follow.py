@@ -56,6 +56,8 @@ class Follower:
             best=self._progress.best,
             objective=self._description.objective,
             finals=self._finals(),
+            front=self._progress.front,
+            objectives=self._description.criteria.metrics,
         )
 
     def _finals(self) -> tuple[int, int] | None:

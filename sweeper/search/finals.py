@@ -105,7 +105,7 @@ def finalist_results(
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
         return []
-    by_round = _objective_by_round(ranked[:top], records, objective)
+    by_round = objective_by_round(ranked[:top], records, objective)
     measured = {number: rounds for number, rounds in by_round.items() if len(rounds) > 1}
     common = sorted(set.intersection(*map(set, measured.values()))) if measured else []
     if len(common) < 2:
@@ -126,7 +126,7 @@ def compare_rounds(rounds: Mapping[int, np.ndarray], sign: int) -> dict[int, tup
         rounds: the objective of each finalist in the rounds that all of them completed.
         sign: 1 if a higher objective is better, else -1.
     """
-    values = {number: _mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
+    values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
     order = sorted(values, key=lambda number: -sign * values[number].value)
     level = 1 - FAMILY_ERROR / max(1, math.comb(len(order), 2))
     return {
@@ -142,7 +142,7 @@ def _group(finalists: Sequence[TrialRecord]) -> tuple[int, ...]:
     return tuple(sorted(record.number for record in finalists))
 
 
-def _objective_by_round(
+def objective_by_round(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], objective: str
 ) -> dict[int, dict[int, float]]:
     """Return the objective of each complete round of each finalist, by the finalist's number and the round."""
@@ -168,7 +168,7 @@ def _relative_gap(leader: np.ndarray, other: np.ndarray, sign: int, level: float
     return Interval(*(-math.expm1(-x) for x in (ratio.value, ratio.low, ratio.high)))
 
 
-def _mean_of_rounds(rounds: np.ndarray) -> Interval:
+def mean_of_rounds(rounds: np.ndarray) -> Interval:
     """Return the geometric mean with its interval, or the arithmetic mean of values that are not all positive."""
     if not (rounds > 0).all():
         return student_interval(rounds)

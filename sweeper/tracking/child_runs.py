@@ -77,6 +77,10 @@ class ChildRuns:
         page = self._client.search_runs([self._experiment_id], condition, max_results=PAGE_SIZE)
         return {int(run.data.tags[mlflow_store.TRIAL_NUMBER]): run for run in page}
 
+    def find_with_tag(self, tag: str, value: str) -> dict[int, Any]:
+        """Return the runs that have this tag."""
+        return {int(run.data.tags[mlflow_store.TRIAL_NUMBER]): run for run in self._search({tag: value, **self._tags})}
+
     def _search(self, tags: Mapping[str, str]) -> Any:
         return mlflow_store.search_runs(self._client, [self._experiment_id], tags, PAGE_SIZE)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class TrackingClient:
         self._unsent: deque[int] = deque()  # the numbers of those that this process has not been sent
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEPS)
         self._closing_message: dict[str, Any] | None = None
+        self._front: list[int] | None = None  # the trials on it; None without one
+        self._sent_front: list[int] | None = None  # to this process
         self._close_sent = False
         self._closed = threading.Event()
         self._restarts = 0
@@ -82,6 +85,12 @@ class TrackingClient:
         """Record a step of a running trial. It may be lost if the process dies; the trial's record is not."""
         with self._mutex:
             self._steps.append({"number": number, "name": name, "step": step, "at_s": at_s, "metrics": metrics})
+            self._send_waiting()
+
+    def log_front(self, numbers: Sequence[int]) -> None:
+        """Mark these trials as the front of several objectives, and no others."""
+        with self._mutex:
+            self._front = list(numbers)
             self._send_waiting()
 
     def restart_if_dead(self) -> None:
@@ -148,6 +157,7 @@ class TrackingClient:
             self.experiment_id = None
             self._unsent = deque(self._unwritten)
             self._close_sent = False
+            self._sent_front = None
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sweeper.tracking.process", str(self._lock_fd)],
                 stdin=subprocess.PIPE,
@@ -193,6 +203,9 @@ class TrackingClient:
         while self._unsent:
             if record := self._unwritten.get(self._unsent.popleft()):  # the store may have had it
                 self._send({"record": record.to_json()})
+        if self._front is not None and self._front != self._sent_front:
+            self._sent_front = self._front
+            self._send({"front": self._front})
         if self._closing_message is not None and not self._close_sent:
             self._close_sent = True
             self._send(self._closing_message)

@@ -38,6 +38,7 @@ IMPORTED_KIND = "imported"  # a child run of it: one result
 # Tags that a reader of the store sees as columns.
 SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
+FRONT = "front"  # yes for a trial that is on the front of several objectives; others lack it
 WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
 RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that

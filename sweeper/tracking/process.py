@@ -11,6 +11,7 @@ descriptor that holds the sweep's lock.
                                      "results": {"digest": …, "view": key}, empty unless they are complete}}
     {"step": {…}}                   {}
     {"record": "…"}                 {"written": number}
+    {"front": [numbers]}            {}
     {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
 A message that fails is answered with {"error": "…"} and repeated until it succeeds.
@@ -100,6 +101,9 @@ class RecordingProcess:
             record = TrialRecord.from_json(message["record"])
             self._store.write_trial(record)
             return {"written": record.number}
+        if "front" in message:
+            self._store.write_front(message["front"])
+            return {}
         self._store.close(**message["close"])
         self._answer({"ranked": 0})
         self._view_key = self._write_view(message["view"])

@@ -130,6 +130,16 @@ class Store:
         points = [Metric(_legal_name(f"steps/{key}"), value, at_ms, step) for key, value in metrics.items()]
         self._client.log_batch(run_id, metrics=points)
 
+    def write_front(self, numbers: Sequence[int]) -> None:
+        """Tag the runs of these trials, and no others: those that are on the front of several objectives."""
+        tagged = self._children.find_with_tag(mlflow_store.FRONT, "yes")
+        for number, run in tagged.items():
+            if number not in numbers:
+                self._client.delete_tag(run.info.run_id, mlflow_store.FRONT)
+        for number in numbers:
+            if number not in tagged and (run := self._children.find(number)):
+                self._client.set_tag(run.info.run_id, mlflow_store.FRONT, "yes")
+
     def close(
         self,
         status: str,

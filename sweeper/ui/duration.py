@@ -5,6 +5,7 @@ from __future__ import annotations
 from sweeper.common.trials import TrialStatus
 from sweeper.planning.duration import estimate_steps_s
 from sweeper.planning.plan import Plan
+from sweeper.search.front import MAX_POINTS
 from sweeper.search.progress import SweepProgress
 from sweeper.ui.format import count, format_duration
 
@@ -41,7 +42,8 @@ class DurationNote:
             return ""
         self._is_due = False
         finals = self._plan.config.finals
-        measurements = min(finals.top, finals.top if trials is None else trials) * finals.rounds
+        top = max(finals.top, MAX_POINTS) if finals.top and self._plan.criteria.has_front else finals.top
+        measurements = min(top, top if trials is None else trials) * finals.rounds
         finals_s = measurements * progress.mean_trial_s
         if remaining_s + finals_s < LONG_S:
             return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from sweeper.ui.tables import format_counts
 
 HEARTBEAT_S = 10.0
 MIN_BETWEEN_LINES_S = 1.0
+SHOWN_OF_FRONT = 8  # in a block
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class ProgressState:
         tracking_error: why results are not in MLflow; empty if they are.
         is_starting: no worker is up yet.
         finals: finished and planned trials of the finals.
+        front: with several objectives, the trials on it, the best by the leading one first.
+        objectives: the metrics of all objectives.
     """
 
     counts: Mapping[TrialStatus, int]
@@ -50,6 +53,8 @@ class ProgressState:
     is_starting: bool = False
     is_stopping: bool = False
     finals: tuple[int, int] | None = None
+    front: Sequence[TrialRecord] = ()
+    objectives: Sequence[str] = ()
 
     @property
     def ended(self) -> int:
@@ -101,6 +106,9 @@ class Lines(Progress):
         self._last_s, self._skipped = now, ""
         if ended is not None and failed:
             line += f"; {_describe_failure(ended)}"
+        elif state.front and not state.finals:
+            new = f", new {_describe_values(state, ended)}" if ended is not None and is_best else ""
+            line += f"; front of {len(state.front)}{new}"
         elif state.best and not state.finals:
             line += f"; {'new best' if is_best else 'best'} {_describe_best(state)}"
         if state.remaining_s is not None and not (ended or state.finals):  # in the heartbeat alone
@@ -141,9 +149,13 @@ class Block(Progress):
         running = f"{state.running} running, {state.waiting} next"
         activity = "stopping: waiting for the running trials" if state.is_stopping else running
         lines.append(Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"))
-        if state.best:
+        for record in state.front[:SHOWN_OF_FRONT]:
+            lines.append(Text(f"front {_describe_values(state, record)}", style="green"))
+        if len(state.front) > SHOWN_OF_FRONT:
+            lines.append(Text(f"… and {len(state.front) - SHOWN_OF_FRONT} more on the front", style="green"))
+        if state.best and not state.front:
             lines.append(Text(f"best {_describe_best(state)}", style="green"))
-        max_workers = max(1, self.console.height - 6)
+        max_workers = max(1, self.console.height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
         lines += [Text(worker, style="dim") for worker in state.describe_workers(max_workers)]
         if state.gangs > max_workers:
             lines.append(Text(f"… and {state.gangs - max_workers} more workers", style="dim"))
@@ -176,6 +188,7 @@ class Json(Progress):
                 "params": dict(ended.params),
                 "metrics": dict(ended.metrics),
                 "is_best": is_best,
+                **({"front": [record.number for record in state.front]} if state.front else {}),
                 "ended": state.ended,
                 "budget_trials": state.trials,
                 "elapsed_s": round(state.elapsed_s, 3),
@@ -218,6 +231,12 @@ def _describe_best(state: ProgressState) -> str:
     assert state.best is not None
     value = f"{format_number(state.best.metrics[state.objective])} {unit_of(state.objective)}".strip()
     return f"{value} at {format_point(state.best.params)}"
+
+
+def _describe_values(state: ProgressState, record: TrialRecord) -> str:
+    """Return the objectives of a trial and its point."""
+    values = [f"{format_number(record.metrics[name])} {unit_of(name) or name}" for name in state.objectives]
+    return f"{', '.join(values)} at {format_point(record.params)}"
 
 
 def _bar(state: ProgressState, width: int) -> str:

@@ -16,6 +16,7 @@ from sweeper.planning import ceilings, corrections, cost_model
 from sweeper.planning.corrections import Correction, MeasuredFactors, place_of
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult, finalist_results
+from sweeper.search.front import FrontPoint, certify, select_finalists
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.ui import per_gpu, plots, tables
@@ -33,7 +34,9 @@ class Results:
         remeasured: the trials of the finals and node comparisons.
         earlier_attempts: trials that a retry has replaced; nothing counts them.
         best: the ranked trials of the search, the best first.
-        finalists: likewise.
+        finalists: likewise, of one objective.
+        front: with several objectives, the trials of the search that no other dominates.
+        certified: with several objectives, the points that were measured again.
         gpus: GPUs that were measured side by side, the slowest first.
     """
 
@@ -45,11 +48,15 @@ class Results:
     best: Sequence[TrialRecord]
     finalists: Sequence[FinalistResult]
     gpus: list[per_gpu.GpuResult]
+    front: Sequence[TrialRecord] = ()
+    certified: Sequence[FrontPoint] = ()
 
     @staticmethod
     def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
         """Return the results of a study."""
-        records, best, section = study.current_records, progress.ranked_trials(), plan.config.workload
+        records, best, criteria = study.current_records, progress.ranked_trials(), plan.criteria
+        top = select_finalists(best, criteria, plan.config.finals.top)
+        has_front = criteria.has_front
         searched = [record for record in records if not record.remeasurement]
         return Results(
             plan=plan,
@@ -58,10 +65,12 @@ class Results:
             remeasured=[record for record in records if record.remeasurement],
             earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
             best=best,
-            finalists=[]
-            if plan.criteria.has_front
-            else finalist_results(best, plan.config.finals.top, records, section.objective, section.direction),
+            finalists=finalist_results(top, len(top), records, criteria.objective, criteria.direction)
+            if not has_front
+            else [],
             gpus=per_gpu.per_gpu_results(records),
+            front=criteria.front(best) if has_front else [],
+            certified=certify(top, records, criteria) if has_front else [],
         )
 
     @property
@@ -73,6 +82,13 @@ class Results:
         return self.plan.config.workload.direction
 
     @property
+    def front_numbers(self) -> list[int]:
+        """The numbers of the trials on the front: of the search, corrected by what was measured again."""
+        measured = {point.trial.number: point.is_on_front for point in self.certified}
+        kept = [trial.number for trial in self.front if measured.get(trial.number, True)]
+        return sorted({*kept, *(number for number, is_on_front in measured.items() if is_on_front)})
+
+    @property
     def has_failures(self) -> bool:
         """Return whether any trial failed, was lost or timed out."""
         return any(record.status in BAD for record in (*self.records, *self.remeasured))
@@ -82,12 +98,26 @@ class Results:
         """The winner of the finals, without finals the best trial of the search."""
         if self.finalists:
             return self.finalists[0].trial
+        if certain := [point for point in self.certified if point.is_on_front]:
+            return certain[0].trial
         return self.best[0] if self.best else None
 
     def text_files(self) -> dict[str, str]:
         """Return the contents of the result files by name."""
-        files = {"trials.csv": tables.trials_csv([*self.records, *self.remeasured, *self.earlier_attempts])}
+        every = [*self.records, *self.remeasured, *self.earlier_attempts]
+        files = {"trials.csv": tables.trials_csv(every, self._front_columns())}
         return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
+
+    def _front_columns(self) -> dict[int, dict[str, object]]:
+        """Return of each trial on the front, and of those measured again, the columns that say so."""
+        shares = {point.trial.number: {"front_share": point.share} for point in self.certified}
+        on_front = {number: {"front": "yes"} for number in self.front_numbers}
+        return {number: {**on_front.get(number, {}), **shares.get(number, {})} for number in {**on_front, **shares}}
+
+    @property
+    def other_objectives(self) -> tuple[str, ...]:
+        """The objectives beside the leading one."""
+        return self.plan.criteria.metrics[1:] if self.front else ()
 
     def has_files(self) -> bool:
         """Return whether the sweep's folder has the result files and the plots that belong to these results."""
@@ -100,6 +130,8 @@ class Results:
         """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
         metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
         metrics |= self.prediction_quality()
+        if self.front:
+            metrics["front_trials"] = float(len(self.front_numbers))
         if self.finalists:
             first, name = self.finalists[0], f"final_{self.objective}"
             interval = first.value
@@ -180,4 +212,6 @@ class Results:
             "outcomes": {status.value: count for status, count in self.counts.items()},
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
             "finals": [finalist.to_dict() for finalist in self.finalists],
+            **({"front": self.front_numbers} if self.front else {}),
+            **({"certified": [point.to_dict() for point in self.certified]} if self.certified else {}),
         }

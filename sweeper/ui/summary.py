@@ -21,6 +21,7 @@ from sweeper.ui.results import Results
 from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
+SHOWN_OF_FRONT = 30
 SHOWN_REASONS = 3  # of each bad status
 SHOWN_OF_EXHAUSTED = 120  # trials of a space of which every point was tried
 
@@ -69,8 +70,9 @@ class Summary:
 
     def markdown(self) -> str:
         """Return the summary for the parent run's page in MLflow."""
-        results, shown = self.results, self.results.best[:SHOWN_ROWS]
-        best = tables.markdown_of(*tables.trial_rows(shown, results.objective)) if shown else "no trial was complete"
+        results, shown = self.results, self._best_trials()
+        rows = tables.trial_rows(shown, results.objective, results.other_objectives, results.front_numbers)
+        best = tables.markdown_of(*rows) if shown else "no trial was complete"
         lines = [f"**{self.title}**: {tables.format_counts(results.counts)}", "", best, ""]
         if fixed := tables.fixed_parameters(results.records):
             lines += [f"Fixed: {format_point(fixed)}", ""]
@@ -81,6 +83,10 @@ class Summary:
         if results.finalists:
             rows = tables.finalist_rows(results.finalists, results.objective)
             lines += [self.verdict(), "", tables.markdown_of(*rows), ""]
+        if results.front:
+            lines += [self.verdict(), ""]
+        if results.certified:
+            lines += [tables.markdown_of(*tables.front_rows(results.certified)), ""]
         if results.gpus:
             lines += [per_gpu.describe(results.gpus), ""]
         for node in self.drained:
@@ -89,6 +95,8 @@ class Summary:
 
     def verdict(self) -> str:
         """Return the winner of the finals or the trials that tie; empty without finals."""
+        if self.results.front:
+            return self._describe_front()
         if not self.results.finalists:
             return ""
         leader, *others = self.results.finalists
@@ -102,6 +110,20 @@ class Summary:
             return f"trial {leader.trial.number} wins: {value} ({interval}; {method})"
         numbers = ", ".join(map(str, [leader.trial.number, *tied]))
         return f"{TIE}: trials {numbers} cannot be told apart; {value} ({interval}; {method})"
+
+    def _describe_front(self) -> str:
+        """Return the trials of the front and how sure they are."""
+        numbers, certified = self.results.front_numbers, self.results.certified
+        text = f"front of {count(len(numbers), 'trial')}: {', '.join(map(str, numbers))}"
+        if not certified:
+            return f"{text}; not measured again"
+        unsure = [point.trial.number for point in certified if point.verdict == "not sure"]
+        rounds = f"{len(certified)} measured again in {certified[0].rounds} rounds"
+        return f"{text}; {rounds}" + (f"; not sure of {', '.join(map(str, unsure))}" if unsure else "")
+
+    def _best_trials(self) -> Sequence[TrialRecord]:
+        """Return the best trials, of several objectives at least the front."""
+        return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
         """Print to standard output.
@@ -143,7 +165,8 @@ class Summary:
         if fixed := tables.fixed_parameters(results.records):
             out.print(f"fixed    {format_point(fixed)}")
         if shown := self._shown_trials(is_exhausted):
-            out.print(tables.draw_trials(shown, results.objective, out.width))
+            others, front = results.other_objectives, results.front_numbers
+            out.print(tables.draw_trials(shown, results.objective, out.width, others, front))
             if missing := tables.missing_intervals(shown, results.objective):
                 out.print(f"—        no 95% interval: {missing}")
             if common := tables.common_parameters(shown):
@@ -152,6 +175,11 @@ class Summary:
             heading, cells = tables.finalist_rows(results.finalists, results.objective)
             out.print(f"finals   {self.verdict()}")
             out.print(tables.draw(heading, cells, len(heading) - 5, out.width))  # intervals if there is room
+        if results.front:
+            out.print(f"front    {self.verdict()}")
+        if results.certified:
+            heading, cells = tables.front_rows(results.certified)
+            out.print(tables.draw(heading, cells, len(heading), out.width))
 
     def _notes(self) -> list[str]:
         """Return the lines below the tables: finals, estimates, GPUs, nodes, unranked trials and failures."""
@@ -174,7 +202,7 @@ class Summary:
         ranked_first = [*self.results.best, *self._unranked()]
         if is_exhausted and len(ranked_first) <= SHOWN_OF_EXHAUSTED:
             return ranked_first
-        return (self.results.best or ranked_first)[:SHOWN_ROWS]
+        return self._best_trials() or ranked_first[:SHOWN_ROWS]
 
     def _unranked(self) -> list[TrialRecord]:
         """Return the complete trials that have no speed to rank."""

@@ -7,7 +7,7 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -18,6 +18,7 @@ from sweeper.common.intervals import missing_reason
 from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.search.finals import FinalistResult
+from sweeper.search.front import FrontPoint
 from sweeper.ui.format import format_number
 
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
@@ -52,18 +53,26 @@ def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
     return {name: value for name, value in fixed.items() if value not in (None, "")}
 
 
-def trial_rows(records: Sequence[TrialRecord], objective: str) -> Rows:
-    """Return the heading and the cells: varying parameters, then the objective, then the other metrics."""
+def trial_rows(
+    records: Sequence[TrialRecord], objective: str, others: Sequence[str] = (), front: Collection[int] = ()
+) -> Rows:
+    """Return the heading and the cells: varying parameters, then the objective, then the other metrics.
+
+    Args:
+        others: further objectives, which follow the leading one; then the trials of `front` are marked.
+    """
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
     hidden = hidden_metrics([record.metrics for record in records], objective)
     metrics = [objective, *(metric for metric in DISPLAY if metric not in (objective, *bounds, *hidden))]
+    metrics = [objective, *others, *(metric for metric in metrics if metric not in (objective, *others))]
     metrics = [metric for metric in metrics if any(metric in record.metrics for record in records)]
     if any(missing_reason(r.metrics, objective) or bounds[0] in r.metrics for r in records):
-        metrics[1:1] = bounds
+        metrics[1 + len(others) : 1 + len(others)] = bounds
     bound_columns = {bounds[0]: ("95% from", "", 1.0), bounds[1]: ("to", "", 1.0)}
     columns = [bound_columns.get(metric) or DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
     heading = ["trial", *names, *(f"{label} {unit}".strip() for label, unit, _ in columns)]
+    heading[1:1] = ["front"] if others else []
     cells = []
     for record in records:
         values = [record.metrics.get(metric) for metric in metrics]
@@ -71,7 +80,8 @@ def trial_rows(records: Sequence[TrialRecord], objective: str) -> Rows:
             ("—" if metric in bounds else "") if value is None else format_number(value * factor)
             for metric, value, (*_, factor) in zip(metrics, values, columns, strict=True)
         ]
-        cells.append([str(record.number), *(short_value(record.params[name]) for name in names), *formatted])
+        marks = ["yes" if record.number in front else ""] if others else []
+        cells.append([str(record.number), *marks, *(short_value(record.params[name]) for name in names), *formatted])
     return heading, cells
 
 
@@ -81,10 +91,31 @@ def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
     return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def draw_trials(records: Sequence[TrialRecord], objective: str, width: int) -> Table:
-    """Return the table of trials for a terminal of this width."""
-    minimum = 2 + len(varying_parameters(records))  # the number, the parameters and the objective
-    return draw(*trial_rows(records, objective), minimum, width)
+def draw_trials(
+    records: Sequence[TrialRecord], objective: str, width: int, others: Sequence[str] = (), front: Collection[int] = ()
+) -> Table:
+    """Return the table of trials for a terminal of this width. See `trial_rows` for the other arguments."""
+    # The number, the parameters and the objective; of several also the mark of the front.
+    minimum = 2 + len(varying_parameters(records)) + (1 + len(others) if others else 0)
+    return draw(*trial_rows(records, objective, others, front), minimum, width)
+
+
+def front_rows(points: Sequence[FrontPoint]) -> Rows:
+    """Return the heading and the cells of the front's points that were measured again."""
+    names = varying_parameters([point.trial for point in points])
+    heading = ["trial", *names]
+    for metric in points[0].values:
+        label, unit, _ = DISPLAY.get(metric, (metric, "", 1.0))
+        heading += [f"{label} {unit}".strip(), "95% from", "to"]
+    cells = []
+    for point in points:
+        row = [str(point.trial.number), *(short_value(point.trial.params[name]) for name in names)]
+        for metric, value in point.values.items():
+            factor = DISPLAY.get(metric, (metric, "", 1.0))[2]
+            row += [format_number(bound * factor) for bound in (value.value, value.low, value.high)]
+        same = ", ".join(map(str, point.same_as))
+        cells.append([*row, f"{100 * point.share:.0f}", point.verdict, same])
+    return [*heading, "front %", "verdict", "same as"], cells
 
 
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
@@ -152,8 +183,8 @@ def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def trials_csv(records: Iterable[TrialRecord]) -> str:
-    """Return every trial by number, with its outcome, parameters and metrics."""
+def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str, object]] | None = None) -> str:
+    """Return every trial by number, with its outcome, parameters and metrics, and further columns of some by number."""
     rows = []
     for record in sorted(records, key=lambda record: record.number):
         remeasurement = record.remeasurement
@@ -163,6 +194,7 @@ def trials_csv(records: Iterable[TrialRecord]) -> str:
                 **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
                 **({"retry_of": record.retry.trial} if record.retry else {}),
                 "outcome": record.status.value,
+                **(columns or {}).get(record.number, {}),
                 **{f"param.{name}": _keep_nan(value) for name, value in record.all_params.items()},
                 **record.metrics,
                 "reason": record.reason,

@@ -35,6 +35,7 @@ def plan(tokens_per_s: float, *, trials: int | None = 100, gangs: int = 1, param
         space=SimpleNamespace(constants={}),
         workload=SimpleNamespace(Parameters=parameters),
         resources=SimpleNamespace(gangs=gangs),
+        criteria=SCORE,
     )
 
 

@@ -1,0 +1,158 @@
+"""The front of several objectives, measured again: how sure it is that each of its points belongs to it.
+
+The points of the front run again in turns, as finalists of one objective do (`finals.py`). A point's share is the part
+of bootstrap samples of the rounds (Efron 1979) in which no other point is at least as good in all objectives and better
+in one. All points are drawn with the same rounds, so that drift from round to round does not count. Two points cannot
+be told apart if no objective differs between them: Student's intervals of their paired differences contain zero, for
+all pairs and objectives at once (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from sweeper.common.criteria import Criteria
+from sweeper.common.dominance import find_front
+from sweeper.common.intervals import Interval, student_interval
+from sweeper.common.trials import TrialRecord
+from sweeper.search.finals import FAMILY_ERROR, mean_of_rounds, objective_by_round
+
+MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
+MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
+SAMPLES = 2000  # of the bootstrap: a share of 95% is known to within 1%
+SURE, UNSURE = 0.95, 0.05  # shares from which a point is on the front, and up to which it is dominated
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A point of the front that was measured again.
+
+    Attributes:
+        trial: the point as the search measured it.
+        values: the mean of each objective over the rounds, by metric.
+        share: of the bootstrap samples in which no other point dominates it.
+        is_on_front: no other point's means dominate its means.
+        same_as: numbers of the trials that cannot be told apart from it in any objective.
+        rounds: the number of rounds that are compared.
+    """
+
+    trial: TrialRecord
+    values: Mapping[str, Interval]
+    share: float
+    is_on_front: bool
+    same_as: tuple[int, ...]
+    rounds: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is on the front, dominated, or neither is sure."""
+        return "on the front" if self.share >= SURE else "dominated" if self.share <= UNSURE else "not sure"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the point as plain values, for JSON."""
+        return {
+            "trial": self.trial.number,
+            "params": dict(self.trial.params),
+            "values": {name: asdict(value) for name, value in self.values.items()},
+            "share": self.share,
+            "is_on_front": self.is_on_front,
+            "same_as": list(self.same_as),
+            "rounds": self.rounds,
+        }
+
+
+def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int) -> Sequence[TrialRecord]:
+    """Return the trials to measure again: of one objective the best, of several the front, evenly thinned out.
+
+    Args:
+        ranked: the ranked trials of the search, the best first.
+        criteria: what ranked them.
+        top: the number of finalists; 0 for none.
+    """
+    if not criteria.has_front or not top:
+        return ranked[:top]
+    front = criteria.front(ranked)
+    if len(front) < MIN_POINTS:
+        return ranked[:MIN_POINTS]
+    size = min(len(front), max(top, MAX_POINTS))
+    return [front[round(place)] for place in np.linspace(0, len(front) - 1, size)]
+
+
+def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria) -> list[FrontPoint]:
+    """Return the points that were measured again in at least two rounds, in their order; else none.
+
+    Args:
+        finalists: the points, as the search measured them.
+        records: all records, among them those of the finals.
+        criteria: the objectives.
+    """
+    records = list(records)
+    by_metric = [objective_by_round(finalists, records, metric) for metric in criteria.metrics]
+    measured = [point for point in finalists if all(len(rounds[point.number]) > 1 for rounds in by_metric)]
+    common = set.intersection(*(set(rounds[p.number]) for p in measured for rounds in by_metric)) if measured else set()
+    if len(common) < 2:
+        return []
+    values = np.array([[[rounds[p.number][n] for n in sorted(common)] for rounds in by_metric] for p in measured])
+    losses = _to_losses(values, criteria)
+    front = find_front(losses.mean(axis=2).tolist())
+    same = _find_same(losses)
+    return [
+        FrontPoint(
+            trial=point,
+            values={metric: mean_of_rounds(values[n, k]) for k, metric in enumerate(criteria.metrics)},
+            share=share,
+            is_on_front=n in front,
+            same_as=tuple(measured[other].number for other in same[n]),
+            rounds=len(common),
+        )
+        for n, (point, share) in enumerate(zip(measured, bootstrap_shares(losses), strict=True))
+    ]
+
+
+def bootstrap_shares(losses: np.ndarray) -> list[float]:
+    """Return the share of the samples of the rounds in which each point is on the front.
+
+    Args:
+        losses: of each point, objective and round, the lower the better.
+    """
+    rounds = losses.shape[2]
+    drawn = np.random.default_rng(0).integers(0, rounds, (SAMPLES, rounds))  # the same result in every run
+    means = losses[:, :, drawn].mean(axis=3)
+    shares = []
+    for mean in means:
+        is_dominated = (means <= mean).all(axis=1) & (means < mean).any(axis=1)
+        shares.append(1.0 - float(is_dominated.any(axis=0).mean()))
+    return shares
+
+
+def _to_losses(values: np.ndarray, criteria: Criteria) -> np.ndarray:
+    """Return the losses; of a metric that is positive their logarithms, so that their mean is the geometric one."""
+    losses = np.empty_like(values)
+    for place, objective in enumerate(criteria.objectives):
+        of_metric = values[:, place]
+        scaled = np.log(of_metric) if (of_metric > 0).all() else of_metric
+        losses[:, place] = objective.loss(1.0) * scaled
+    return losses
+
+
+def _find_same(losses: np.ndarray) -> list[list[int]]:
+    """Return of each point the others that cannot be told apart from it."""
+    count, objectives, _ = losses.shape
+    level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
+    same: list[list[int]] = [[] for _ in range(count)]
+    for one, other in combinations(range(count), 2):
+        differences = losses[one] - losses[other]
+        if all(_contains_zero(student_interval(difference, level)) for difference in differences):
+            same[one].append(other)
+            same[other].append(one)
+    return same
+
+
+def _contains_zero(interval: Interval) -> bool:
+    return interval.low <= 0 <= interval.high

@@ -1,0 +1,109 @@
+"""The front of several objectives, measured again: shares, verdicts and what cannot be told apart."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweeper.common.criteria import Criteria
+from sweeper.common.trials import Remeasurement, TrialRecord
+from sweeper.search.front import MAX_POINTS, FrontPoint, bootstrap_shares, certify, select_finalists
+from tests.conftest import Workspace
+from tests.support.factories import trial_record
+
+CRITERIA = Criteria.of({"tokens_per_s": "maximize", "peak_device_gib": "minimize"})
+Rounds = Mapping[int, Sequence[tuple[float, float]]]  # tokens/s and GiB by trial
+
+
+def measured(number: int, speed: float, gib: float, remeasurement: Remeasurement | None = None) -> TrialRecord:
+    metrics = {"tokens_per_s": speed, "peak_device_gib": gib}
+    return trial_record(number, metrics=metrics, remeasurement=remeasurement)
+
+
+def certified(rounds: Rounds) -> dict[int, FrontPoint]:
+    """Return the points that were measured again with these results."""
+    finalists = [measured(number, *values[0]) for number, values in rounds.items()]
+    again = [
+        measured(100 + place, speed, gib, Remeasurement(number, place, tuple(sorted(rounds))))
+        for number, values in rounds.items()
+        for place, (speed, gib) in enumerate(values)
+    ]
+    return {point.trial.number: point for point in certify(finalists, [*finalists, *again], CRITERIA)}
+
+
+def noisy(speed: float, gib: float, seed: int, noise: float = 0.01, rounds: int = 5) -> list[tuple[float, float]]:
+    return [(speed * factor, gib) for factor in 1 + noise * np.random.default_rng(seed).standard_normal(rounds)]
+
+
+def test_clear_points_are_on_the_front_and_a_dominated_one_is_not() -> None:
+    points = certified({0: noisy(100, 10, 0), 1: noisy(50, 5, 1), 2: noisy(40, 6, 2)})
+    assert [points[number].verdict for number in (0, 1, 2)] == ["on the front", "on the front", "dominated"]
+    assert [points[number].is_on_front for number in (0, 1, 2)] == [True, True, False]
+    assert points[0].values["tokens_per_s"].low < 100 < points[0].values["tokens_per_s"].high
+    assert points[0].values["peak_device_gib"].value == pytest.approx(10) and points[0].rounds == 5
+    assert not any(point.same_as for point in points.values())
+
+
+def test_equal_points_are_marked_as_not_told_apart_and_not_sure() -> None:
+    """Two points of the same speed and memory, in whose rounds either is faster now and then."""
+    one, other = [(100, 5), (101, 5), (99, 5), (100, 5)], [(101, 5), (99, 5), (100, 5), (100.5, 5)]
+    points = certified({0: one, 1: other, 2: [(10, 1)] * 4})
+    assert points[0].same_as == (1,) and points[1].same_as == (0,) and points[2].same_as == ()
+    assert points[0].verdict == points[1].verdict == "not sure" and points[2].share == 1.0
+    assert 0.9 < points[0].share + points[1].share < 1.1  # samples of equal means count for both
+
+
+def test_points_that_differ_in_one_objective_alone_are_told_apart() -> None:
+    points = certified({0: noisy(100, 5.0, 0), 1: noisy(100, 5.1, 1)})
+    assert not points[0].same_as and not points[1].same_as
+
+
+def test_a_single_round_certifies_nothing() -> None:
+    assert certified({0: [(1, 1)], 1: [(2, 2)]}) == {}
+
+
+def test_the_points_that_are_measured_again_are_spread_over_the_front() -> None:
+    front = [measured(number, 100 - number, 100 - number) for number in range(40)]
+    chosen = [record.number for record in select_finalists(front, CRITERIA, 3)]
+    assert len(chosen) == MAX_POINTS and (chosen[0], chosen[-1]) == (0, 39)
+    assert max(np.diff(chosen)) <= 4
+    assert select_finalists(front, CRITERIA, 0) == [] and len(select_finalists(front, CRITERIA, 20)) == 20
+
+
+def test_of_a_small_front_the_next_best_trials_are_measured_too() -> None:
+    ranked = CRITERIA.rank([measured(0, 10, 1), measured(1, 9, 2), measured(2, 8, 3), measured(3, 7, 4)])
+    assert [record.number for record in select_finalists(ranked, CRITERIA, 3)] == [0, 1, 2]
+
+
+cells = st.integers(0, 3).map(float)
+arrays = st.integers(1, 5).flatmap(
+    lambda points: st.lists(st.lists(st.lists(cells, min_size=4, max_size=4), min_size=2, max_size=2), min_size=points)
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays.map(lambda rows: np.array(rows[:5])))
+def test_shares_are_shares_and_a_dominated_point_changes_none(losses: np.ndarray) -> None:
+    shares = bootstrap_shares(losses)
+    assert all(0 <= share <= 1 for share in shares) and sum(shares) >= 1 - 1e-9
+    worse = losses[:1] + 1.0  # in every round and objective
+    with_worse = bootstrap_shares(np.concatenate([losses, worse]))
+    assert with_worse[:-1] == shares and with_worse[-1] == 0.0
+
+
+def test_a_sweep_measures_its_front_again_and_marks_it_everywhere(workspace: Workspace) -> None:
+    sweep = ["workload=probe", "objective=[score,step_time_ms]", "space.sleep_s=range(0.01,0.2,0.01)", "space.y=-1"]
+    result = workspace.run(*sweep, "space.x=3", "finals.top=3", "finals.rounds=2", "budget.trials=4")
+    assert result.code == 0, result.err
+    assert "front    front of" in result.out and "measured again in 2 rounds" in result.out
+    assert "; front of 1, new 1 " in result.err
+    rows = list(csv.DictReader((workspace.sweeps[0] / "trials.csv").open()))
+    on_front = {row["trial"] for row in rows if row["front"] == "yes"}
+    assert on_front and sum(row["front_share"] != "" for row in rows) == 3
+    tagged = [run.data.tags["sweeper.trial"] for run in workspace.runs("trial") if run.data.tags.get("front") == "yes"]
+    assert {*tagged} == on_front
