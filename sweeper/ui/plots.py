@@ -20,6 +20,7 @@ from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord
+from sweeper.ui.front_plot import FrontPlot, build_figure, draw_image
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +99,7 @@ def draw(
     distributions: Mapping[str, BaseDistribution],
     objective: str,
     direction: str,
+    front: FrontPlot | None = None,
 ) -> list[Path]:
     """Write a PNG for each plot and the page with all of them. Returns their paths, none for a small search.
 
@@ -105,6 +107,7 @@ def draw(
         records: the ranked trials of one search.
         distributions: those of the parameters that vary.
         direction: "maximize" or "minimize".
+        front: with several objectives, the picture of their front.
     """
     if not are_drawn(records, distributions):
         return []
@@ -112,7 +115,7 @@ def draw(
     folder.mkdir(exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return [*_write_images(folder, search), _write_page(folder / PAGE, search)]
+        return [*_write_images(folder, search, front), _write_page(folder / PAGE, search, front)]
 
 
 def build_search_result(
@@ -130,7 +133,7 @@ def build_search_result(
     return SearchResult(study, parameters, f"{name} {unit}".strip())
 
 
-def _write_images(folder: Path, search: SearchResult) -> list[Path]:
+def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -> list[Path]:
     import matplotlib
 
     matplotlib.use("agg")
@@ -149,6 +152,8 @@ def _write_images(folder: Path, search: SearchResult) -> list[Path]:
         figures["importances"] = _draw_importances(search.importances)
     if search.heatmap:
         figures["heatmap"] = _draw_heatmap(*search.heatmap, search.label)
+    if front:
+        figures["front"] = draw_image(front)
     paths = [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
     pyplot.close("all")
     return paths
@@ -186,7 +191,7 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _write_page(path: Path, search: SearchResult) -> Path:
+def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Path:
     """Write the interactive plots. The first one includes plotly.js for all."""
     from optuna import visualization as optuna_plots
 
@@ -196,6 +201,7 @@ def _write_page(path: Path, search: SearchResult) -> Path:
         search.parameters, search.ranks, search.values, search.label
     )
     figures = [
+        *([build_figure(front)] if front else []),
         optuna_plots.plot_optimization_history(search.study, target_name=search.label),
         parallel_coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 150}),
         optuna_plots.plot_slice(search.study, target_name=search.label),

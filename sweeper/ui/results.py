@@ -20,6 +20,7 @@ from sweeper.search.front import FrontPoint, certify, select_finalists
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.ui import per_gpu, plots, tables
+from sweeper.ui.front_plot import build_front_plot
 
 PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes sets others
 
@@ -175,7 +176,11 @@ class Results:
     def draw_plots(self, study: Study) -> list[Path]:
         """Draw the plots into the sweep's folder and return their paths; none for a small search."""
         in_order = sorted(self.best, key=lambda record: record.number)
-        return plots.draw(self.plan.folder / "plots", in_order, study.distributions, self.objective, self.direction)
+        metrics, front = (self.objective, *self.other_objectives), None
+        if self.front:
+            front = build_front_plot(in_order, metrics, self.front_numbers)
+        folder = self.plan.folder / "plots"
+        return plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 
     def keep_ceilings(self) -> None:
         """Store the rates of a search for the highest matmul rate, for training on such devices later."""
