@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -62,6 +63,7 @@ class PlanRequest:
         state: data types of weights, moments and gradients.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank, schedule: pipeline stages of a GPU, and their order.
+        layers_per_stage: of each stage, separated by commas; by default evenly divided.
         micro_batch: sequences that a GPU computes at once.
         sharding: which states dp_shard divides.
         reshard_after_forward: gather weights again for the backward pass.
@@ -97,6 +99,7 @@ class PlanRequest:
     ep: int | None = degree()
     stages_per_rank: int | None = degree()
     schedule: Schedule | None = None
+    layers_per_stage: str | None = None
     micro_batch: int | None = degree()
     sharding: Sharding | None = None
     reshard_after_forward: bool | None = None
@@ -213,6 +216,8 @@ def build_problem(request: PlanRequest) -> Problem:
     if reading:
         free = ("dp_replicate", "dp_shard") if request.tokens_per_day else ()  # they follow from the number of GPUs
         given = {name: getattr(reading.layout, name) for name in SEARCHED_FIELDS if name not in free} | given
+    if request.layers_per_stage is not None:
+        given["layers_per_stage"] = _read_stages(request.layers_per_stage)
     without = fixed_by(request.trainer)
     for name, value in without.items():
         if given.get(name, value) != value:
@@ -251,6 +256,13 @@ def _read_layout(request: PlanRequest) -> FileReading | None:
         raise UserInputError(f"layout={request.layout}: {describe_os_error(error)}") from error
     except UserInputError as error:
         raise UserInputError(f"layout={request.layout}: {error}") from error
+
+
+def _read_stages(text: str) -> tuple[int, ...]:
+    """Return the layers of each stage that `9,7,8,8` says."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise UserInputError(f"layers_per_stage={text}: must be the layers of each stage, such as 9,7,8,8")
+    return tuple(map(int, text.split(",")))
 
 
 def default_batch(sequence_length: int, gpus: int) -> int:

@@ -140,6 +140,8 @@ class _Space:
             return
         layers = self.job.model.layers // pp if self.job.model.layers % pp == 0 else 1
         several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
+        if sizes := self.job.layout.layers_per_stage or self.fixed.get("layers_per_stage"):
+            several = [len(sizes) // pp] if len(sizes) > pp else []
         for schedule in self._values("schedule"):
             counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
             for stages in self._degree("stages_per_rank", counts):

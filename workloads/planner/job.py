@@ -79,6 +79,7 @@ class TrainingLayout:
         tp, cp, pp: tensor, context and pipeline parallel.
         ep: expert parallel; its GPUs are some of those of the other degrees, so it does not enter `gpus`.
         stages_per_rank: pipeline stages of a GPU; above 1 for interleaved and V schedules.
+        layers_per_stage: of each pipeline stage, the first one first; None to divide them evenly.
         micro_batch: sequences that a data parallel rank computes at once.
         global_batch: sequences in a step, of all GPUs together.
         sharding: which states `dp_shard` divides: none (DDP), the optimizer's (zero1), gradients too (zero2), all.
@@ -109,6 +110,7 @@ class TrainingLayout:
     offload_optimizer: bool = False
     checkpointing: Checkpointing = "none"
     checkpointed_layers: int | None = None
+    layers_per_stage: tuple[int, ...] | None = None
 
     @property
     def gpus(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from workloads.planner.job import V_SCHEDULES, Model, Schedule, TrainingLayout
 from workloads.planner.sizes import layer_kind, layer_kinds
@@ -30,16 +31,20 @@ class RankLayers:
 
 
 def rank_layers(model: Model, layout: TrainingLayout) -> tuple[tuple[RankLayers, ...], ...]:
-    """Return the layers of each pipeline rank: its chunks of consecutive layers, evenly divided.
+    """Return the layers of each pipeline rank: its chunks of consecutive layers, as divided by `layers_per_stage`.
 
-    The first and the last chunk are the first to get fewer, since they also have the embedding and the head.
+    Where they are evenly divided, the first and the last chunk are the first to get fewer, since they also have the
+    embedding and the head.
     """
-    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES)
+    sizes = layout.layers_per_stage
+    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
 
 
 @cache
-def _rank_layers(model: Model, pp: int, stages: int, is_folded: bool) -> tuple[tuple[RankLayers, ...], ...]:
-    chunks = stage_layers(model.layers, pp * stages)
+def _rank_layers(
+    model: Model, pp: int, stages: int, is_folded: bool, sizes: tuple[int, ...] | None
+) -> tuple[tuple[RankLayers, ...], ...]:
+    chunks = stage_layers(model.layers, pp * stages) if sizes is None else _consecutive(sizes)
     ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
     if is_folded:
         ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
@@ -55,10 +60,11 @@ def stage_layers(layers: int, stages: int) -> list[range]:
     """
     base, remainder = divmod(layers, stages)
     longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
-    starts = [0]
-    for stage in range(stages):
-        starts.append(starts[-1] + base + (stage in longer_stages))
-    return [range(start, stop) for start, stop in pairwise(starts)]
+    return _consecutive([base + (stage in longer_stages) for stage in range(stages)])
+
+
+def _consecutive(sizes: Sequence[int]) -> list[range]:
+    return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
 
 def head_rank(layout: TrainingLayout) -> int:

@@ -82,6 +82,19 @@ def _check_stages(job: Job, cluster: Cluster) -> str:
     return ""
 
 
+def _check_layers_per_stage(job: Job, cluster: Cluster) -> str:
+    sizes, layout = job.layout.layers_per_stage, job.layout
+    if sizes is None:
+        return ""
+    stages = layout.pp * layout.stages_per_rank
+    if len(sizes) != stages:
+        count = f"pp {layout.pp} x stages_per_rank {layout.stages_per_rank} = {stages} stages"
+        return f"layers_per_stage has {len(sizes)} numbers, but {count}"
+    if sum(sizes) != job.model.layers or min(sizes) < 1:
+        return f"layers_per_stage adds up to {sum(sizes)}; it needs {job.model.layers} layers, 1 or more in a stage"
+    return ""
+
+
 def _check_microbatches(job: Job, cluster: Cluster) -> str:
     layout = job.layout
     if layout.pp == 1:
@@ -136,6 +149,7 @@ RULES: dict[str, Callable[[Job, Cluster], str]] = {
     "cp divides the sequence": _check_cp,
     "micro-batches divide the global batch": _check_batch,
     "stages and schedule agree": _check_stages,
+    "layers_per_stage divides the layers": _check_layers_per_stage,
     "micro-batches fill the pipeline": _check_microbatches,
     "ep divides the experts": _check_experts,
     "only sharded states are sharded": _check_sharding,

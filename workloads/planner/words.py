@@ -32,9 +32,16 @@ def layout_words(layout: TrainingLayout) -> dict[str, str]:
 def describe(layout: TrainingLayout) -> str:
     """Return the layout in a line, without the fields that have their usual value."""
     words = layout_words(layout)
-    return write_words({name: value for name, value in words.items() if value not in USUAL.get(name, ())})
+    unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
+    if layout.layers_per_stage is not None:
+        unusual["layers_per_stage"] = layout.layers_per_stage
+    return write_words(unusual)
 
 
 def write_words(values: Mapping[str, object]) -> str:
     """Return values as the command takes them: `tp=8 reshard_after_forward=false`."""
-    return " ".join(f"{name}={str(value).lower()}" for name, value in values.items())
+    return " ".join(f"{name}={_write_value(value)}" for name, value in values.items())
+
+
+def _write_value(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()

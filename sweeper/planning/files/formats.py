@@ -53,6 +53,8 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
     if trainer not in FORMATS:
         raise UserInputError(f"trainer={trainer}: no file can be written for it. {suggest(trainer, FORMATS)}")
     check_batch(job, gpus)
+    if job.layout.layers_per_stage is not None:
+        raise UserInputError(f"{trainer}: layers_per_stage cannot be written. Supported: evenly divided layers")
     return FORMATS[trainer].render(canonical(job, job.trainer if trainer == "own" else trainer), gpus)
 
 

@@ -45,6 +45,15 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
         (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
+        (["layers_per_stage=8,x"], "layers_per_stage=8,x: must be the layers of each stage, such as 9,7,8,8"),
+        (
+            ["pp=2", "layers_per_stage=8,8,16"],
+            "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2",
+        ),
+        (
+            ["pp=2", "layers_per_stage=15,15"],
+            "layers_per_stage adds up to 30; it needs 32 layers, 1 or more",
+        ),
         (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
     ],
 )
@@ -118,6 +127,20 @@ def test_twice_the_memory_lets_layouts_fit_that_did_not() -> None:
     larger = small.alternatives["twice the memory"]
     assert larger.estimate.memory.total_gib > 40 > small.best.estimate.memory.total_gib
     assert larger.estimate.step.total_s < small.best.estimate.step.total_s
+
+
+def test_stages_of_given_sizes_change_what_their_ranks_have(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "pp=2", "tp=1", "stages_per_rank=1"]
+    even = answer(read_request(words)).best
+    given = answer(read_request([*words, "layers_per_stage=22,10"])).best
+    assert given.layout.layers_per_stage == (22, 10) and even.layout.layers_per_stage is None
+    assert given.estimate.step.total_s > 1.2 * even.estimate.step.total_s
+    same = search(build_problem(read_request([*words, "layers_per_stage=16,16"])), keep=1).best[0]
+    assert same.estimate == even.estimate
+    assert run(Namespace(words=[*words, "layers_per_stage=22,10"], html=None)) == 0
+    assert "layers_per_stage=22,10" in capsys.readouterr().out
+    with pytest.raises(UserInputError, match="megatron: layers_per_stage cannot be written"):
+        run(Namespace(words=[*words, "layers_per_stage=22,10", "trainer=megatron", "file=megatron"], html=None))
 
 
 def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
