@@ -81,6 +81,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         # Ray and Optuna take a second to import: not for --help, nor for invalid input.
         from sweeper.execution import cluster
         from sweeper.execution.shipping import SweepCode
+        from sweeper.folders.warm_start import read_warm_start
         from sweeper.planning.plan import build_plan
         from sweeper.sweep import Sweep
         from sweeper.tracking.mlflow_store import check_uri
@@ -94,7 +95,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             code = SweepCode.of_sweep(resolved)
             nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure, variables, code)
             typed_points = any(argument.startswith("search.initial_points=") for argument in command)
-            plan = build_plan(resolved, nodes, strict_initial_points=typed_points)
+            plan = build_plan(resolved, nodes, strict_initial_points=typed_points, warm_start=read_warm_start(config))
         if config.plan:
             show_plan(plan)
             return COMPLETE

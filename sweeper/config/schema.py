@@ -106,11 +106,13 @@ class Search:
 
     Attributes:
         sampler: what chooses the parameters of the next trial; set by search=NAME.
+        warm_start: a sweep of `dir`, or the path of a sweep's folder, whose best points are tried first.
     """
 
     sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["none", "median"] = "none"
     initial_points: Any = None
+    warm_start: str | None = None
 
 
 @dataclass(frozen=True)

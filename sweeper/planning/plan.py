@@ -28,6 +28,7 @@ from sweeper.planning.corrections import Correction
 from sweeper.planning.cost_model import CostEstimates
 from sweeper.planning.machine import build_machine
 from sweeper.planning.usable_gpus import describe_problems, select_usable_target
+from sweeper.planning.warm_start import WarmStart
 from workloads.api.contract import Machine, Workload
 from workloads.api.secrets import masked
 
@@ -116,10 +117,18 @@ class Plan:
         return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
 
 
-def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initial_points: bool = False) -> Plan:
+def build_plan(
+    resolved: ResolvedConfig,
+    nodes: Sequence[Node],
+    *,
+    strict_initial_points: bool = False,
+    warm_start: WarmStart | None = None,
+) -> Plan:
     """Check the configuration against the cluster's nodes and return the plan.
 
-    `strict_initial_points`: initial points outside of the space are an error instead of being skipped.
+    Args:
+        strict_initial_points: initial points outside of the space are an error instead of being skipped.
+        warm_start: the points of the sweep that `search.warm_start` names.
 
     Raises:
         UserInputError: for a configuration that cannot run there.
@@ -153,6 +162,9 @@ def build_plan(resolved: ResolvedConfig, nodes: Sequence[Node], *, strict_initia
     kind = target.hardware.kind
     initial_points = space_checks.read_initial_points(resolved, space, kind, strict=strict_initial_points)
     identity = _build_identity(resolved, space, resources)
+    if warm_start:
+        initial_points = [*warm_start.legal_points(space), *initial_points]
+        identity["warm_start"] = warm_start.study
     name = config.name or _default_name(config, space, target, identity)
     return Plan(
         resolved=resolved,
