@@ -9,7 +9,7 @@ import pytest
 
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import planned_target
-from sweeper.planning.machine import build_machine
+from tests.support.planner import machine_of
 from workloads.api.contract import Machine, Workload
 from workloads.parallel import Parallel, points
 from workloads.planner.enumeration import divisors
@@ -18,7 +18,7 @@ CONSTANTS: dict[str, Any] = {"model": "llama3_8b", "global_batch": 24}
 
 
 def machine(gpus: int) -> Machine:
-    return build_machine(planned_target(catalogue()["h200"], gpus), gpus, 50.0, {})
+    return machine_of(planned_target(catalogue()["h200"], gpus), gpus)
 
 
 def space(gpus: int) -> dict[str, Any]:
