@@ -1,7 +1,7 @@
-"""The Slurm script on two real Ray nodes of this machine; small stand-ins replace Slurm's commands.
+"""The Slurm script on two real Ray nodes of this machine, where Slurm is not installed: stand-ins for its commands.
 
-What Slurm itself does to a job (placing it, its cgroups, its signals at the end of the time) is not shown here: the
-stand-in for srun starts the steps with the environment that Slurm gives them and passes SIGTERM on, as srun does.
+The stand-in for srun starts the steps with the environment that Slurm gives them and passes SIGTERM on.
+`tests/cluster/test_slurm.py` shows the script in Slurm itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import pytest
 
 from tests.conftest import PROBE, REPOSITORY, CommandResult, Workspace, environment, find_processes, wait_for
 from tests.support.amd import stand_in_environment
+from tests.support.virtual_network import missing_reason
+from tests.support.virtual_slurm import missing_slurm
 
 SCRIPT = REPOSITORY / "launch" / "slurm" / "sweep.sbatch"
 
@@ -103,6 +105,7 @@ def job(workspace: Workspace) -> Iterator[Job]:
         shutil.rmtree(folder, ignore_errors=True)  # Ray's logs, which a job leaves on its nodes
 
 
+@pytest.mark.skipif(not (missing_slurm() or missing_reason()), reason="Slurm is here: tests/cluster/test_slurm.py")
 @pytest.mark.long(26)
 def test_a_job_runs_on_all_its_nodes_and_leaves_no_process(job: Job) -> None:
     """Of AMD nodes; the one below is of nodes without GPUs."""
