@@ -21,7 +21,7 @@ CONNECT = f"import socket, sys; socket.create_connection((sys.argv[1], {PORT}), 
 @pytest.fixture(scope="module")
 def network(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Nodes `one` and `two`; `two` accepts connections."""
-    with Network(["one", "two"], [tmp_path_factory.getbasetemp()]) as network:
+    with Network(["one", "two"], tmp_path_factory.getbasetemp()) as network:
         server = network.nodes["two"].start(sys.executable, "-c", LISTEN, stdout=subprocess.PIPE)
         assert server.stdout is not None and server.stdout.readline() == "up\n"
         yield network
@@ -76,8 +76,9 @@ def test_a_signal_reaches_the_program_in_the_node(network: Network) -> None:
 
 def test_nothing_is_left_when_the_creator_is_killed(namespaces: None) -> None:
     program = """
+from pathlib import Path
 from tests.support.virtual_network import Network
-network = Network(["one"], [])
+network = Network(["one"], Path("/"))
 network.nodes["one"].start("setsid", "sleep", "1000")
 while not (pids := [pid for pid in network.nodes["one"].pids() if "setsid" not in open(f"/proc/{pid}/comm").read()]):
     pass

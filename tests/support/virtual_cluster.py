@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.conftest import REPOSITORY, CommandResult, Workspace, environment
+from tests.conftest import CommandResult, Workspace, environment
 from tests.support.virtual_network import Network, Node, send_signal
 
 HEAD_PORT = 6379
@@ -52,8 +52,7 @@ class Cluster:
         token.write_text(secrets.token_hex(32))
         self.rays: dict[str, subprocess.Popen[str]] = {}
         self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), **(ray_variables or {})}
-        shared = [path for path in (folder, REPOSITORY, Path(sys.prefix)) if path.is_relative_to("/tmp")]
-        self.network = Network(["head", *drivers, *workers, *others], shared)
+        self.network = Network(["head", *drivers, *workers, *others], folder)
         try:
             self.start_head()
             for name in (*drivers, *workers):

@@ -11,12 +11,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SUBNET = "10.77.0"
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 ISOLATED = ["--net", "--mount", "--uts", "--ipc", "--pid"]
@@ -126,16 +128,17 @@ def send_signal(process: subprocess.Popen[str], number: int) -> None:
 
 
 class Network:
-    """Nodes on one switch.
+    """Nodes on one switch. All of them see the checkout and its Python environment where this process sees them.
 
     Args:
         names: the nodes; they get the addresses 10.77.0.11, 10.77.0.12 and so on.
-        shared: folders that all nodes see where this process sees them.
+        shared: a folder that they share, too.
     """
 
-    def __init__(self, names: Sequence[str], shared: Sequence[Path]) -> None:
+    def __init__(self, names: Sequence[str], shared: Path) -> None:
         self.addresses = {name: f"{SUBNET}.{11 + number}" for number, name in enumerate(names)}
-        self._shared = [str(path) for path in shared]
+        folders = (shared, REPOSITORY, Path(sys.prefix))
+        self._shared = [str(path) for path in folders if path.is_relative_to("/tmp")]  # else no node hides it
         self._switch = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], preexec_fn=_die_with_parent)
         self.nodes: dict[str, Node] = {}
         try:

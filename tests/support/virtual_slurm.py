@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.conftest import REPOSITORY, environment, wait_for
+from tests.conftest import environment, wait_for
 from tests.support.virtual_network import Network
 
 CONTROLLER = "control"
@@ -71,8 +71,7 @@ class Slurm:
 
     def __init__(self, folder: Path, names: Sequence[str], variables: dict[str, str]) -> None:
         self.folder, self.names = folder, names
-        shared = [path for path in (folder, REPOSITORY, Path(sys.prefix)) if path.is_relative_to("/tmp")]
-        self.network = Network([CONTROLLER, *names], shared)
+        self.network = Network([CONTROLLER, *names], folder)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.variables = {"SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(folder), "PATH": path, **variables}
         try:

@@ -35,10 +35,10 @@ def test_a_trial_prints_its_measurement() -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["no workload is given", "Available: allreduce, collectives, command"]),
+        ([], ["no workload is given", "Available: allreduce, attention, collectives"]),
         (
             ["matmull"],
-            ["unknown workload 'matmull'", "Available: allreduce, collectives, command", "Did you mean matmul?"],
+            ["unknown workload 'matmull'", "Available: allreduce, attention, collectives", "Did you mean matmul?"],
         ),
         (
             ["probe", "sleeps_s=1"],

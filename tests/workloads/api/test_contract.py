@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from sweeper.common.energy_metrics import Prices, cost_metrics
 from sweeper.common.metrics import STATISTICS, derive
 from workloads.api import contract
-from workloads.api.contract import Measurement
+from workloads.api.contract import Energy, Measurement
 from workloads.api.derived import SOURCES, SUFFIXES, find_source
 
 COMPLETE = Measurement(
@@ -24,6 +25,7 @@ COMPLETE = Measurement(
     hardware_flops_per_step=2e12,
     tokens_per_step=100,
     matrix_dtype="bf16",
+    energy=Energy(100.0, 1.0, 3, "counter"),
 )
 
 
@@ -65,6 +67,7 @@ def test_a_workload_may_set_none_of_the_metrics_that_are_derived(ranks: int, sta
 def test_every_reserved_name_is_derived() -> None:
     """A name that nothing derives would be refused for no reason."""
     derived = derive([COMPLETE] * 2, {"bf16": 10.0}, {"bf16": 8.0}, 1.0)
+    derived |= cost_metrics(derived, 2, Prices(per_hour=2.0))
     assert set(SOURCES) <= set(derived)
     assert all(any(name.endswith(suffix) for name in derived) for suffix in SUFFIXES)
 
