@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -137,6 +139,8 @@ def shift_clock(node: str, world: World) -> Iterator[None]:
     world.network.add(node)
     world.cluster.start_worker(node, LD_PRELOAD=str(library))
     yield
+    world.network.nodes[node].kill()
+    world.cluster.restore(node)
 
 
 @contextmanager
@@ -164,7 +168,7 @@ FAULTS = {
     f"a worker receives {SLOW_KBIT_S} kbit/s, 60 s": Fault(partial(slow_link, WORKERS[0]), 60),
     "a node killed, back after 10 s": Fault(partial(kill_node, WORKERS[0]), 10),
     "a node answers and runs nothing, 60 s": Fault(partial(stop_workers, WORKERS[0]), 60),
-    "a node comes back with its clock an hour ahead": Fault(partial(shift_clock, WORKERS[0]), 5),
+    "a node comes back with its clock an hour ahead, for 20 s": Fault(partial(shift_clock, WORKERS[0]), 20),
     "/tmp of a node full, 30 s": Fault(partial(fill_tmp, WORKERS[0]), 30),
     "the store restarted after 20 s": Fault(restart_store, 20),
 }
@@ -182,7 +186,7 @@ class Outcome:
         lost: trials of the budget without an outcome.
         doubled: trials with more than one outcome.
         repeated: ranks of trials that ran to their end more than once, since their result did not arrive.
-        longest_stall_s: the longest time between the ends of two consecutive trials.
+        longest_stall_s: the longest time between the ends of two consecutive trials, as the driver learned of them.
         duration_s: of the whole sweep.
         left_over: processes of trials that outlived the sweep.
         running: runs that the store still takes to be running.
@@ -279,11 +283,13 @@ class FaultySweep:
         runs = [
             run
             for run in self.workspace.runs("trial", store)
-            if run.data.tags["mlflow.parentRunId"] == parent.info.run_id and run.data.tags["outcome"] != "cancelled"
+            if run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+            and run.data.tags["outcome"] != "cancelled"
+            and "remeasured_trial" not in run.data.tags  # nodes that are compared with one another
         ]
         per_trial = Counter(run.data.tags["sweeper.trial"] for run in runs)
         lines = Counter((self.workspace.path / "ledger").read_text().splitlines())
-        ends_s = sorted(run.info.end_time / 1000 for run in runs if run.info.end_time)
+        ends_s = self._list_ends_s()
         return Outcome(
             faults,
             starts,
@@ -297,6 +303,19 @@ class FaultySweep:
             self._left_over(),
             sum(run.info.status == "RUNNING" for run in [parent, *runs]),
         )
+
+    def _list_ends_s(self) -> list[float]:
+        """Return when the driver stored each trial's end, by its own clock; a node's may be wrong."""
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        (sweep,) = self.workspace.sweeps
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copy(sweep / "study.journal", folder)
+            storage = JournalStorage(JournalFileBackend(copy))
+            (study,) = storage.get_all_studies()
+            trials = storage.get_all_trials(study._study_id)
+        return sorted(trial.datetime_complete.timestamp() for trial in trials if trial.datetime_complete)
 
     def _left_over(self) -> int:
         return sum(len(node.pids_of("ray::Worker")) for node in self.world.cluster.nodes.values())

@@ -96,6 +96,7 @@ def test_shares_are_shares_and_a_dominated_point_changes_none(losses: np.ndarray
     assert with_worse[:-1] == shares and with_worse[-1] == 0.0
 
 
+@pytest.mark.soak
 def test_a_sweep_measures_its_front_again_and_marks_it_everywhere(workspace: Workspace) -> None:
     sweep = ["workload=probe", "objective=[score,step_time_ms]", "space.sleep_s=range(0.01,0.2,0.01)", "space.y=-1"]
     result = workspace.run(*sweep, "space.x=3", "finals.top=3", "finals.rounds=2", "budget.trials=4")
