@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import stat
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,13 +120,13 @@ def test_a_job_that_is_put_back_into_the_queue_loses_no_trial(slurm: Slurm, job:
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_node_whose_ray_does_not_start_is_left_out(slurm: Slurm, job: Job) -> None:
-    node = slurm.network.nodes["n2"]
-    node.run("sh", "-c", "dd if=/dev/zero of=/tmp/filling bs=1M; true")
+    node, ray = slurm.network.nodes["n2"], str(Path(sys.executable).with_name("ray"))
+    node.run("mount", "--bind", "/bin/false", ray, check=True)  # on this node alone
     try:
         number = job.submit(f"gpus={GPUS}", "budget.trials=4", nodes=2, options=("--nodelist=n1,n2",))
         assert slurm.await_state(number, *ENDED, timeout_s=400) == "COMPLETED", job.log(number)
     finally:
-        node.run("rm", "/tmp/filling")
+        node.run("umount", ray, check=True)
     assert "1 of 2 nodes are up; the sweep starts with those" in job.log(number), job.log(number)
     assert {run.data.tags["node"] for run in job.workspace.runs("trial")} == {"n1"}
 
@@ -154,6 +155,14 @@ def test_a_trial_starts_its_program_by_srun(slurm: Slurm, job: Job) -> None:
     program = "srun --overlap --nodes=2 --ntasks=2 sh -c 'echo $(hostname) took {seconds}'"
     run = [f"command.run={shlex.split(program)}", "command.log={step_time_s: 'took ([0-9.]+)'}", "command.start=node"]
     sizes = ["--nodes=2", f"--gpus-per-node={GPUS}", SCRIPT, "workload=command", "hardware=mi300x", "gpus=4"]
-    others = ["space.seconds=0.1", "budget.trials=1", "progress=never", "finals.top=0"]
+    others = [
+        "space.seconds=0.1",
+        "command.warmup=0",
+        "command.steps=2",
+        "objective=step_time_ms",
+        "budget.trials=1",
+        "progress=never",
+        "finals.top=0",
+    ]
     number = slurm.submit(job.workspace.path, *sizes, *run, *others)
     assert job.end(number) == "COMPLETED", job.log(number)
