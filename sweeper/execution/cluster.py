@@ -177,8 +177,9 @@ class NodeDiscovery:
         it restarts, nothing changes: asking it would block, and trials run without it.
 
         Raises:
-            ClusterError: Ray has ended on this node, as after an interruption of its link. What this process asked Ray
-                for then never comes, and Ray does not say so.
+            ClusterError: the head has removed the driver's node from the cluster, as after its link was down for longer
+                than the head's health checks allow. No result of a task or an actor arrives in this process any more,
+                and Ray reports no error, so the caller ends the sweep.
         """
         if head.is_away():
             return [], known
