@@ -4,7 +4,7 @@
 
 Prints the tables of benchmarks/results/track.md. Each cell is of so many comparisons of a history with new runs that
 are as fast, or slower by 3%. A comparison begins with one new run and ends with a verdict. Until then it makes as many
-more runs as are asked for; or it looks again after every single run.
+more runs as it requests; or it looks again after every single run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Case:
     Attributes:
         history: the number of earlier runs at first.
         between_runs: their standard deviation.
-        looks_at_each: whether the verdict is taken after every run, instead of after as many as are asked for.
+        looks_at_each: whether the verdict is taken after every run, instead of after as many as are requested.
         assumed: the standard deviation that is assumed of a short history.
     """
 
@@ -159,7 +159,7 @@ def main() -> None:
     print(f"{args.simulations} comparisons a cell, seed {args.seed}; Python {platform.python_version()}, ", end="")
     print(f"NumPy {np.__version__}. 2% are assumed between runs while fewer than 12 runs measure it.")
     sections = {
-        "As many runs as are asked for": build_cases(looks_at_each=False),
+        "As many runs as are requested": build_cases(looks_at_each=False),
         "A look after every run": build_cases(looks_at_each=True),
         "Where the assumptions do not hold": build_violations(),
     }

@@ -167,7 +167,7 @@ class Criteria:
     def _layered(self, records: Iterable[TrialRecord]) -> list[tuple[int, TrialRecord]]:
         """Return the trials that have a rank with their layers, the best first."""
         ranked = [(losses, record) for record in records if (losses := self.ranked_losses(record)) is not None]
-        # With one objective the order is all that is asked for.
+        # With one objective only the order is requested.
         layers = find_layers([losses for losses, _ in ranked]) if self.has_front else [0] * len(ranked)
         ordered = sorted(zip(layers, ranked, strict=True), key=lambda entry: (entry[0], entry[1][0]))
         return [(layer, record) for layer, (_, record) in ordered]

@@ -8,7 +8,7 @@ unless the runs contradict that. From then on it is measured, and the limits are
 
 A verdict may be taken after every run. One look at equal runs calls them slower in FALSE_ALARM of cases. Successive
 looks share their runs, so that all of them together stay at 1% or less. `benchmarks/track.py` measures this, and how
-often a loss is found with as many runs as are asked for.
+often a loss is found with as many runs as are requested.
 """
 
 from __future__ import annotations
