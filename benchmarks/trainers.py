@@ -9,8 +9,10 @@ sharded (tensor or pipeline parallelism alone) torchtitan 0.2.2 has no mixed pre
 
 It prints tokens/s, memory and losses of both, and then what has to hold: the same order for each pair of layouts that
 differ by more than 3%, and ratios within 5%. torchtitan reads text, here random words through a tokenizer of these
-words, and `workload=parallel` takes synthetic tokens: losses are compared among the layouts of one trainer. `--plan`
-prints the command lines and configurations, and runs nothing.
+words, with the probabilities of the synthetic tokens of `workload=parallel`, and both train at the same constant
+learning rate. Their first weights differ (torchtitan's embedding has a standard deviation of 1, here it is 0.02), so
+losses are compared among the layouts of one trainer, and printed side by side. `--plan` prints the command lines and
+configurations, and runs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import argparse
 import itertools
 import json
 import math
-import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,10 +30,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
+from workloads.llama.shapes import MODELS
+from workloads.parallel.batches import TokenSource
+
 LENGTH, WARMUP, STEPS, GPUS = 8192, 3, 20, 2
+LEARNING_RATE = 1e-4
 FLAVORS = {"llama3_8b": "8B"}  # of torchtitan 0.2.2's llama3, by this project's names
 ORDER_MARGIN, RATE_MARGIN, MEMORY_MARGIN, LOSS_MARGIN = 0.03, 0.05, 0.05, 0.02
 PRESET = Path(__file__).parents[1] / "conf/workload/torchtitan.yaml"
@@ -95,23 +102,23 @@ class Result:
     loss: float = math.nan
 
 
-def make_text(folder: Path, words: int = 2000, documents: int = 2000) -> None:
-    """Write a tokenizer of whole words, and documents of random words."""
-    generator = random.Random(0)
-    names = [f"word{number}" for number in range(words)]
-    vocabulary = {name: number for number, name in enumerate(["[UNK]", "<begin>", "<end>", *names])}
+def make_text(folder: Path, vocabulary: int, documents: int = 60) -> None:
+    """Write a tokenizer of whole words, and documents of random words: those of `workload=parallel` by their ids."""
+    names = ["[UNK]", "<begin>", "<end>", *(f"word{number}" for number in range(3, vocabulary))]
     assets, texts = folder / "assets", folder / "text"
     assets.mkdir(parents=True)
     texts.mkdir()
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    model = {"type": "WordLevel", "vocab": {name: id_ for id_, name in enumerate(names)}, "unk_token": "[UNK]"}
     pre_tokenizer = {"type": "WhitespaceSplit"}
     tokenizer = {"version": "1.0", "pre_tokenizer": pre_tokenizer, "model": model}
     (assets / "tokenizer.json").write_text(json.dumps(tokenizer))
     special_tokens = {"bos_token": "<begin>", "eos_token": "<end>"}
     (assets / "tokenizer_config.json").write_text(json.dumps(special_tokens))
+    source, words = TokenSource(vocabulary, LENGTH, seed=0), np.array(names)
     with (texts / "data.json").open("w") as file:
-        for _ in range(documents):
-            file.write(json.dumps({"text": " ".join(generator.choices(names, k=1000))}) + "\n")
+        for step in range(documents):
+            ids = source.draw(step, [0]).tokens[0].numpy()
+            file.write(json.dumps({"text": " ".join(words[ids])}) + "\n")
 
 
 def write_workload(path: Path, row: Row, model: str, global_batch: int) -> None:
@@ -129,12 +136,14 @@ def write_workload(path: Path, row: Row, model: str, global_batch: int) -> None:
         "parallelism.context_parallel_degree": 1,
         "activation_checkpoint.mode": "none",
         "compile.enable": True,
+        "optimizer.lr": LEARNING_RATE,
+        "lr_scheduler.warmup_steps": 0,
     }
     values |= row.torchtitan
     values["training.local_batch_size"] = values["training.local_batch_size"] or global_batch
     for key, value in values.items():
         section, name = key.split(".")
-        config[section][name] = value
+        config.setdefault(section, {})[name] = value
     command |= {"global_batch": str(global_batch), "sequence_length": str(LENGTH), "model": model, "dtype": "bf16"}
     command |= {"warmup": WARMUP, "steps": STEPS, "options": {}}
     del command["layout"]  # its estimates: every row is measured
@@ -153,6 +162,7 @@ def sweep_command(row: Row, trainer: str, folder: Path, model: str, global_batch
         return [*command, f"dir={folder}", f"space.assets={text}/assets", f"space.dataset_path={text}/text"]
     values = FIXED | row.parallel | {"state": "fp32" if row.is_mixed else "bf16", "model": model, "compile": "true"}
     values |= {"sequence_length": LENGTH, "global_batch": global_batch, "warmup": WARMUP, "steps": STEPS}
+    values |= {"learning_rate": LEARNING_RATE}
     return [
         *command,
         "workload=parallel",
@@ -162,18 +172,25 @@ def sweep_command(row: Row, trainer: str, folder: Path, model: str, global_batch
 
 
 def measure(command: list[str], folder: Path) -> Result:
-    """Run a sweep of one trial, or read the one in the folder; all values are NaN where it did not fit into memory."""
-    if not list(folder.glob("sweeps/*/trials.csv")):
+    """Run a sweep of one trial, or read the one in the folder; all values are NaN where the trial failed."""
+    if (trial := read_trial(folder)) is None:
+        shutil.rmtree(folder / "sweeps", ignore_errors=True)  # of a trial that failed
         done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode not in (0, 1):
-            sys.exit(f"exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    (path,) = folder.glob("sweeps/*/trials.csv")
-    trial = pd.read_csv(path).iloc[0]
-    if trial["outcome"] not in ("complete", "infeasible"):
-        sys.exit(f"{folder.name}: {trial['reason']}")
+        if (trial := read_trial(folder)) is None:
+            print(f"{folder}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}", file=sys.stderr)
+            return Result()
     # torchtitan prints the memory that its allocator reserved.
     gib = trial.get("peak_reserved_gib", trial.get("peak_device_gib", math.nan))
     return Result(float(trial.get("tokens_per_s", math.nan)), float(gib), float(trial.get("loss", math.nan)))
+
+
+def read_trial(folder: Path) -> pd.Series | None:
+    """Return the trial of a sweep in the folder, None where it failed or there is none."""
+    for path in folder.glob("sweeps/*/trials.csv"):
+        trial = pd.read_csv(path).iloc[0]
+        if trial["outcome"] in ("complete", "infeasible"):
+            return trial
+    return None
 
 
 def median_result(results: list[Result]) -> Result:
@@ -215,9 +232,12 @@ def main() -> None:
     args = parser.parse_args()
     folder, global_batch = args.dir or Path(tempfile.mkdtemp()), args.sequences * GPUS
     if not (folder / "text").exists():
-        make_text(folder)
+        make_text(folder, MODELS[args.model].vocabulary)
     print(f"# {args.model} on {GPUS} GPUs, compiled; {LENGTH} tokens a sequence, {global_batch} sequences a step")
-    print(f"\n{'layout':38} {'tokens/s: titan':>15} {'parallel':>9} {'ratio':>6} {'GiB: titan':>10} {'parallel':>9}")
+    print(
+    columns = f"{'tokens/s: titan':>15} {'parallel':>9} {'ratio':>6} {'GiB: titan':>10} {'parallel':>9}"
+    print(f"\n{'layout':38} {columns} {'loss: titan':>12} {'parallel':>9}")
+    )
     results = {}
     for number, row in enumerate(ROWS):
         turns: dict[str, list[Result]] = {"torchtitan": [], "parallel": []}
@@ -234,7 +254,8 @@ def main() -> None:
         results[row.name] = (titan, ours)
         ratio = ours.tokens_per_s / titan.tokens_per_s
         rates = f"{titan.tokens_per_s:15,.0f} {ours.tokens_per_s:9,.0f} {ratio:6.3f}"
-        print(f"{row.name:38} {rates} {titan.gib:10.1f} {ours.gib:9.1f}", flush=True)
+        losses = f"{titan.loss:12.4f} {ours.loss:9.4f}"
+        print(f"{row.name:38} {rates} {titan.gib:10.1f} {ours.gib:9.1f} {losses}", flush=True)
     if results:
         print_conclusions(results)
 
