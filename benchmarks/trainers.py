@@ -234,10 +234,8 @@ def main() -> None:
     if not (folder / "text").exists():
         make_text(folder, MODELS[args.model].vocabulary)
     print(f"# {args.model} on {GPUS} GPUs, compiled; {LENGTH} tokens a sequence, {global_batch} sequences a step")
-    print(
     columns = f"{'tokens/s: titan':>15} {'parallel':>9} {'ratio':>6} {'GiB: titan':>10} {'parallel':>9}"
     print(f"\n{'layout':38} {columns} {'loss: titan':>12} {'parallel':>9}")
-    )
     results = {}
     for number, row in enumerate(ROWS):
         turns: dict[str, list[Result]] = {"torchtitan": [], "parallel": []}

@@ -58,7 +58,7 @@ def test_the_debug_model_of_torchtitan_trains(workspace: Workspace) -> None:
     pytest.importorskip("torchtitan", exc_type=ImportError)
     from benchmarks.trainers import make_text
 
-    make_text(workspace.path)
+    make_text(workspace.path, vocabulary=2000)
     arguments = [f"space.assets={workspace.path}/assets", f"space.dataset_path={workspace.path}/text"]
     arguments += ["space.micro_batch=2", "space.checkpointing=none", "gpus=1"]
     result = workspace.run("workload=torchtitan_debug", "search=grid", "progress=never", *arguments)

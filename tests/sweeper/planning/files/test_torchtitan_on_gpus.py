@@ -30,7 +30,7 @@ def test_torchtitan_trains_by_its_file(layout: TrainingLayout, tmp_path: Path) -
         pytest.skip(f"needs {layout.gpus} GPUs")
     from benchmarks.trainers import make_text
 
-    make_text(tmp_path)
+    make_text(tmp_path, vocabulary=2000)
     state = "fp32" if layout.gpus > 1 else "amp"
     job = Job(FLAVORS["llama3", "debugmodel"], layout, 512, "torchtitan", state=state, compiled=False)
     rendered = render(job, layout.gpus)
