@@ -13,8 +13,9 @@ from typing import Literal
 from sweeper.common.errors import UserInputError
 from sweeper.planning.clusters import build_cluster
 from workloads.planner.cluster import Cluster
+from workloads.planner.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel
 from workloads.planner.job import AttentionKernel, Checkpointing, Job, Model, Sharding, State, TrainingLayout
-from workloads.planner.models import UNSUPPORTED_FAMILIES, UnsupportedModel, load_model
+from workloads.planner.models import load_model
 from workloads.planner.precisions import PRECISIONS
 from workloads.planner.sizes import model_flops_per_token, parameters
 from workloads.planner.trainers import SYNONYMS, TRAINERS

@@ -48,8 +48,12 @@ def read_topology(path: Path) -> Topology:
     """
     try:
         values: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserInputError(f"topology {path} cannot be read: {first_line(error)}") from error
+    except OSError as error:
+        raise UserInputError(f"topology {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}: " if mark else ""
+        raise UserInputError(f"topology {path} cannot be read: {place}{first_line(error)}") from error
     if not isinstance(values, dict):
         raise UserInputError(f"topology {path} has no keys")
     return topology_of({"name": path.stem, **{str(key): value for key, value in values.items()}})

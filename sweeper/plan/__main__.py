@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns the exit code."""
     if args.html is not None and not args.html.parent.is_dir():
         raise UserInputError(f"--html {args.html}: {args.html.parent}: no such directory")
+    if args.html is not None and args.html.is_dir():
+        raise UserInputError(f"--html {args.html}: is a directory. Give the name of a file in it")
     request = read_request(args.words)
     planned = answer(request)
     show(planned)
@@ -72,10 +74,17 @@ def write_page(planned: Answer, path: Path) -> None:
 
 
 def _write_file(planned: Answer, trainer: str) -> None:
-    """Write the fastest layout as a trainer's file into the working directory, and print how to run it."""
+    """Write the fastest layout as a trainer's file into the working directory, and print how to run it.
+
+    Raises:
+        UserInputError: the trainer cannot express it, or the file cannot be written.
+    """
     problem = planned.problem
     rendered = render(replace(problem.job, layout=planned.best.layout), problem.cluster.gpus, trainer)
-    Path(rendered.name).write_text(rendered.text)
+    try:
+        Path(rendered.name).write_text(rendered.text)
+    except OSError as error:
+        raise UserInputError(f"file={trainer}: {describe_os_error(error)}") from error
     notes = (f"note      {note}" for note in rendered.notes)
     for line in (f"file      {rendered.name}", f"run it    {rendered.command}", *notes):
         print(line)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.errors import UserInputError
-from sweeper.plan.request import PlanRequest, Problem, build_problem
+from sweeper.plan.problem import Problem, build_problem
+from sweeper.plan.request import PlanRequest
 from workloads.planner.estimate import JobEstimate
 from workloads.planner.job import Job
 from workloads.planner.memory import stage_memories

@@ -1,12 +1,42 @@
-"""What each trainer offers to a search over layouts. Of checkpointing and resharding the fastest stands first."""
+"""What each trainer runs, and what of it a search over layouts tries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
+from workloads.planner.job import Schedule
 from workloads.planner.trainers import TRAINERS
 
+# Fields of a layout, and the values that a trainer runs.
+Values = Mapping[str, tuple[Any, ...]]
+ALL_SCHEDULES = get_args(Schedule)  # those of torch.distributed.pipelining
+MEGATRON_RUNS: Values = {
+    "schedule": ("1f1b", "interleaved"),
+    "sharding": ("none", "zero1", "zero2", "megatron_fsdp", "fsdp2"),
+    "checkpointing": ("none", "core_attention", "norm_act", "full"),
+}
+FSDP_RUNS: Values = {"schedule": ("1f1b",), "sharding": ("none", "fsdp2"), "checkpointing": ("none", "full")}
+RUNS: Mapping[str, Values] = {
+    "own": {**FSDP_RUNS, "schedule": ALL_SCHEDULES, "checkpointing": ("none", "selective", "full")},
+    "torchtitan": {**FSDP_RUNS, "schedule": ALL_SCHEDULES, "checkpointing": ("none", "per_op", "full")},
+    "megatron": MEGATRON_RUNS,
+    # Megatron-LM of 2022.
+    "megatron-lm": {
+        **MEGATRON_RUNS,
+        "sharding": ("none", "zero1"),
+        "checkpointing": ("none", "core_attention", "full"),
+    },
+    "megatron-core": MEGATRON_RUNS,
+    "megatron-bridge": {**MEGATRON_RUNS, "sharding": ("none", "zero1", "zero2", "megatron_fsdp")},
+    "nemo": {**MEGATRON_RUNS, "sharding": ("none", "zero1", "zero2", "megatron_fsdp")},
+    "primus": {**MEGATRON_RUNS, "schedule": ("1f1b", "interleaved", "zero_bubble", "zbv")},
+    "nemo-automodel": FSDP_RUNS,
+    "prime-rl": FSDP_RUNS,
+    "llm-foundry": {**FSDP_RUNS, "sharding": ("none", "fsdp1")},
+    "deepspeed": {**FSDP_RUNS, "sharding": ("none", "zero1", "zero2", "fsdp1")},  # fsdp1 stands for ZeRO-3
+}
+# What a search tries. Of checkpointing and resharding the fastest stands first.
 MEGATRON = {
     "schedule": ("1f1b", "interleaved"),
     "sharding": ("zero1",),
@@ -40,9 +70,20 @@ WITHOUT = {
     "llm-foundry": {"pp": 1, "tp": 1, "cp": 1},
     "deepspeed": {"pp": 1, "tp": 1, "cp": 1},
 }
-assert OFFERS.keys() == TRAINERS.keys()
+assert OFFERS.keys() == RUNS.keys() == TRAINERS.keys()
 
 
 def fixed_by(trainer: str) -> dict[str, int]:
     """Return the degrees that a trainer does not divide by."""
     return dict(WITHOUT.get(trainer, {}))
+
+
+def find_unsupported(trainer: str, given: Mapping[str, Any]) -> str:
+    """Return why a trainer cannot run given fields of a layout; empty where it can."""
+    for name, value in fixed_by(trainer).items():
+        if given.get(name, value) != value:
+            return f"{name}={given[name]}: {trainer} has no such degree; it has to be {value}"
+    for name, values in RUNS[trainer].items():
+        if given.get(name, values[0]) not in values:
+            return f"{name}={given[name]}: {trainer} does not run it. Allowed with this trainer: {', '.join(values)}"
+    return ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -24,33 +26,40 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
     Raises:
         ValueError: a key is missing, unknown or has a value that is not allowed.
     """
-    name = values.get("name", "topology")
-    allowed = {field.name for field in fields(Topology)}
-    unknown = [key for key in values if key not in allowed | {"source"}]
+    name = f"topology {values.get('name', '')}".rstrip()
+    allowed = [field.name for field in fields(Topology)]
+    unknown = [key for key in values if key not in (*allowed, "source")]
     missing = [key for key in REQUIRED if values.get(key) in (None, "")]
     if unknown:
-        raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}")
+        hint = _suggest(unknown[0], allowed)
+        raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}{hint}")
     if missing:
         raise ValueError(
-            f"topology {name}: {', '.join(missing)} missing. Required: {', '.join(REQUIRED)}; wiring is one of "
+            f"{name}: {', '.join(missing)} missing. Required: {', '.join(REQUIRED)}; wiring is one of "
             f"{', '.join(WIRINGS)}"
         )
     if values["wiring"] not in WIRINGS:
-        raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}")
+        hint = _suggest(str(values["wiring"]), WIRINGS)
+        raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}{hint}")
     numbers = {
         key: _number(name, key, kind, values[key]) for key, kind in (NUMBERS | LATENCIES).items() if key in values
     }
-    return Topology(name=str(name), wiring=values["wiring"], **numbers)
+    return Topology(name=str(values.get("name", "topology")), wiring=values["wiring"], **numbers)
+
+
+def _suggest(word: str, allowed: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, allowed, n=1)
+    return f". Did you mean {close[0]}?" if close else ""
 
 
 def _number(name: str, key: str, kind: type, value: Any) -> Any:
-    try:
-        number = kind(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {key} is '{value}', which is not a number") from error
-    if number <= 0:
-        raise ValueError(f"{name}: {key} is {value}, but has to be above 0")
-    return number
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: {key} is '{value}', which is not a number")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: {key} is {value}, but has to be above 0 and finite")
+    if kind is int and value != int(value):
+        raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
+    return kind(value)
 
 
 def measured_tflops(device: str) -> dict[str, float]:

@@ -73,10 +73,10 @@ def _check_recipe(job: Job) -> str:
     return ""
 
 
-_MEGATRON = support("nemo (Megatron-Bridge)")
+_MEGATRON = support("nemo", "nemo (Megatron-Bridge)")
 SUPPORT = type(_MEGATRON)(
     _MEGATRON.trainer,
-    {**_MEGATRON.values, "precision": tuple(MIXED_PRECISION), "sharding": ("none", "zero1", "zero2", "megatron_fsdp")},
+    {**_MEGATRON.values, "precision": tuple(MIXED_PRECISION)},
     (*_MEGATRON.rules, _check_recipe),
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sweeper.planning.files.megatron_settings import FP8_RECIPES
 from sweeper.planning.files.rendering import Support
 from workloads.planner.job import Job
+from workloads.planner.offers import RUNS
 
 MODEL_VALUES: dict[str, tuple[object, ...]] = {
     "activation": ("swiglu", "gelu", "squared_relu"),
@@ -100,16 +101,17 @@ def _check_checkpointing(job: Job) -> str:
 RULES = (_check_model, _check_sharding, _check_pipeline, _check_tp, _check_experts, _check_checkpointing)
 
 
-def support(
-    trainer: str, schedules: tuple[str, ...] = ("1f1b", "interleaved"), rules: tuple[Callable[[Job], str], ...] = ()
-) -> Support:
-    """Return what a program that is built on Megatron-LM can express: with its schedules and rules of its own."""
+def support(trainer: str, name: str = "", rules: tuple[Callable[[Job], str], ...] = ()) -> Support:
+    """Return what a program that is built on Megatron-LM can express, with rules of its own.
+
+    Args:
+        trainer: the planner's key of the program.
+        name: of the program in messages; the key if empty.
+    """
     values: dict[str, tuple[object, ...]] = {
-        "checkpointing": ("none", "core_attention", "norm_act", "full"),
+        **RUNS[trainer],
         "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES),
         "state": ("fp32",),
         "document_tokens": (0,),  # documents are those of the data
-        "schedule": schedules,
-        "sharding": ("none", "zero1", "zero2", "megatron_fsdp", "fsdp2"),
     }
-    return Support(trainer, values, (*RULES, *rules))
+    return Support(name or trainer, values, (*RULES, *rules))

@@ -47,7 +47,7 @@ def _check_zero_bubble(job: Job) -> str:
     return f"schedule={job.layout.schedule} needs stages_per_rank={stages}, not {job.layout.stages_per_rank}"
 
 
-SUPPORT = support("primus", ("1f1b", "interleaved", "zero_bubble", "zbv"), (_check_zero_bubble,))
+SUPPORT = support("primus", rules=(_check_zero_bubble,))
 
 
 def render(job: Job, gpus: int) -> RenderedFile:

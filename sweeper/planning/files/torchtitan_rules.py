@@ -8,6 +8,7 @@ from dataclasses import replace
 from sweeper.planning.files.rendering import Support
 from sweeper.planning.files.torchtitan_models import find_flavor
 from workloads.planner.job import Job, TrainingLayout
+from workloads.planner.offers import RUNS
 
 # torch.distributed.pipelining.schedules.get_schedule_class, which torchtitan asks.
 SCHEDULES = {
@@ -117,13 +118,11 @@ def _check_experts(job: Job) -> str:
 SUPPORT = Support(
     "torchtitan",
     {
-        "checkpointing": ("none", "per_op", "full"),
+        **RUNS["torchtitan"],
         "precision": PRECISIONS,
         "state": ("fp32", "amp", "bf16"),
-        "schedule": tuple(SCHEDULES),
         "offload_optimizer": (False,),
         "document_tokens": (0,),  # documents are those of the data
-        "sharding": ("none", "fsdp2"),
     },
     (
         _check_states,

@@ -12,7 +12,8 @@ import pytest
 from sweeper.common.errors import UserInputError
 from sweeper.plan.__main__ import run
 from sweeper.plan.answer import answer, search, tokens_of_a_day
-from sweeper.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
+from sweeper.plan.problem import TOKENS_PER_STEP, build_problem, default_batch
+from sweeper.plan.request import read_request
 from sweeper.plan.rounding import round_to_band
 from sweeper.planning.corrections import Correction, Place, keep
 from workloads.api.registry import load
@@ -35,8 +36,15 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["gpus=0"], "gpus=0: must be at least 1"),
         (["tp8"], "tp8: not of the form key=value"),
         (["tpp=8"], "tpp: unknown key. .* Did you mean tp?"),
-        (["tp=16"], "tp 16 does not divide 8 key-value heads"),
-        (["pp=5"], "no layout of 8 GPUs has .*pp=5"),
+        (["gpus=1e9"], "gpus=1000000000: must be at most 1048576"),
+        (["gpus=8", "tp=2", "tp=4"], "tp: given twice, as tp=2 and tp=4"),
+        (["=8"], "=8: not of the form key=value"),
+        (["gpus=16", "tp=16"], "tp 16 does not divide 8 key-value heads"),
+        (["pp=5"], "pp=5 does not divide gpus=8. Divisors: 1, 2, 4, 8"),
+        (["dp_shard=8", "dp_replicate=2"], "dp_replicate=2 x dp_shard=8 = 16 does not divide gpus=8"),
+        (["sharding=zero1"], "sharding=zero1: own does not run it. Allowed with this trainer: none, fsdp2"),
+        (["trainer=megatron", "checkpointing=selective"], "checkpointing=selective: megatron does not run it"),
+        (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
         (
             ["model=llama3_405b"],
             "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB",
@@ -63,6 +71,30 @@ def test_invalid_input_is_named_in_a_line(words: list[str], message: str) -> Non
     with pytest.raises(UserInputError, match=message) as caught:
         answer(read_request([*kept, *words]))
     assert "\n" not in str(caught.value)
+
+
+def test_a_layout_is_planned_as_the_trainer_of_its_file_runs_it(tmp_path: Path) -> None:
+    path = tmp_path / "titan.toml"
+    settings = ["[model]", 'name = "llama3"', 'flavor = "8B"', "[training]", "local_batch_size = 1"]
+    settings += ["[activation_checkpoint]", 'mode = "selective"', 'selective_ac_option = "op"']
+    path.write_text("\n".join(settings))
+    assert build_problem(read_request([*SMALL[:3], f"layout={path}"])).job.trainer == "torchtitan"
+    with pytest.raises(UserInputError, match="checkpointing=per_op: own does not run it"):
+        build_problem(read_request([*SMALL[:3], f"layout={path}", "trainer=own"]))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserInputError, match=r"titan\.toml: not a text file"):
+        build_problem(read_request([*SMALL[:3], f"layout={path}"]))
+
+
+def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torchtitan.toml").mkdir()
+    with pytest.raises(UserInputError, match=r"--html .*: is a directory"):
+        run(Namespace(words=SMALL, html=tmp_path))
+    with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
+        run(Namespace(words=[*SMALL, "trainer=torchtitan", "tp=1", "pp=1", "file=torchtitan"], html=None))
 
 
 def test_a_required_key_is_named() -> None:

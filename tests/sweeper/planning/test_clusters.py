@@ -59,13 +59,30 @@ def test_what_is_unknown_is_named(hardware: str, topology: str, message: str) ->
         build_cluster(hardware, topology, 8)
 
 
-@pytest.mark.parametrize("line", ["links: 3", "wiring: ring", "link_gb_s: 0"])
-def test_an_invalid_file_names_its_key(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("link_gbs: 3", "unknown key 'link_gbs'. Allowed: gpus_per_domain, .* Did you mean link_gb_s?"),
+        ("wiring: swich", "wiring is 'swich'. Allowed: switch, pairs, host. Did you mean switch?"),
+        ("link_gb_s: 0", "link_gb_s is 0, but has to be above 0 and finite"),
+        ("link_gb_s: .nan", "link_gb_s is nan, but has to be above 0 and finite"),
+        ("link_gb_s: true", "link_gb_s is 'True', which is not a number"),
+        ("gpus_per_domain: 2.5", "gpus_per_domain is 2.5, but has to be a whole number"),
+    ],
+)
+def test_an_invalid_file_names_its_key(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     key = line.split(":")[0]
     path.write_text("".join(other for other in OWN.splitlines(True) if not other.startswith(key)) + line)
-    with pytest.raises(UserInputError, match=f"lab: .*{key}"):
+    with pytest.raises(UserInputError, match=f"topology lab: {message}"):
         build_cluster("h100", str(path), 8)
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"a: [\n", "line 2: "), (b"\xff\xfe\x00\x01", "'utf-8' codec")])
+def test_a_file_that_is_not_yaml_is_named(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_bytes(content)
+    with pytest.raises(UserInputError, match=f"topology .*lab.yaml cannot be read: {reason}"):
+        build_cluster("h100", str(tmp_path / "lab.yaml"), 8)
 
 
 def test_a_topology_without_links_is_refused_with_what_is_allowed(tmp_path: Path) -> None:

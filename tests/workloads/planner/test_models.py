@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from workloads.llama.shapes import MODELS
-from workloads.planner.models import UnsupportedModel, known_models, load_model, read_hugging_face
+from workloads.planner.hugging_face import UnsupportedModel, read_hugging_face
+from workloads.planner.models import known_models, load_model
 from workloads.planner.sizes import attended_tokens, model_flops_per_token, parameters
 
 LLAMA_8B = {
@@ -138,8 +139,29 @@ def test_windows_of_hugging_face_files() -> None:
         ({"model_type": "nemotron_h"}, "Mamba-2"),
         ({"model_type": "deepseek_v3"}, "latent attention"),
         ({"model_type": "other"}, "Available: llama"),
+        ({"model_type": "lama"}, "model_type 'lama' is not modelled. .* Did you mean llama?"),
+        ({"model_type": None}, "no model_type. Available: llama"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-        ({"num_attention_heads": None}, "num_attention_heads"),
+        ({"num_attention_heads": None}, "no num_attention_heads. Required: num_hidden_layers, hidden_size"),
+        ({"num_attention_heads": 33}, "num_key_value_heads 8 does not divide num_attention_heads 33"),
+        (
+            {"num_attention_heads": 24},
+            "heads 24 does not divide hidden_size 4096, and there is no head_dim",
+        ),
+        ({"num_key_value_heads": 64}, "num_key_value_heads 64 does not divide num_attention_heads 32"),
+        ({"hidden_size": 0}, "hidden_size is 0: must be a whole number from 1"),
+        ({"hidden_size": 4096.5}, "hidden_size is 4096.5: must be a whole number"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1: must be a whole number from 1 to 10,000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: must be a whole number from 1 to 10,000"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers is '32': must be a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True: must be a whole number"),
+        ({"sliding_window": -1}, "sliding_window is -1: must be a whole number from 0"),
+        ({"layer_types": "full"}, "layer_types is 'full': must be a list"),
+        ({"model_type": "mpt", "attn_config": "x"}, "attn_config is 'x': must be a mapping"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 8},
+            "num_experts_per_tok is 0: must be from 1 to the 8",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, object], message: str) -> None:

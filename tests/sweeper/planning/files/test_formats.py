@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from sweeper.common.errors import UserInputError
 from sweeper.planning.files.formats import FORMATS, canonical, read_layout, render
 from sweeper.planning.files.logged import read_printed_layout
+from sweeper.planning.files.own import own_support
 from workloads.planner.job import Job, Model, TrainingLayout
+from workloads.planner.offers import RUNS
 
 LOGS = Path(__file__).parents[3] / "samples" / "logs"
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256)
@@ -274,3 +276,8 @@ def test_an_unknown_value_of_torchtitan_is_refused(line: str, changed: str, mess
     assert line in text
     with pytest.raises(UserInputError, match=message):
         read_layout(text.replace(line, changed))
+
+
+def test_own_sweeps_have_what_the_planner_says_of_this_project_s_trainer() -> None:
+    values = own_support().values
+    assert {name: set(values[name]) for name in RUNS["own"]} == {name: set(some) for name, some in RUNS["own"].items()}
