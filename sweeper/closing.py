@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -12,24 +13,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sweeper.best.files import FOLDER, build_files
+from sweeper.closing_view import build_view
 from sweeper.common.clock import PhaseClock
-from sweeper.common.energy_metrics import COST, EFFICIENCY
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.metrics import MEMORY_METRICS
-from sweeper.common.trials import BAD, RETRIED, TrialRecord, TrialStatus, exact_value
+from sweeper.common.trials import BAD, RETRIED, TrialStatus
 from sweeper.folders.description import SweepDescription, SweepEnd
-from sweeper.folders.stored import Winner, measured_value
+from sweeper.folders.stored import Winner, front_value, measured_value
 from sweeper.planning.plan import Plan
-from sweeper.search.finals import FinalistResult
-from sweeper.search.front import FrontPoint
+from sweeper.search.finals import DEFAULT_FINALISTS
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
-from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.tracking.results_digest import compute_digest
 from sweeper.ui import tables
-from sweeper.ui.format import format_interval, format_phases
+from sweeper.ui.format import format_phases
 from sweeper.ui.progress import Progress
 from sweeper.ui.results import Results
 from sweeper.ui.summary import Recording, Summary
@@ -79,6 +77,7 @@ class FinishedRun:
             shlex.join(secrets.masked_arguments(self.arguments)),
             extend_command(self.arguments, self.progress),
             retry_command=retry_command(self.arguments, results),
+            certify_command=certify_command(self.arguments, results),
             drained=self.drained,
             stopped=self._describe_stop(),
         )
@@ -113,6 +112,7 @@ class FinishedRun:
             high=_known(value.high) if value else None,
             rounds=value.rounds if value else 0,
             at_s=time.time(),
+            front=tuple(results.front_numbers),
         )
         self.description.with_end(end).write(self.plan.folder)
 
@@ -123,8 +123,10 @@ class FinishedRun:
         trials: the digest tells whether anything would differ.
         """
         message, view = self._closing_message(results, summary), build_view(results)
-        front = results.front_numbers if results.front else None
-        digest = compute_digest({"closing": message, "view": asdict(view), **({"front": front} if front else {})})
+        front = results.front_numbers if self.plan.criteria.has_front else None
+        digest = compute_digest(
+            {"closing": message, "view": asdict(view), **({} if front is None else {"front": front})}
+        )
         ran_nothing = self.is_over and not self.progress.finished_in_this_run
         if ran_nothing and results.has_files() and tracking.has_results(digest):
             display.note("finished before: nothing is left to run, and its results are written")
@@ -135,7 +137,7 @@ class FinishedRun:
         plots = [] if self.is_interrupted else self._draw_plots(results, display)
         if tracking.is_open and tracking.pending > MANY_PENDING:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
-        if front:
+        if front is not None:
             tracking.log_front(front)
         files = {"artifacts": texts, "plots": plots}
         return tracking.close({**message, **files, "digest": digest}, view, MLFLOW_PATIENCE_S)
@@ -153,6 +155,7 @@ class FinishedRun:
             mlflow_store.DESCRIPTION: summary.markdown(),
             "outcome": tables.format_counts(results.counts),
             "winner": summary.verdict(),
+            mlflow_store.LIMITS: json.dumps({limit.metric: limit.bound for limit in self.plan.criteria.limits}),
             **results.projection_tags(),
             **({"drained": "\n".join(self.drained)} if self.drained else {}),
         }
@@ -189,10 +192,12 @@ class FinishedRun:
 
 def _winning_value(results: Results) -> Winner | None:
     """Return the winner's objective: of the finals, without finals of its trial."""
-    if results.finalists:
-        first = results.finalists[0]
-        return Winner(first.trial.number, first.value.value, first.value.low, first.value.high, first.rounds)
-    return measured_value(results.winner, results.objective) if results.winner else None
+    winner, first, criteria = results.winner, results.first_finalist, results.plan.criteria
+    if first:
+        return Winner(first.trial.number, *first.value.bounds, first.rounds)
+    if winner is None:
+        return None
+    return front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
 
 
 def _known(bound: float) -> float | None:
@@ -220,6 +225,13 @@ def retry_command(arguments: Sequence[str], results: Results) -> str:
     return _change_command(arguments, {"retry": name})
 
 
+def certify_command(arguments: Sequence[str], results: Results) -> str:
+    """Return the command that measures the front again; empty if finals do that, or there is no front."""
+    if results.front is None or results.plan.config.finals.top:
+        return ""
+    return _change_command(arguments, {"retry": None, "finals.top": str(DEFAULT_FINALISTS)})
+
+
 def _change_command(arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
     """Return the command line with these values instead of its own. None removes a setting."""
     kept = [argument for argument in arguments if argument.partition("=")[0] not in changes]
@@ -230,46 +242,3 @@ def _change_command(arguments: Sequence[str], changes: Mapping[str, str | None])
 def is_attended() -> bool:
     """Return whether a person waits for the command, on a terminal and not in a batch job."""
     return sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
-
-
-def build_view(results: Results) -> SweepView:
-    """Return what MLflow's pages show of a sweep: its best trials with those of the finals first."""
-    objective, plan = results.objective, results.plan
-    finalists = [_rank_finalist(finalist, objective) for finalist in results.finalists]
-    finalists += [_rank_front_point(point, objective) for point in results.certified]
-    numbers = {trial.number for trial in finalists}
-    others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
-    measured = results.best[0].metrics if results.best else {}
-    metrics = [f"final_{objective}"] if results.finalists else []
-    metrics += [objective, *results.other_objectives, *(["front_share"] if results.certified else [])]
-    metrics += [*(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name not in metrics)]
-    metrics += [name for name in EFFICIENCY if name in measured and name not in metrics][:1]
-    return SweepView(
-        objective=objective,
-        minimize=results.direction == "minimize",
-        metrics=metrics,
-        parameters=list(plan.space.dimensions),
-        space={name: exact_value(value) for name, value in plan.space.described().items()},
-        ranking=[*finalists, *others][: max(RANKED_TRIALS, len(finalists))],
-    )
-
-
-def _rank_finalist(finalist: FinalistResult, objective: str) -> RankedTrial:
-    value = finalist.value
-    name = f"final_{objective}"
-    metrics = {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
-    known = {name: bound for name, bound in metrics.items() if not math.isnan(bound)}
-    return RankedTrial(finalist.trial.number, known, format_interval(value.low, value.high))
-
-
-def _rank_front_point(point: FrontPoint, objective: str) -> RankedTrial:
-    value = point.values[objective]
-    metrics = {f"final_{name}": interval.value for name, interval in point.values.items()}
-    return RankedTrial(
-        point.trial.number, {**metrics, "front_share": point.share}, format_interval(value.low, value.high)
-    )
-
-
-def _rank_trial(trial: TrialRecord, objective: str) -> RankedTrial:
-    low, high = (trial.metrics.get(f"{objective}_ci_{bound}", math.nan) for bound in ("low", "high"))
-    return RankedTrial(trial.number, {}, format_interval(low, high))

@@ -23,6 +23,7 @@ LAYERS = [
     {"__main__"},
     {"sweep"},
     {"closing", "opening"},
+    {"closing_view"},
     {"track"},
     {"doctor", "report", "ingest", "plan", "best", "list", "calibrate"},
     {"cli"},

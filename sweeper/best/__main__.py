@@ -12,6 +12,9 @@ torchtitan/, megatron/  of workload=parallel: the layout as a file of these trai
 best.json           the figure with its interval, the parameters and the versions
 
 --trial N           of trial N, whose files are written to DIR/sweeps/SWEEP/files/N/run
+
+With several objectives there is no winner: the trials on their front are listed, of which --trial N chooses one. The
+files in best/ are of the best of them by the first objective.
 """
 
 from __future__ import annotations
@@ -19,10 +22,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rich.console import Console
+
 from sweeper.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFiles, build_files
 from sweeper.cli.parser import CommandParser
+from sweeper.common.criteria import Criteria
 from sweeper.common.errors import UserInputError
-from sweeper.folders.stored import StoredSweep, find_sweep, measured_value
+from sweeper.common.trials import TrialRecord
+from sweeper.folders.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
+from sweeper.search.front import Front
+from sweeper.ui.format import count
+from sweeper.ui.tables import draw_front, terminal_width
 
 VERSIONS = ("torch", "cuda", "hip", "driver", "program")  # of what a measured process reports
 
@@ -37,10 +47,29 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the trial. Returns the exit code."""
-    files = write_trial(find_sweep(args.dir, args.sweep), args.trial)
+    """Print the trial, or the front. Returns the exit code."""
+    sweep = find_sweep(args.dir, args.sweep)
+    if args.trial is None and sweep.front is not None:
+        show_front(sweep, sweep.front)
+        return 0
+    files = write_trial(sweep, args.trial)
     print("\n".join(describe(files)))
     return 0
+
+
+def show_front(sweep: StoredSweep, front: Front) -> None:
+    """Print the table of the front, and how to choose one of its trials."""
+    assert sweep.description is not None
+    width = terminal_width()
+    console = Console(width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    metrics, numbers = sweep.description.criteria.metrics, front.numbers
+    console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
+    console.print(draw_front(front, metrics, width))
+    if not front.certified:
+        console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
+    if numbers:
+        chosen = front.leader.number if front.leader else numbers[0]
+        console.print(f"choose one: python -m sweeper.best {sweep.name} --trial {chosen}")
 
 
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
@@ -59,12 +88,20 @@ def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
         files = build_files(description, sweep.read_trial(winner.trial), winner, sweep.folder / FOLDER)
     else:
         record = sweep.read_trial(number)
-        has_objective = description.objective in record.metrics
-        value = measured_value(record, description.objective) if has_objective else None
-        value = winner if winner is not None and winner.trial == number else value
+        value = _value_of(sweep, record, description.criteria)
         files = build_files(description, record, value, sweep.folder / "files" / f"{number:04d}" / "run")
     files.write()
     return files
+
+
+def _value_of(sweep: StoredSweep, record: TrialRecord, criteria: Criteria) -> Winner | None:
+    """Return the objectives of a trial, of the finals if they measured it; None of a trial that lacks one."""
+    if criteria.values(record) is None:
+        return None
+    if sweep.front is not None:
+        return front_value(sweep.front, record, criteria)
+    winner = sweep.winner
+    return winner if winner is not None and winner.trial == record.number else measured_value(record, criteria)
 
 
 def describe(files: TrialFiles) -> list[str]:

@@ -94,7 +94,8 @@ def _describe(description: SweepDescription, record: TrialRecord, value: Winner 
     figure = f"{format_number(value.value)} {unit_of(description.objective) or description.objective}"
     interval = f"95% {format_interval(value.low, value.high)}, " if not math.isnan(value.low) else ""
     method = f"mean of {value.rounds} rounds of the finals" if value.rounds else "a single trial"
-    return f"{trial}; {figure} ({interval}{method}) on {description.device}"
+    others = "".join(f", {format_number(v)} {unit_of(name) or name}" for name, v in value.others.items())
+    return f"{trial}; {figure} ({interval}{method}){others} on {description.device}"
 
 
 def _program_files(
@@ -142,6 +143,7 @@ def _build_result(
     measured = record.measurements[0].get("machine_info", {}) if record.measurements else {}
     bounds = {} if value is None or math.isnan(value.low) else {"low": value.low, "high": value.high}
     figure = None if value is None else {"value": value.value, **bounds, "rounds": value.rounds}
+    others = {"other_objectives": dict(value.others)} if value is not None and value.others else {}
     return {
         "sweep": description.name,
         "trial": record.number,
@@ -149,6 +151,7 @@ def _build_result(
         "objective": description.objective,
         "direction": description.direction,
         "result": figure,
+        **others,
         "parameters": record.all_params,
         "device": description.device,
         "gpus": description.gpus,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -29,6 +30,9 @@ class CommandParser(argparse.ArgumentParser):
             sys.exit(command(self.parse_args()))
         except UserInputError as error:
             self.exit(2, f"{self.prog}: {error}\n")
+        except BrokenPipeError:  # `| head` has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
 
 
 def fraction(text: str) -> float:

@@ -79,8 +79,12 @@ class Limit:
         beyond = metrics[self.metric] - self.bound
         return (-beyond if self.direction == "maximize" else beyond) / (abs(self.bound) or 1.0)
 
+    @property
+    def sign(self) -> str:
+        return "≥" if self.direction == "maximize" else "≤"
+
     def __str__(self) -> str:
-        return f"{self.metric} {'≥' if self.direction == 'maximize' else '≤'} {self.bound:g}"
+        return f"{self.metric} {self.sign} {self.bound:g}"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,15 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def bounds(self) -> tuple[float, float, float]:
+        """The value and the bounds of its interval."""
+        return self.value, self.low, self.high
+
+    def scaled(self, factor: float) -> Interval:
+        """Return the interval in another unit."""
+        return Interval(factor * self.value, factor * self.low, factor * self.high)
+
 
 @dataclass(frozen=True)
 class Correlation:

@@ -32,6 +32,8 @@ class SweepEnd:
         value, low, high: its objective and the bounds of its 95% interval; None where it has none.
         rounds: rounds of the finals that the value is the mean of; 0 for the value of a single trial.
         at_s: seconds since 1970.
+        front: with several objectives, the numbers of the trials on their front; None where an earlier
+            version ended the sweep.
     """
 
     is_over: bool
@@ -42,6 +44,7 @@ class SweepEnd:
     high: float | None
     rounds: int
     at_s: float
+    front: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.folders.description import SweepDescription, read_description
+from sweeper.search.front import Front, measure_front, measured_interval
 
 JOURNAL = "study.journal"
 RECORD = "record"  # as in `search.journal`, which takes a second to import
@@ -22,13 +24,18 @@ State = Literal["running", "interrupted", "finished"]
 
 @dataclass(frozen=True)
 class Winner:
-    """The best trial of a sweep so far, and its objective; NaN where there is no interval."""
+    """The best trial of a sweep so far, and its objective; NaN where there is no interval.
+
+    Attributes:
+        others: of several objectives, those beside the leading one, by metric.
+    """
 
     trial: int
     value: float
     low: float = math.nan
     high: float = math.nan
     rounds: int = 0
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 class JournalTail:
@@ -121,14 +128,35 @@ class StoredSweep:
         """The winner; of a sweep that has not ended in order, the best trial of its search so far."""
         if self.description is None:
             return None
+        if self.front is not None:
+            return front_value(self.front, self.front.leader, self.description.criteria) if self.front.leader else None
         end = self.description.end
         if end is None:
             ranked = rank_searched(self.records, self.description)
-            return measured_value(ranked[0], self.description.objective) if ranked else None
+            return measured_value(ranked[0], self.description.criteria) if ranked else None
         if end.winner is None or end.value is None:
             return None
         bounds = [math.nan if bound is None else bound for bound in (end.low, end.high)]
         return Winner(end.winner, end.value, bounds[0], bounds[1], end.rounds)
+
+    @cached_property
+    def front(self) -> Front | None:
+        """The front of several objectives so far; None with one, or without a ranked trial."""
+        description = self.description
+        if description is None or not description.criteria.has_front:
+            return None
+        ranked = rank_searched(self.records, description)
+        replaced = _replaced(self.records.values())
+        current = [record for record in self.records.values() if record.number not in replaced]
+        return measure_front(ranked, current, description.criteria, int(description.config["finals"]["top"]))
+
+    @property
+    def front_size(self) -> int:
+        """How many trials are on the front; 0 with one objective. The trials of an ended sweep are not read for it."""
+        end = self.description.end if self.description else None
+        if end is not None and end.front is not None:
+            return len(end.front)
+        return len(self.front.numbers) if self.front else 0
 
     def read_trial(self, number: int) -> TrialRecord:
         """Return the record of a trial.
@@ -144,16 +172,31 @@ class StoredSweep:
 
 def rank_searched(records: Mapping[int, TrialRecord], description: SweepDescription) -> list[TrialRecord]:
     """Return the complete trials of the search, the best first; without those that a retry has replaced."""
-    kept = records.values()
-    replaced = {r.retry.trial for r in kept if r.retry and r.status is not TrialStatus.CANCELLED}
-    searched = [record for record in kept if not record.remeasurement and record.number not in replaced]
+    replaced = _replaced(records.values())
+    searched = [record for record in records.values() if not record.remeasurement and record.number not in replaced]
     return description.criteria.rank(searched)
 
 
-def measured_value(record: TrialRecord, objective: str) -> Winner:
-    """Return the objective of a single trial with its interval."""
-    low, high = (record.metrics.get(f"{objective}_ci_{bound}", math.nan) for bound in ("low", "high"))
-    return Winner(record.number, record.metrics[objective], low, high)
+def _replaced(records: Iterable[TrialRecord]) -> set[int]:
+    """Return the numbers of the trials that a retry has replaced."""
+    return {record.retry.trial for record in records if record.retry and record.status is not TrialStatus.CANCELLED}
+
+
+def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
+    """Return the objectives of a single trial, the leading one with its interval."""
+    first, *others = criteria.metrics
+    values = {name: record.metrics[name] for name in others}
+    return Winner(record.number, *measured_interval(record, first).bounds, others=values)
+
+
+def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner:
+    """Return the objectives of a trial: of a point that was measured again the means of its rounds."""
+    for point in front.certified:
+        if point.trial.number == record.number:
+            first, *others = point.values.items()
+            values = {name: value.value for name, value in others}
+            return Winner(record.number, *first[1].bounds, rounds=point.rounds, others=values)
+    return measured_value(record, criteria)
 
 
 def find_sweeps(directory: Path) -> list[StoredSweep]:

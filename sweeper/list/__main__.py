@@ -4,8 +4,8 @@
     python -m sweeper.list --follow NAME
     python -m sweeper.list --delete NAME [--yes] [--store URI]
 
-Without an option: each sweep with its state (running, interrupted, finished), the best trial so far, its size on disk
-and the time since its last run started, the last one first.
+Without an option: each sweep with its state (running, interrupted, finished), the best trial so far or with several
+objectives the size of their front, its size on disk and the time since its last run started, the last one first.
 
 --follow NAME   show the progress of a sweep that another process runs, until it ends. Ctrl-C detaches: it goes on
 --delete NAME   remove a sweep that does not run, from disk and from its MLflow store, after asking. MLflow keeps
@@ -80,9 +80,9 @@ def show(sweeps: Sequence[StoredSweep], directory: Path) -> int:
 
 def describe_row(sweep: StoredSweep) -> list[str]:
     """Return the cells of a sweep."""
-    description, winner = sweep.description, sweep.winner
-    best = ""
-    if description and winner:
+    description = sweep.description
+    best = f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
+    if description and not best and (winner := sweep.winner):
         unit = unit_of(description.objective) or description.objective
         best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
     started_s = description.started_at_s if description else sweep.changed_at_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,12 @@ from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord
 from sweeper.config.keys import UNITS
 from sweeper.folders.stored import StoredSweep
+from sweeper.search.front import FrontPoint, measured_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
+BOUNDS = ("", "_ci_low", "_ci_high")
 SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
 
 
@@ -105,10 +107,26 @@ class SweepResult:
         import pandas as pd
 
         rows = [_row(record) for _, record in sorted(self._stored.records.items())]
-        table = pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
-        units = {column: unit_of_column(str(column)) for column in table.columns}
-        table.attrs["units"] = {column: unit for column, unit in units.items() if unit}
-        return table
+        return _add_units(pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame())
+
+    @cached_property
+    def front(self) -> pd.DataFrame | None:
+        """The front of several objectives; None with one, or if no trial has a rank.
+
+        A row for each point that was measured again and for the rest of the front, by number: whether it is
+        `on_front`, its `share` and `verdict`, the trials that it is the `same_as`, each objective with `…_ci_low` and
+        `…_ci_high` (NaN without an interval), and every parameter as `param.…`. A point that was measured once has no
+        share. `front.attrs["units"]` has the units.
+        """
+        import pandas as pd
+
+        if (front := self._stored.front) is None:
+            return None
+        assert self._stored.description is not None
+        metrics = self._stored.description.criteria.metrics
+        points = [(point.trial, point) for point in front.certified]
+        once = [(trial, None) for trial in front.measured_once]
+        return _add_units(pd.DataFrame(_front_row(*row, metrics) for row in (*points, *once)).set_index("trial"))
 
     def __str__(self) -> str:
         return self.summary.strip() or repr(self)
@@ -136,6 +154,29 @@ def unit_of_column(column: str) -> str:
     if not math.isnan(factor):
         return unit if factor == 1.0 else ""  # shown in percent, stored as a fraction
     return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
+
+
+def _add_units(table: pd.DataFrame) -> pd.DataFrame:
+    units = {column: unit_of_column(str(column)) for column in table.columns}
+    table.attrs["units"] = {column: unit for column, unit in units.items() if unit}
+    return table
+
+
+def _front_row(record: TrialRecord, point: FrontPoint | None, metrics: Sequence[str]) -> dict[str, Any]:
+    values = {name: point.values[name] if point else measured_interval(record, name) for name in metrics}
+    return {
+        "trial": record.number,
+        "on_front": point is None or point.is_on_front,
+        "share": point.share if point else math.nan,
+        "verdict": point.verdict if point else "measured once",
+        "same_as": point.same_as if point else (),
+        **{
+            f"{name}{end}": bound
+            for name, value in values.items()
+            for end, bound in zip(BOUNDS, value.bounds, strict=True)
+        },
+        **{f"param.{name}": value for name, value in record.all_params.items()},
+    }
 
 
 def _row(record: TrialRecord) -> dict[str, Any]:

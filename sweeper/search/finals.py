@@ -13,7 +13,7 @@ own intervals only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 
+DEFAULT_FINALISTS = 3  # as in conf/config.yaml
 FAMILY_ERROR = 0.05  # of the finals: how often any of equally fast finalists may be told apart
 
 
@@ -35,17 +36,19 @@ class FinalistResult:
         behind: by which fraction its value is worse than the leader's; zero for the leader itself. Its interval holds
             for all finalists at once.
         rounds: the number of rounds that are compared.
+        exceeded: the limits that the median of its rounds is beyond, as text: then it cannot win.
     """
 
     trial: TrialRecord
     value: Interval
     behind: Interval
     rounds: int
+    exceeded: tuple[str, ...] = ()
 
     @property
     def tied(self) -> bool:
-        """Return whether its difference from the leader is not significant."""
-        return self.behind.low <= 0
+        """Return whether it keeps the limits and its difference from the leader is not significant."""
+        return self.behind.low <= 0 and not self.exceeded
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, for JSON."""
@@ -55,6 +58,7 @@ class FinalistResult:
             "value": asdict(self.value),
             "behind": asdict(self.behind),
             "rounds": self.rounds,
+            **({"exceeded": list(self.exceeded)} if self.exceeded else {}),
         }
 
 
@@ -89,11 +93,17 @@ def pending_remeasurements(
 
 
 def finalist_results(
-    ranked: Sequence[TrialRecord], top: int, records: Iterable[TrialRecord], objective: str, direction: str
+    ranked: Sequence[TrialRecord],
+    top: int,
+    records: Iterable[TrialRecord],
+    objective: str,
+    direction: str,
+    exceeded: Mapping[int, tuple[str, ...]] | None = None,
 ) -> list[FinalistResult]:
     """Return the finalists' results, the best first, from the rounds that all of them completed.
 
-    A finalist with fewer than two complete rounds is omitted. Empty with fewer than two common rounds.
+    A finalist with fewer than two complete rounds is omitted. Empty with fewer than two common rounds. Those that are
+    beyond a limit follow the others.
 
     Args:
         ranked: the complete trials of the search, the best first.
@@ -101,6 +111,7 @@ def finalist_results(
         records: all records, among them those of the finals.
         objective: the metric that is compared.
         direction: maximize or minimize.
+        exceeded: the limits that finalists are beyond, by number.
     """
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
@@ -113,21 +124,26 @@ def finalist_results(
     values = {
         number: np.array([rounds[round_number] for round_number in common]) for number, rounds in measured.items()
     }
-    compared = compare_rounds(values, 1 if direction == "maximize" else -1)
+    beyond = {number: limits for number, limits in (exceeded or {}).items() if limits}
+    compared = compare_rounds(values, 1 if direction == "maximize" else -1, beyond)
     return [
-        FinalistResult(finalists[number], value, behind, len(common)) for number, (value, behind) in compared.items()
+        FinalistResult(finalists[number], value, behind, len(common), beyond.get(number, ()))
+        for number, (value, behind) in compared.items()
     ]
 
 
-def compare_rounds(rounds: Mapping[int, np.ndarray], sign: int) -> dict[int, tuple[Interval, Interval]]:
+def compare_rounds(
+    rounds: Mapping[int, np.ndarray], sign: int, last: Collection[int] = ()
+) -> dict[int, tuple[Interval, Interval]]:
     """Return each finalist's value and by which fraction it is behind the first, the best first.
 
     Args:
         rounds: the objective of each finalist in the rounds that all of them completed.
         sign: 1 if a higher objective is better, else -1.
+        last: finalists that follow all others, whatever their values.
     """
     values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
-    order = sorted(values, key=lambda number: -sign * values[number].value)
+    order = sorted(values, key=lambda number: (number in last, -sign * values[number].value))
     level = 1 - FAMILY_ERROR / max(1, math.comb(len(order), 2))
     return {
         number: (

@@ -22,6 +22,7 @@ from sweeper.common.dominance import find_front
 from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import TrialRecord
 from sweeper.search.finals import FAMILY_ERROR, mean_of_rounds, objective_by_round
+from sweeper.search.judged_limits import find_exceeded
 
 MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
 MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
@@ -40,6 +41,8 @@ class FrontPoint:
         is_on_front: no other point's means dominate its means.
         same_as: numbers of the trials that cannot be told apart from it in any objective.
         rounds: the number of rounds that are compared.
+        exceeded: the limits that the median of its rounds is beyond, as text: then it is not on the front, and no other
+            point is compared with it.
     """
 
     trial: TrialRecord
@@ -48,10 +51,13 @@ class FrontPoint:
     is_on_front: bool
     same_as: tuple[int, ...]
     rounds: int
+    exceeded: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """Whether it is on the front, dominated, or neither is sure."""
+        """Whether it is on the front, dominated, or neither is sure; or which limit it is beyond."""
+        if self.exceeded:
+            return f"beyond a limit: {'; '.join(self.exceeded)}"
         return "on the front" if self.share >= SURE else "dominated" if self.share <= UNSURE else "not sure"
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +70,73 @@ class FrontPoint:
             "is_on_front": self.is_on_front,
             "same_as": list(self.same_as),
             "rounds": self.rounds,
+            "verdict": self.verdict,
         }
+
+
+@dataclass(frozen=True)
+class Front:
+    """The front of several objectives.
+
+    Attributes:
+        searched: the trials of the search that no other dominates, the best by the leading objective first.
+        certified: the points that were measured again, the best by the leading objective first; empty if none was in
+            two rounds.
+    """
+
+    searched: Sequence[TrialRecord]
+    certified: Sequence[FrontPoint]
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        """The trials on the front: of the search, corrected by what was measured again, by number."""
+        measured = {point.trial.number: point for point in self.certified}
+        kept = [trial for trial in self.searched if trial.number not in measured]
+        kept += [point.trial for point in self.certified if point.is_on_front]
+        return sorted(kept, key=lambda trial: trial.number)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the trials on the front, ascending."""
+        return [trial.number for trial in self.trials]
+
+    @property
+    def leader(self) -> TrialRecord | None:
+        """The best trial on the front by the leading objective, of those that were measured again if there are any."""
+        certain = [point.trial for point in self.certified if point.is_on_front]
+        return next(iter(certain or self.searched), None)
+
+    @property
+    def measured_once(self) -> list[TrialRecord]:
+        """The trials on the front that were not measured again."""
+        measured = {point.trial.number for point in self.certified}
+        return [trial for trial in self.searched if trial.number not in measured]
+
+
+def measure_front(
+    ranked: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria, top: int
+) -> Front | None:
+    """Return the front of a search; None with one objective, or without a ranked trial.
+
+    Args:
+        ranked: the ranked trials of the search, the best first.
+        records: all records, among them those of the finals.
+        criteria: the objectives and limits.
+        top: `finals.top`.
+    """
+    if not criteria.has_front or not ranked:
+        return None
+    leading = criteria.objectives[0]
+    points = certify(select_finalists(ranked, criteria, top), records, criteria)
+    certified = sorted(points, key=lambda point: leading.loss(point.values[leading.metric].value))
+    exceeding = {point.trial.number for point in certified if point.exceeded}  # what they dominated may be on the front
+    return Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
+
+
+def measured_interval(record: TrialRecord, metric: str) -> Interval:
+    """Return a metric of a single trial with its interval, NaN without one."""
+    low, high = (record.metrics.get(f"{metric}_ci_{bound}", math.nan) for bound in ("low", "high"))
+    return Interval(record.metrics[metric], low, high)
 
 
 def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int) -> Sequence[TrialRecord]:
@@ -100,18 +172,22 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
         return []
     values = np.array([[[rounds[p.number][n] for n in sorted(common)] for rounds in by_metric] for p in measured])
     losses = _to_losses(values, criteria)
-    front = find_front(losses.mean(axis=2).tolist())
+    exceeded = find_exceeded(measured, records, criteria)
+    within = [n for n, point in enumerate(measured) if not exceeded[point.number]]
+    front = {within[place] for place in find_front(losses[within].mean(axis=2).tolist())}
+    shares = dict(zip(within, bootstrap_shares(losses[within]), strict=True))
     same = _find_same(losses)
     return [
         FrontPoint(
             trial=point,
             values={metric: mean_of_rounds(values[n, k]) for k, metric in enumerate(criteria.metrics)},
-            share=share,
+            share=shares.get(n, 0.0),
             is_on_front=n in front,
             same_as=tuple(measured[other].number for other in same[n]),
             rounds=len(common),
+            exceeded=exceeded[point.number],
         )
-        for n, (point, share) in enumerate(zip(measured, bootstrap_shares(losses), strict=True))
+        for n, point in enumerate(measured)
     ]
 
 

@@ -38,7 +38,13 @@ IMPORTED_KIND = "imported"  # a child run of it: one result
 # Tags that a reader of the store sees as columns.
 SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
-FRONT = "front"  # yes for a trial that is on the front of several objectives; others lack it
+FRONT = "front"  # yes for a trial that is on the front of several objectives; others lack it. As a metric it is 1 or 0
+FRONT_SHARE = "front_share"  # a metric: of a point of the front that was measured again
+FRONT_VERDICT = "front_verdict"  # of such a point: on the front, dominated, not sure, or the limit that it is beyond
+SAME_AS = "same_as"  # of such a point: the trials that cannot be told apart from it
+EXCEEDED = "exceeded"  # of a finalist: the limits that the median of its rounds is beyond
+OBJECTIVES = "objectives"  # of a sweep with several: their directions by metric, as JSON
+LIMITS = "limits"  # of a sweep, as JSON
 WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
 RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that

@@ -17,7 +17,8 @@ import re
 import urllib.parse
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from sweeper.common.metrics import MEMORY_METRICS
@@ -52,11 +53,13 @@ class RankedTrial:
     Attributes:
         metrics: its result in the finals; empty if it was not in them.
         interval: the 95% interval of its rate as text, empty if it has none.
+        tags: further tags of its run.
     """
 
     number: int
     metrics: dict[str, float]
     interval: str
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class SweepView:
         parameters: the parameters that vary.
         space: all parameters of the sweep as its parent run has them.
         ranking: the best trials, the best first.
+        other_objectives: those beside the leading one.
     """
 
     objective: str
@@ -77,6 +81,7 @@ class SweepView:
     parameters: Sequence[str]
     space: Mapping[str, str]
     ranking: Sequence[RankedTrial] = ()
+    other_objectives: Sequence[str] = ()
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> SweepView:
@@ -194,14 +199,21 @@ def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
-    """Yield the charts of a sweep: parallel coordinates, rate against memory, and the best rates."""
+    """Yield the charts of a sweep: parallel coordinates, pairs of objectives or rate against memory, the best rates."""
     if view.parameters:
         axes = {"selectedParams": list(view.parameters), "selectedMetrics": [view.objective], "showAllRuns": True}
         yield {"type": "PARALLEL", "uuid": "parallel", "runsCountToCompare": MAX_LINES, **axes}
-    if view.memory_metric:
-        x, y = ({"key": name, "type": "METRIC"} for name in (view.memory_metric, view.objective))
-        yield {"type": "SCATTER", "uuid": "memory", "xaxis": x, "yaxis": y, "runsCountToCompare": MAX_LINES}
+    if view.other_objectives:
+        for y, x in combinations((view.objective, *view.other_objectives), 2):
+            yield _scatter_chart(x, y)
+    elif view.memory_metric:
+        yield _scatter_chart(view.memory_metric, view.objective)
     yield _bar_chart(view.metrics[0], view.metrics[0])
+
+
+def _scatter_chart(x: str, y: str) -> dict[str, Any]:
+    axes = {axis: {"key": name, "type": "METRIC"} for axis, name in (("xaxis", x), ("yaxis", y))}
+    return {"type": "SCATTER", "uuid": f"{y} over {x}", **axes, "runsCountToCompare": MAX_LINES}
 
 
 def _bar_chart(metric: str, title: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def opening_message(
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))
+    objectives = json.dumps({objective.metric: objective.direction for objective in plan.criteria.objectives})
     versions = {f"version.{name}": version for name, version in provenance["versions"].items() if version}
     return {
         "uri": config.tracking.uri or mlflow_store.default_uri(plan.directory),
@@ -50,6 +51,7 @@ def opening_message(
                 "hardware": plan.target.hardware.name,
                 "device": plan.target.model,
                 "command": command,
+                **({mlflow_store.OBJECTIVES: objectives} if plan.criteria.has_front else {}),
                 "git_commit": provenance["git"].get("commit", ""),
                 "driver": driver_versions(provenance),
                 **versions,

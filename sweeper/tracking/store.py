@@ -131,14 +131,20 @@ class Store:
         self._client.log_batch(run_id, metrics=points)
 
     def write_front(self, numbers: Sequence[int]) -> None:
-        """Tag the runs of these trials, and no others: those that are on the front of several objectives."""
+        """Mark the runs of these trials, and no others: those that are on the front of several objectives.
+
+        The metric beside the tag is a column by which MLflow's list can be sorted and filtered.
+        """
+        now_ms = int(time.time() * 1e3)
         tagged = self._children.find_with_tag(mlflow_store.FRONT, "yes")
         for number, run in tagged.items():
             if number not in numbers:
+                self._client.log_metric(run.info.run_id, mlflow_store.FRONT, 0, now_ms)
                 self._client.delete_tag(run.info.run_id, mlflow_store.FRONT)
         for number in numbers:
             if number not in tagged and (run := self._children.find(number)):
-                self._client.set_tag(run.info.run_id, mlflow_store.FRONT, "yes")
+                metric, tag = Metric(mlflow_store.FRONT, 1, now_ms, 0), RunTag(mlflow_store.FRONT, "yes")
+                self._client.log_batch(run.info.run_id, metrics=[metric], tags=[tag])
 
     def close(
         self,
@@ -225,23 +231,33 @@ class Store:
     def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
         """Give the parent run and the best trials their places, by which the list of runs is sorted."""
         now_ms = int(time.time() * 1e3)
-        numbers = {trial.number for trial in ranking}
-        for number, run in self._children.find_with_metric(mlflow_view.PLACE).items():
-            if number not in numbers:  # it had a place before the sweep was extended
-                self._client.log_metric(run.info.run_id, mlflow_view.PLACE, math.nan, now_ms)
+        self._remove_earlier_ranking({trial.number: trial for trial in ranking}, now_ms)
         self._client.log_metric(self.parent_id, mlflow_view.PLACE, 0, now_ms)
         if ranking and ranking[0].metrics:  # the parent run has the result of the finals too
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             metrics = {mlflow_view.PLACE: place, **trial.metrics}
+            tags = {**({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}), **trial.tags}
             run = self._children.find(trial.number)
             assert run is not None  # its record is written
             self._client.log_batch(
                 run.info.run_id,
                 metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
-                tags=[RunTag(mlflow_view.INTERVAL, trial.interval)] if trial.interval else [],
+                tags=[RunTag(name, value) for name, value in tags.items()],
             )
             on_place(place)
+
+    def _remove_earlier_ranking(self, ranking: Mapping[int, RankedTrial], now_ms: int) -> None:
+        """Remove what the runs of trials got before the sweep was extended and does not hold any more."""
+        for number, run in self._children.find_with_metric(mlflow_view.PLACE).items():
+            run_id, trial = run.info.run_id, ranking.get(number)
+            if trial is None:
+                self._client.log_metric(run_id, mlflow_view.PLACE, math.nan, now_ms)
+            if mlflow_store.FRONT_VERDICT in run.data.tags and not (trial and trial.tags):
+                self._client.log_metric(run_id, mlflow_store.FRONT_SHARE, math.nan, now_ms)
+            for tag in (mlflow_store.FRONT_VERDICT, mlflow_store.SAME_AS, mlflow_store.EXCEEDED):
+                if tag in run.data.tags and not (trial and tag in trial.tags):
+                    self._client.delete_tag(run_id, tag)
 
     def _open_experiment(self, name: str) -> str:
         """Return the id of the experiment, after creating or restoring it if needed."""

@@ -11,12 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
 from sweeper.planning import ceilings, corrections, cost_model
 from sweeper.planning.corrections import Correction, MeasuredFactors, place_of
 from sweeper.planning.plan import Plan
 from sweeper.search.finals import FinalistResult, finalist_results
-from sweeper.search.front import FrontPoint, certify, select_finalists
+from sweeper.search.front import Front, measure_front
+from sweeper.search.judged_limits import find_exceeded
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.ui import per_gpu, plots, tables
@@ -36,8 +38,7 @@ class Results:
         earlier_attempts: trials that a retry has replaced; nothing counts them.
         best: the ranked trials of the search, the best first.
         finalists: likewise, of one objective.
-        front: with several objectives, the trials of the search that no other dominates.
-        certified: with several objectives, the points that were measured again.
+        front: of several objectives; None with one, or without a ranked trial.
         gpus: GPUs that were measured side by side, the slowest first.
     """
 
@@ -49,15 +50,13 @@ class Results:
     best: Sequence[TrialRecord]
     finalists: Sequence[FinalistResult]
     gpus: list[per_gpu.GpuResult]
-    front: Sequence[TrialRecord] = ()
-    certified: Sequence[FrontPoint] = ()
+    front: Front | None = None
 
     @staticmethod
     def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
         """Return the results of a study."""
-        records, best, criteria = study.current_records, progress.ranked_trials(), plan.criteria
-        top = select_finalists(best, criteria, plan.config.finals.top)
-        has_front = criteria.has_front
+        records, best = study.current_records, progress.ranked_trials()
+        criteria, finals = plan.criteria, plan.config.finals
         searched = [record for record in records if not record.remeasurement]
         return Results(
             plan=plan,
@@ -66,12 +65,9 @@ class Results:
             remeasured=[record for record in records if record.remeasurement],
             earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
             best=best,
-            finalists=finalist_results(top, len(top), records, criteria.objective, criteria.direction)
-            if not has_front
-            else [],
+            finalists=[] if criteria.has_front else _measure_finalists(best, records, criteria, finals.top),
             gpus=per_gpu.per_gpu_results(records),
-            front=criteria.front(best) if has_front else [],
-            certified=certify(top, records, criteria) if has_front else [],
+            front=measure_front(best, records, criteria, finals.top),
         )
 
     @property
@@ -83,25 +79,24 @@ class Results:
         return self.plan.config.workload.direction
 
     @property
-    def front_numbers(self) -> list[int]:
-        """The numbers of the trials on the front: of the search, corrected by what was measured again."""
-        measured = {point.trial.number: point.is_on_front for point in self.certified}
-        kept = [trial.number for trial in self.front if measured.get(trial.number, True)]
-        return sorted({*kept, *(number for number, is_on_front in measured.items() if is_on_front)})
-
-    @property
     def has_failures(self) -> bool:
         """Return whether any trial failed, was lost or timed out."""
         return any(record.status in BAD for record in (*self.records, *self.remeasured))
 
     @property
     def winner(self) -> TrialRecord | None:
-        """The winner of the finals, without finals the best trial of the search."""
-        if self.finalists:
-            return self.finalists[0].trial
-        if certain := [point for point in self.certified if point.is_on_front]:
-            return certain[0].trial
-        return self.best[0] if self.best else None
+        """The winner of the finals, without finals the best trial of the search, of several objectives on the front."""
+        if first := self.first_finalist:
+            return first.trial
+        if self.front:
+            return self.front.leader
+        exceeding = {finalist.trial.number for finalist in self.finalists}  # if any kept the limits, it would have won
+        return next((trial for trial in self.best if trial.number not in exceeding), None)
+
+    @property
+    def first_finalist(self) -> FinalistResult | None:
+        """The best finalist that keeps the limits; None if there is none."""
+        return self.finalists[0] if self.finalists and not self.finalists[0].exceeded else None
 
     def text_files(self) -> dict[str, str]:
         """Return the contents of the result files by name."""
@@ -111,9 +106,16 @@ class Results:
 
     def _front_columns(self) -> dict[int, dict[str, object]]:
         """Return of each trial on the front, and of those measured again, the columns that say so."""
-        shares = {point.trial.number: {"front_share": point.share} for point in self.certified}
-        on_front = {number: {"front": "yes"} for number in self.front_numbers}
+        if self.front is None:
+            return {}
+        shares = {point.trial.number: {"front_share": point.share} for point in self.front.certified}
+        on_front = {number: {"front": "yes"} for number in self.front.numbers}
         return {number: {**on_front.get(number, {}), **shares.get(number, {})} for number in {**on_front, **shares}}
+
+    @property
+    def front_numbers(self) -> list[int]:
+        """The numbers of the trials on the front; empty with one objective."""
+        return self.front.numbers if self.front else []
 
     @property
     def other_objectives(self) -> tuple[str, ...]:
@@ -132,9 +134,11 @@ class Results:
         metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
         metrics |= self.prediction_quality()
         if self.front:
-            metrics["front_trials"] = float(len(self.front_numbers))
-        if self.finalists:
-            first, name = self.finalists[0], f"final_{self.objective}"
+            metrics["front_trials"] = float(len(self.front.numbers))
+            if self.front.certified:
+                metrics["front_rounds"] = float(self.front.certified[0].rounds)
+        if first := self.first_finalist:
+            name = f"final_{self.objective}"
             interval = first.value
             metrics |= {name: interval.value, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
             metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
@@ -178,7 +182,7 @@ class Results:
         in_order = sorted(self.best, key=lambda record: record.number)
         metrics, front = (self.objective, *self.other_objectives), None
         if self.front:
-            front = build_front_plot(in_order, metrics, self.front_numbers)
+            front = build_front_plot(in_order, metrics, self.front.numbers)
         folder = self.plan.folder / "plots"
         return plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 
@@ -217,6 +221,18 @@ class Results:
             "outcomes": {status.value: count for status, count in self.counts.items()},
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
             "finals": [finalist.to_dict() for finalist in self.finalists],
-            **({"front": self.front_numbers} if self.front else {}),
-            **({"certified": [point.to_dict() for point in self.certified]} if self.certified else {}),
+            **(_export_front(self.front) if self.front else {}),
         }
+
+
+def _measure_finalists(
+    best: Sequence[TrialRecord], records: Sequence[TrialRecord], criteria: Criteria, top: int
+) -> list[FinalistResult]:
+    """Return the finalists of one objective."""
+    exceeded = find_exceeded(best[:top], records, criteria)
+    return finalist_results(best, top, records, criteria.objective, criteria.direction, exceeded)
+
+
+def _export_front(front: Front) -> dict[str, Any]:
+    certified = [point.to_dict() for point in front.certified]
+    return {"front": front.numbers, **({"certified": certified} if certified else {})}

@@ -15,8 +15,10 @@ from rich.console import Console
 from sweeper.common import metrics
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.planning import corrections
+from sweeper.search.finals import DEFAULT_FINALISTS
+from sweeper.search.front import Front, select_finalists
 from sweeper.ui import per_gpu, tables
-from sweeper.ui.format import TIE, count, format_number, format_point
+from sweeper.ui.format import TIE, count, format_duration, format_number, format_point
 from sweeper.ui.results import Results
 from workloads.api.secrets import mask
 
@@ -53,6 +55,7 @@ class Summary:
         command: runs or resumes the sweep.
         extend_command: extends it.
         retry_command: runs its failed trials again; empty if there are none.
+        certify_command: measures the front of several objectives again; empty if that was done or is to be done.
         drained: a line for each node that was drained.
         stopped: why the sweep ended before its budget was used up, if it did.
     """
@@ -61,6 +64,7 @@ class Summary:
     command: str
     extend_command: str
     retry_command: str = ""
+    certify_command: str = ""
     drained: Sequence[str] = ()
     stopped: str = ""
 
@@ -84,9 +88,7 @@ class Summary:
             rows = tables.finalist_rows(results.finalists, results.objective)
             lines += [self.verdict(), "", tables.markdown_of(*rows), ""]
         if results.front:
-            lines += [self.verdict(), ""]
-        if results.certified:
-            lines += [tables.markdown_of(*tables.front_rows(results.certified)), ""]
+            lines += [self.verdict(), "", tables.markdown_of(*tables.front_rows(results.front, self._metrics)), ""]
         if results.gpus:
             lines += [per_gpu.describe(results.gpus), ""]
         for node in self.drained:
@@ -96,10 +98,13 @@ class Summary:
     def verdict(self) -> str:
         """Return the winner of the finals or the trials that tie; empty without finals."""
         if self.results.front:
-            return self._describe_front()
+            return self._describe_front(self.results.front)
         if not self.results.finalists:
             return ""
         leader, *others = self.results.finalists
+        if leader.exceeded:
+            finalists = count(len(self.results.finalists), "finalist")
+            return f"no winner: {finalists} beyond a limit by the median of {leader.rounds} rounds"
         if not others:
             return f"no verdict: only trial {leader.trial.number} was measured again"
         value = f"{format_number(leader.value.value)} {metrics.unit_of(self.results.objective)}".strip()
@@ -111,19 +116,36 @@ class Summary:
         numbers = ", ".join(map(str, [leader.trial.number, *tied]))
         return f"{TIE}: trials {numbers} cannot be told apart; {value} ({interval}; {method})"
 
-    def _describe_front(self) -> str:
+    def _describe_front(self, front: Front) -> str:
         """Return the trials of the front and how sure they are."""
-        numbers, certified = self.results.front_numbers, self.results.certified
+        numbers, certified = front.numbers, front.certified
         text = f"front of {count(len(numbers), 'trial')}: {', '.join(map(str, numbers))}"
         if not certified:
-            return f"{text}; not measured again"
+            return f"{text}; not certified: each was measured once{self._how_to_certify()}"
+        text += f"; {len(certified)} measured again in {certified[0].rounds} rounds"
         unsure = [point.trial.number for point in certified if point.verdict == "not sure"]
-        rounds = f"{len(certified)} measured again in {certified[0].rounds} rounds"
-        return f"{text}; {rounds}" + (f"; not sure of {', '.join(map(str, unsure))}" if unsure else "")
+        exceeding = [point.trial.number for point in certified if point.exceeded]
+        for what, found in (("not sure of", unsure), ("beyond a limit", exceeding)):
+            text += f"; {what} {', '.join(map(str, found))}" if found else ""
+        return text
+
+    def _how_to_certify(self) -> str:
+        """Return the setting by which the next run measures the front again; empty where this one was to do it."""
+        finals = self.results.plan.config.finals
+        if finals.top:
+            return ""
+        points = select_finalists(self.results.best, self.results.plan.criteria, DEFAULT_FINALISTS)
+        seconds = finals.rounds * sum(trial.ended_at_s - trial.started_at_s for trial in points)
+        duration = f"about {format_duration(seconds)}"
+        return f"; finals.top={DEFAULT_FINALISTS} measures {len(points)} in {finals.rounds} rounds, {duration}"
+
+    @property
+    def _metrics(self) -> Sequence[str]:
+        return self.results.plan.criteria.metrics
 
     def _best_trials(self) -> Sequence[TrialRecord]:
         """Return the best trials, of several objectives at least the front."""
-        return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front), SHOWN_OF_FRONT))]
+        return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front_numbers), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
         """Print to standard output.
@@ -151,6 +173,8 @@ class Summary:
         lines = [f"stopped  {self.stopped}"] if self.stopped else []
         if self.retry_command and (is_over or self.retry_command != self.command):
             lines.append(f"retry    {self.retry_command}")
+        if self.certify_command:
+            lines.append(f"certify  {self.certify_command}")
         if not is_over:
             lines.append(f"resume   {self.command}")
         elif is_exhausted:
@@ -177,9 +201,8 @@ class Summary:
             out.print(tables.draw(heading, cells, len(heading) - 5, out.width))  # intervals if there is room
         if results.front:
             out.print(f"front    {self.verdict()}")
-        if results.certified:
-            heading, cells = tables.front_rows(results.certified)
-            out.print(tables.draw(heading, cells, len(heading), out.width))
+            if results.front.certified:
+                out.print(tables.draw_front(results.front, self._metrics, out.width))
 
     def _notes(self) -> list[str]:
         """Return the lines below the tables: finals, estimates, GPUs, nodes, unranked trials and failures."""

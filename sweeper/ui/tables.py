@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich import box
@@ -18,10 +19,12 @@ from sweeper.common.intervals import missing_reason
 from sweeper.common.metrics import DISPLAY
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.search.finals import FinalistResult
-from sweeper.search.front import FrontPoint
-from sweeper.ui.format import format_number
+from sweeper.search.front import Front, FrontPoint, measured_interval
+from sweeper.ui.format import format_interval, format_number
 
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
+FRONT_COLUMNS = ("front %", "verdict", "same as")
+MEASURED_ONCE = "measured once"
 Rows = tuple[list[str], list[list[str]]]
 
 
@@ -100,22 +103,39 @@ def draw_trials(
     return draw(*trial_rows(records, objective, others, front), minimum, width)
 
 
-def front_rows(points: Sequence[FrontPoint]) -> Rows:
-    """Return the heading and the cells of the front's points that were measured again."""
-    names = varying_parameters([point.trial for point in points])
-    heading = ["trial", *names]
-    for metric in points[0].values:
-        label, unit, _ = DISPLAY.get(metric, (metric, "", 1.0))
-        heading += [f"{label} {unit}".strip(), "95% from", "to"]
+def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
+    """Return the heading and the cells of the points that were measured again, then of the rest of the front.
+
+    The parameters come first, then the objectives, what is known of each point, and the intervals of the objectives.
+    """
+    trials = [*(point.trial for point in front.certified), *front.measured_once]
+    names = varying_parameters(trials)
+    columns = [DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
+    labels = [f"{label} {unit}".strip() for label, unit, _ in columns]
     cells = []
-    for point in points:
-        row = [str(point.trial.number), *(short_value(point.trial.params[name]) for name in names)]
-        for metric, value in point.values.items():
-            factor = DISPLAY.get(metric, (metric, "", 1.0))[2]
-            row += [format_number(bound * factor) for bound in (value.value, value.low, value.high)]
-        same = ", ".join(map(str, point.same_as))
-        cells.append([*row, f"{100 * point.share:.0f}", point.verdict, same])
-    return [*heading, "front %", "verdict", "same as"], cells
+    for trial, point in zip_longest(trials, front.certified):
+        values = [point.values[name] if point else measured_interval(trial, name) for name in metrics]
+        scaled = [value.scaled(factor) for value, (*_, factor) in zip(values, columns, strict=True)]
+        share, verdict, same = ("", MEASURED_ONCE, "") if point is None else _describe_point(point)
+        cells.append(
+            [
+                *(str(trial.number), *(short_value(trial.params[name]) for name in names)),
+                *(format_number(value.value) for value in scaled),
+                *(share, verdict, same),
+                *(format_interval(value.low, value.high) for value in scaled),
+            ]
+        )
+    return ["trial", *names, *labels, *FRONT_COLUMNS, *(f"95% {label}" for label in labels)], cells
+
+
+def _describe_point(point: FrontPoint) -> tuple[str, str, str]:
+    return f"{100 * point.share:.0f}", point.verdict, ", ".join(map(str, point.same_as))
+
+
+def draw_front(front: Front, metrics: Sequence[str], width: int) -> Table:
+    """Return the table of the front for a terminal of this width; intervals if there is room."""
+    heading, cells = front_rows(front, metrics)
+    return draw(heading, cells, len(heading) - len(metrics), width)
 
 
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
@@ -123,12 +143,15 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
     names = varying_parameters([finalist.trial for finalist in finalists])
     label, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
     heading = ["trial", *names, f"{label} {unit}".strip(), "95% from", "to", "behind %", "from", "to"]
+    has_exceeded = any(finalist.exceeded for finalist in finalists)
+    heading[1:1] = ["limits"] if has_exceeded else []
     cells = []
     for place, finalist in enumerate(finalists):
         figure, behind = finalist.value, finalist.behind
         cells.append(
             [
                 str(finalist.trial.number),
+                *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else []),
                 *(short_value(finalist.trial.params[name]) for name in names),
                 *(format_number(value * factor) for value in (figure.value, figure.low, figure.high)),
                 *(f"{100 * value:.2f}" if place else "" for value in (behind.value, behind.low, behind.high)),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
 
-from sweeper.closing import build_view
+from sweeper.closing_view import build_view
 from sweeper.common.trials import Remeasurement, rank_trials
 from sweeper.config.space import Choice, Space
 from sweeper.search.finals import finalist_results
 from sweeper.tracking.store import Store
 from sweeper.ui.results import Results
+from sweeper.ui.tables import finalist_rows
 from tests.conftest import Workspace
 from tests.support.factories import trial_record
 
@@ -20,8 +22,8 @@ SPEEDS = (80.0, 90.0, 100.0, 70.0)  # of the search
 ROUNDS = {2: 85.0, 1: 95.0}  # of the finals, which turn the order of the first two around
 
 
-def make_results() -> Results:
-    """Return the results of a search of four trials and of finals of two."""
+def make_results(exceeded: Mapping[int, tuple[str, ...]] | None = None) -> Results:
+    """Return the results of a search of four trials and of finals of two, of which some may be beyond a limit."""
     searched = [
         trial_record(number, {"x": number}, metrics={"tokens_per_s": speed, "peak_memory_gib": 3.0})
         for number, speed in enumerate(SPEEDS)
@@ -35,7 +37,7 @@ def make_results() -> Results:
     best = rank_trials(searched, "tokens_per_s", "maximize")
     workload = SimpleNamespace(name="parallel", objective="tokens_per_s", direction="maximize")
     plan = SimpleNamespace(config=SimpleNamespace(workload=workload), space=Space({"x": Choice((0, 1, 2, 3))}))
-    finalists = finalist_results(best, 2, [*searched, *remeasured], "tokens_per_s", "maximize")
+    finalists = finalist_results(best, 2, [*searched, *remeasured], "tokens_per_s", "maximize", exceeded)
     return Results(plan, {}, searched, remeasured, [], best, finalists, [])  # type: ignore[arg-type]
 
 
@@ -56,3 +58,32 @@ def test_the_best_trials_have_places_with_the_winner_of_the_finals_first(
     places = {place: int(number) for place, number in trials.items() if place is not None}
     assert sorted(places) == [1, 2, 3, 4] and list(map(places.get, (1, 2, 3, 4))) == [1, 2, 0, 3]
     assert places[1] == results.metrics()["final_trial"]
+
+
+BEYOND = ("peak_memory_gib 4, not ≤ 3.5",)
+
+
+def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.path)
+    results = make_results({1: BEYOND})
+    assert results.winner is not None and results.winner.number == 2
+    assert [finalist.trial.number for finalist in results.finalists] == [2, 1] and not results.finalists[1].tied
+    heading, rows = finalist_rows(results.finalists, "tokens_per_s")
+    assert heading[:2] == ["trial", "limits"] and [row[:2] for row in rows] == [["2", "kept"], ["1", BEYOND[0]]]
+    parent = {"started_at": "now", "params": {}, "tags": {}, "artifacts": {}}
+    store = Store(f"sqlite:///{workspace.path}/mlflow.db", "parallel", "study", "sweep", parent)
+    for record in (*results.records, *results.remeasured):
+        store.write_trial(record)
+    for beyond in (BEYOND, ()):  # after an extension other limits hold
+        view = build_view(make_results({1: beyond}))
+        store.write_view(view)
+        marked = {run.data.tags["sweeper.trial"] for run in workspace.runs("trial") if "exceeded" in run.data.tags}
+        assert marked == ({"1"} if beyond else set())
+        assert [trial.number for trial in view.ranking] == ([2, 0, 3, 1] if beyond else [1, 2, 0, 3])
+
+
+def test_without_a_finalist_within_the_limits_the_best_of_the_search_leads() -> None:
+    results = make_results({1: BEYOND, 2: BEYOND})
+    assert results.winner is not None and results.winner.number == 0 and "final_trial" not in results.metrics()

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from sweeper.common.criteria import Criteria
 from sweeper.common.trials import Remeasurement, TrialRecord
-from sweeper.search.front import MAX_POINTS, FrontPoint, bootstrap_shares, certify, select_finalists
+from sweeper.search.front import (
+    MAX_POINTS,
+    Front,
+    FrontPoint,
+    bootstrap_shares,
+    certify,
+    measure_front,
+    select_finalists,
+)
 from tests.conftest import Workspace
 from tests.support.factories import trial_record
 
@@ -34,6 +42,24 @@ def certified(rounds: Rounds) -> dict[int, FrontPoint]:
         for place, (speed, gib) in enumerate(values)
     ]
     return {point.trial.number: point for point in certify(finalists, [*finalists, *again], CRITERIA)}
+
+
+LIMITED = Criteria.of({"tokens_per_s": "maximize", "peak_device_gib": "minimize"}, {"peak_device_gib": 9.5})
+
+
+def measured_front(rounds: Rounds, searched_gib: Sequence[float], once: Sequence[tuple[float, float]] = ()) -> Front:
+    """Return the front within a limit of points that the search measured at these GiB, and of others after them."""
+    finalists = [measured(n, values[0][0], gib) for (n, values), gib in zip(rounds.items(), searched_gib, strict=True)]
+    group = tuple(sorted(rounds))
+    again = [
+        measured(100 * (number + 1) + place, *value, Remeasurement(number, place, group))
+        for number, values in rounds.items()
+        for place, value in enumerate(values)
+    ]
+    others = [measured(number, *value) for number, value in enumerate(once, start=len(rounds))]
+    front = measure_front(LIMITED.rank([*finalists, *others]), [*finalists, *others, *again], LIMITED, top=3)
+    assert front is not None
+    return front
 
 
 def noisy(speed: float, gib: float, seed: int, noise: float = 0.01, rounds: int = 5) -> list[tuple[float, float]]:
@@ -78,6 +104,28 @@ def test_the_points_that_are_measured_again_are_spread_over_the_front() -> None:
 def test_of_a_small_front_the_next_best_trials_are_measured_too() -> None:
     ranked = CRITERIA.rank([measured(0, 10, 1), measured(1, 9, 2), measured(2, 8, 3), measured(3, 7, 4)])
     assert [record.number for record in select_finalists(ranked, CRITERIA, 3)] == [0, 1, 2]
+
+
+def test_a_limit_is_judged_by_the_median_of_the_rounds_and_not_by_the_search() -> None:
+    """Trial 0 keeps 9.5 GiB in the search and takes 9.6 in two of three rounds; trial 1 is beyond it in one."""
+    rounds = {0: [(100, 9.4), (100, 9.6), (100, 9.6)], 1: [(90, 9.4), (91, 9.4), (92, 9.9)], 2: [(50, 5)] * 3}
+    front = measured_front(rounds, [9.4, 9.4, 5])
+    points = {point.trial.number: point for point in front.certified}
+    assert points[0].verdict == "beyond a limit: peak_device_gib 9.6, not ≤ 9.5" and points[0].share == 0.0
+    assert points[1].verdict == points[2].verdict == "on the front"
+    assert front.numbers == [1, 2] and front.leader is points[1].trial
+
+
+def test_what_a_point_beyond_a_limit_dominated_is_on_the_front() -> None:
+    """The search measured trial 3 once: trial 0 dominated it there."""
+    rounds = {0: [(100, 9.6)] * 3, 1: [(70, 9.1)] * 3, 2: [(60, 9.0)] * 3}
+    front = measured_front(rounds, [9.4, 9.1, 9.0], once=[(95.0, 9.45)])
+    assert front.numbers == [1, 2, 3] and [trial.number for trial in front.measured_once] == [3]
+
+
+def test_where_all_points_are_beyond_a_limit_the_front_is_empty() -> None:
+    front = measured_front({n: [(100 - n, 9.6)] * 2 for n in range(3)}, [9.4] * 3)
+    assert front.numbers == [] and front.leader is None and len(front.certified) == 3
 
 
 cells = st.integers(0, 3).map(float)

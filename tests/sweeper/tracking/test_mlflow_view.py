@@ -124,3 +124,20 @@ def test_a_view_of_many_parameters_fits_into_a_tag() -> None:
     view = SweepView("tflops", False, ["tflops"], names, dict.fromkeys(names, "choice(1,2,3,4)"))
     for state in (mlflow_view.build_trials_state(view, "study"), mlflow_view.build_devices_state(view)):
         assert len(mlflow_view.encode(state)) < 5000
+
+
+def test_several_objectives_are_columns_beside_the_front_and_have_a_chart_for_each_pair() -> None:
+    objectives = ("tokens_per_s", "peak_device_gib", "joules_per_token")
+    metrics = [*objectives, "front", "front_share"]
+    view = SweepView("tokens_per_s", False, metrics, ["tp"], {"tp": "1"}, other_objectives=objectives[1:])
+    state = mlflow_view.build_trials_state(view, "study")
+    assert [column for column in state["selectedColumns"] if "front" in column] == [
+        "metrics.`front`",
+        "metrics.`front_share`",
+    ]
+    charts = [chart for chart in state["compareRunCharts"] if chart["type"] == "SCATTER"]
+    assert [(chart["yaxis"]["key"], chart["xaxis"]["key"]) for chart in charts] == [
+        ("tokens_per_s", "peak_device_gib"),
+        ("tokens_per_s", "joules_per_token"),
+        ("peak_device_gib", "joules_per_token"),
+    ]

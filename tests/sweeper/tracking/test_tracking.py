@@ -68,6 +68,19 @@ def test_writing_a_trial_twice_changes_nothing(uri: str, workspace: Workspace) -
     assert len(store._client.get_metric_history(run.info.run_id, "score")) == 1
 
 
+def test_the_front_is_a_tag_and_a_metric_by_which_runs_are_filtered(uri: str, workspace: Workspace) -> None:
+    store = open_store(uri)
+    for number in range(3):
+        store.write_trial(record(number))
+    for front in ([0, 1], [1, 2]):  # trial 2 dominates trial 0
+        store.write_front(front)
+        runs = {int(run.data.tags["sweeper.trial"]): run.data for run in workspace.runs("trial")}
+        assert [number for number, data in sorted(runs.items()) if data.tags.get("front") == "yes"] == front
+    assert {number: data.metrics.get("front") for number, data in runs.items()} == {0: 0.0, 1: 1.0, 2: 1.0}
+    found = store._client.search_runs([store.experiment_id], "metrics.front = 1", order_by=["metrics.front DESC"])
+    assert len(found) == 2
+
+
 def test_resuming_with_other_settings_adds_them_and_replaces_nothing(uri: str, workspace: Workspace) -> None:
     """When another command resumes a sweep, the first configuration stays and the other is added."""
 
