@@ -84,7 +84,7 @@ def place_of(target: Target, resolved: ResolvedConfig, machine: Machine, calibra
     """Return what the corrections of a sweep belong to."""
     return Place(
         device=device_key(target.hardware) if target.is_gpu else target.model,
-        trainer=resolved.config.workload.name,
+        trainer=str((resolved.settings or {}).get("trainer") or resolved.config.workload.name),
         gpus=machine.world_size,
         gpus_per_node=machine.ranks_per_node,
         topology=machine.cluster.topology.name,

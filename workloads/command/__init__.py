@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, Literal
 
 from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload
-from workloads.command.template import PLACEHOLDERS, fill, fill_all, find_placeholders
+from workloads.command.layouts import LAYOUT_FIELDS, estimate_layout
+from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.llama.shapes import MODELS
-from workloads.parallel.estimates import estimate_speed
-from workloads.parallel.layout import Checkpointing, Layout, Setting
-from workloads.parallel.rules import find_violation
-from workloads.planner.rules import DEGREES
+from workloads.planner.trainers import TRAINERS
 
 STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
 
@@ -42,7 +40,10 @@ class CommandSettings:
         silence_s: a program that prints nothing for so long is terminated.
         claims: what becomes of a trial whose program claims a speed that its own steps contradict: "mark", complete
             but not ranked, or "fail".
-        layout: values of `workloads.parallel.layout.Layout` by the names of its fields: only valid layouts are tried.
+        layout: values of `workloads.planner.job.TrainingLayout` by the names of its fields, and `compiled` and `state`
+            of `workloads.planner.job.Job`: only valid layouts are tried.
+        trainer: whose rules, memory and efficiency the estimates of layouts have: a key of the planner's trainers. If
+            empty, speed is estimated as of this project's trainer, and memory is not.
     """
 
     run: Any
@@ -61,6 +62,7 @@ class CommandSettings:
     silence_s: float = field(default=300.0, metadata={"min": 1})
     claims: Literal["mark", "fail"] = "mark"
     layout: dict[str, Any] = field(default_factory=dict)
+    trainer: str = ""
 
     def __post_init__(self) -> None:
         if not self.run or not (isinstance(self.run, str) or all(isinstance(word, str) for word in self.run)):
@@ -68,6 +70,8 @@ class CommandSettings:
         self._check_log()
         if self.model and not find_placeholders(self.model) and self.model not in MODELS:
             raise ValueError(f"model={self.model}: it has to be one of {', '.join(MODELS)}")
+        if self.trainer and self.trainer not in TRAINERS:
+            raise ValueError(f"trainer={self.trainer}: it has to be one of {', '.join(TRAINERS)}")
         if self.layout:
             self._check_layout()
 
@@ -84,9 +88,8 @@ class CommandSettings:
             raise ValueError(f"log: has none of {', '.join(rates)}, one of which is needed for a rate")
 
     def _check_layout(self) -> None:
-        known = Layout.__dataclass_fields__
-        if unknown := set(self.layout) - set(known):
-            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(known)}")
+        if unknown := set(self.layout) - set(LAYOUT_FIELDS):
+            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(LAYOUT_FIELDS)}")
         if missing := [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]:
             raise ValueError(f"layout: needs {missing[0]} as well")
 
@@ -181,45 +184,6 @@ class LayoutCommand(Command):
     has_estimates = True
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
-        """Check the layout's rules, and estimate the speed as if this project's trainer ran it.
-
-        The program's memory is not estimated.
-        """
-        try:
-            layout, setting = self._read_layout(vars(parameters), machine)
-        except (KeyError, ValueError, TypeError) as error:
-            return Estimate(
-                f"is not a layout: {error}", "the parameters are a layout", description=str(vars(parameters))
-            )
-        if violation := find_violation(layout, setting):
-            return Estimate(violation.reason, violation.rule, description=str(layout))
-        if setting.shape.layers % layout.pp:
-            reason = f"pp {layout.pp} does not divide {setting.shape.layers} layers"
-            return Estimate(reason, "pp divides the layers", description=str(layout))
-        speed = estimate_speed(layout, setting, machine)
-        return Estimate(metrics={"tokens_per_s": speed["tokens_per_s"]}, description=str(layout))
-
-    def _read_layout(self, values: Mapping[str, Any], machine: Machine) -> tuple[Layout, Setting]:
-        """Return the layout of these parameters.
-
-        Ranks that no degree names are sharded data parallel, or copies where dp_shard is named.
-
-        Raises:
-            ValueError: a value is not allowed.
-        """
-        settings = self.settings
-        assert settings is not None
-        fields = fill_all(settings.layout, values)
-        layout = Layout(**{"global_batch": int(fill(settings.global_batch, values)), **fields})
-        if layout.checkpointing not in get_args(Checkpointing):
-            allowed = ", ".join(get_args(Checkpointing))
-            raise ValueError(f"checkpointing={layout.checkpointing}, it has to be one of {allowed}")
-        for name in (*DEGREES, "stages_per_rank", "micro_batch", "global_batch"):
-            if not isinstance(number := getattr(layout, name), int) or number < 1:
-                raise ValueError(f"{name}={number}, it has to be a whole number from 1")
-        remaining = max(1, machine.world_size // layout.world_size)
-        is_replicated = "dp_shard" in fields
-        layout = replace(layout, dp_replicate=remaining) if is_replicated else replace(layout, dp_shard=remaining)
-        length = int(fill(settings.sequence_length, values))
-        shape = MODELS[fill(settings.model, values)]
-        return layout, Setting(shape, length, machine.world_size, machine.ranks_per_node, compiled=False)
+        """Check the layout's rules, and estimate the speed and the memory that the trainer has."""
+        assert self.settings is not None
+        return estimate_layout(self.settings, vars(parameters), machine)

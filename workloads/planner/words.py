@@ -33,8 +33,8 @@ def describe(layout: TrainingLayout) -> str:
     """Return the layout in a line, without the fields that have their usual value."""
     words = layout_words(layout)
     unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
-    if layout.layers_per_stage is not None:
-        unusual["layers_per_stage"] = layout.layers_per_stage
+    optional = {"checkpointed_layers": layout.checkpointed_layers, "layers_per_stage": layout.layers_per_stage}
+    unusual |= {name: value for name, value in optional.items() if value is not None}
     return write_words(unusual)
 
 

@@ -132,6 +132,7 @@ def steps_of_running_trials(store: Path) -> list[Any]:
         (["command.run=[x]", "command.model=llama3-8b"], "command: model=llama3-8b: it has to be one of"),
         (["command.run=[x]", "command.layout={tpp: 2}"], "layout.tpp: unknown key, allowed are dp_replicate"),
         (["command.run=[x]", "command.layout={tp: 2}"], "layout: needs global_batch as well"),
+        (["command.run=[x]", "command.trainer=megatorn"], "trainer=megatorn: it has to be one of own, torchtitan"),
         (["workload=probe", "search.pruner=median"], "probe reports no steps while it runs"),
     ],
     ids=str,

@@ -1,0 +1,132 @@
+"""A command's layout as a job of the planner, with the rules of the trainer that the command runs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from workloads.api.contract import Estimate, Machine
+from workloads.api.log_names import DTYPES
+from workloads.command.template import fill, fill_all
+from workloads.llama.shapes import MODELS
+from workloads.planner.bands import bands
+from workloads.planner.cluster import Cluster
+from workloads.planner.job import Job, State, TrainingLayout
+from workloads.planner.memory import stage_memories
+from workloads.planner.offers import OFFERS, find_unsupported
+from workloads.planner.precisions import PRECISIONS
+from workloads.planner.rules import DEGREES, find_violation
+from workloads.planner.setting import Setting
+from workloads.planner.step import estimate_step
+from workloads.planner.words import describe
+
+if TYPE_CHECKING:
+    from workloads.command import CommandSettings
+
+OWN = "own"  # whose rules stand for those of a program that is not known
+JOB_FIELDS = ("compiled", "state")
+LAYOUT_FIELDS = (*(field.name for field in fields(TrainingLayout) if field.name != "layers_per_stage"), *JOB_FIELDS)
+COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
+# The planner's names of what programs call differently. Megatron-LM and NeMo train in fp8 with delayed scales unless
+# told otherwise.
+PRECISION_NAMES = {"fp8_hybrid": "fp8_te_delayed", **DTYPES}
+# `selective` of Megatron-LM (--recompute-granularity) is core attention; torchtitan 0.2.2 checkpoints every second
+# layer (activation_checkpoint.selective_ac_option).
+CORE_ATTENTION_TRAINERS = ("megatron", "megatron-core", "megatron-lm", "megatron-bridge", "nemo", "primus")
+
+
+def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Estimate:
+    """Check the rules of a layout, and estimate its speed and the memory of a known trainer."""
+    try:
+        job = read_job(settings, values, machine)
+    except (KeyError, ValueError, TypeError) as error:
+        return Estimate(f"is not a layout: {error}", "the parameters are a layout", description=str(dict(values)))
+    description, cluster = describe(job.layout), build_cluster(machine)
+    if violation := find_violation(job, cluster):
+        return Estimate(violation.reason, violation.rule, description=description)
+    if job.model.layers % job.layout.pp:
+        reason = f"pp {job.layout.pp} does not divide {job.model.layers} layers"
+        return Estimate(reason, "pp divides the layers", description=description)
+    memory = {}
+    if settings.trainer:
+        memory_gib = max(stage.total_gib for stage in stage_memories(Setting(job, cluster)))
+        memory = {"memory_gib": memory_gib}
+        least_gib = memory_gib * (1 - bands()["memory"].error_share)
+        if machine.memory_gib is not None and least_gib > machine.memory_gib:
+            reason = f"needs {least_gib:.1f} GiB of device memory at least, the device has {machine.memory_gib:.1f}"
+            return Estimate(reason, "the layout fits into memory", memory, description)
+    tokens = job.layout.global_batch * job.sequence_length
+    return Estimate(
+        metrics={"tokens_per_s": tokens / estimate_step(job, cluster).total_s, **memory}, description=description
+    )
+
+
+def build_cluster(machine: Machine) -> Cluster:
+    """Return the planner's cluster of a trial, whose nodes are domains at least."""
+    topology = machine.cluster.topology
+    topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
+    return replace(machine.cluster, topology=topology, gpus=machine.world_size)
+
+
+def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
+    """Return the job that a command trains with these parameters.
+
+    Ranks that no degree names are sharded data parallel, or copies where dp_shard is named. A data type that the
+    planner has no recipe for is estimated as bf16.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+    trainer, model = settings.trainer or OWN, MODELS[fill(settings.model, values)].planner_model
+    given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
+    if given.get("checkpointing") == "selective":
+        given |= _translate_selective(trainer, model.layers)
+    if reason := find_unsupported(trainer, given):
+        raise ValueError(reason)
+    of_job = {name: given.pop(name) for name in JOB_FIELDS if name in given}
+    layout = _fill_ranks(TrainingLayout(**given), machine.world_size, is_replicated="dp_shard" in given)
+    if layout.dp_shard * layout.cp == 1:
+        layout = replace(layout, sharding="none", reshard_after_forward=True)
+    elif "sharding" not in given:
+        layout = replace(layout, sharding=next(value for value in OFFERS[trainer]["sharding"] if value != "none"))
+    precision = fill(settings.dtype, values)
+    precision = PRECISION_NAMES.get(precision, precision)
+    return Job(
+        model=model,
+        layout=layout,
+        sequence_length=int(fill(settings.sequence_length, values)),
+        trainer=trainer,
+        precision=precision if _is_known(precision, machine) else "bf16",
+        state=_read_state(of_job.get("state", "fp32")),
+        compiled=bool(of_job.get("compiled", False)),
+    )
+
+
+def _translate_selective(trainer: str, layers: int) -> dict[str, Any]:
+    if trainer == "torchtitan":
+        return {"checkpointing": "full", "checkpointed_layers": layers // 2}
+    return {"checkpointing": "core_attention"} if trainer in CORE_ATTENTION_TRAINERS else {}
+
+
+def _fill_ranks(layout: TrainingLayout, ranks: int, *, is_replicated: bool) -> TrainingLayout:
+    """Return the layout with the ranks that no degree names."""
+    for name in COUNTS:
+        if not isinstance(number := getattr(layout, name), int) or number < 1:
+            raise ValueError(f"{name}={number}, it has to be a whole number from 1")
+    remaining = max(1, ranks // layout.gpus)
+    if is_replicated:
+        return replace(layout, dp_replicate=layout.dp_replicate * remaining)
+    return replace(layout, dp_shard=remaining)
+
+
+def _read_state(name: Any) -> State:
+    state: Any = DTYPES.get(str(name), str(name))
+    if state not in get_args(State):
+        raise ValueError(f"state={name}, it has to be one of {', '.join(get_args(State))}")
+    return state
+
+
+def _is_known(precision: str, machine: Machine) -> bool:
+    device = machine.cluster.device
+    return precision in PRECISIONS and PRECISIONS[precision].dtype in {*device.peak_tflops, *device.sustained_tflops}
