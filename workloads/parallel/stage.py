@@ -96,7 +96,8 @@ class _ManualBackward(torch.autograd.Function):
         out, activations = block_math.forward(named_weights, x.flatten(0, 1), rope, None)
         ctx.block_math, ctx.saved_names, ctx.weight_names = block_math, saved_names, weight_names
         ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
-        return out.view_as(x)
+        # Not a view for autograd: schedules that divide the backward pass detach a stage's output in place.
+        return torch.ops.aten._unsafe_view(out, x.shape)
 
     @staticmethod
     def backward(ctx, d_out: Tensor):  # type: ignore[no-untyped-def]
