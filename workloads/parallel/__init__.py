@@ -119,7 +119,8 @@ class Parallel(Workload):
     work = ("model", "sequence_length", "global_batch", "document_tokens", "dtype", "state", "block")
     ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
     # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
-    benchmark_version = "parallel/2"
+    # New in 3: initial weights as torchtitan's.
+    benchmark_version = "parallel/3"
     max_world_size = None
     has_estimates = True
     can_scale = True

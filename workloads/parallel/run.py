@@ -118,8 +118,9 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
 
 
 def _build_trainer(parameters: ParallelParameters, groups: Groups, device: torch.device) -> Trainer:
-    layout, initializer = parameters.layout, build_initializer(parameters.seed, device)
-    stages = build_stages(_model_spec(parameters), layout, groups, device, initializer)
+    layout, spec = parameters.layout, _model_spec(parameters)
+    initializer = build_initializer(parameters.seed, device, is_tied=spec.shape.tied)
+    stages = build_stages(spec, layout, groups, device, initializer)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     return Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")

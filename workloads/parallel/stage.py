@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -179,10 +180,10 @@ def named_llama_parameters(stage: Stage) -> dict[str, nn.Parameter]:
 Initializer = Callable[[str, tuple[int, ...]], Tensor]
 
 
-def build_initializer(seed: int, device: torch.device) -> Initializer:
+def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False) -> Initializer:
     """Return a function from a parameter's name and size to its initial value, the same in every layout.
 
-    Matrices are normal with a standard deviation of 0.02, norms are ones, biases are zeros.
+    Matrices are normal with the standard deviation of `initial_deviation`, norms are ones, biases are zeros.
     """
     generator = torch.Generator(device)
 
@@ -190,6 +191,24 @@ def build_initializer(seed: int, device: torch.device) -> Initializer:
         if len(size) == 1:
             return torch.full(size, 0.0 if name.endswith("bias") else 1.0, device=device)
         name_hash = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
-        return torch.empty(size, device=device).normal_(std=0.02, generator=generator.manual_seed(name_hash ^ seed))
+        generator.manual_seed(name_hash ^ seed)
+        return torch.empty(size, device=device).normal_(std=initial_deviation(name, size, is_tied), generator=generator)
 
     return initialize
+
+
+def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
+    """Return the standard deviation of a matrix's initial values, as torchtitan's llama3 has it.
+
+    That of a block's last products falls with the block's number, so that the sum of all blocks stays bounded and
+    training is stable without a warm-up of the learning rate.
+
+    Args:
+        name: of the parameter in `workloads.llama.model.Llama`.
+        size: [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
+        is_tied: whether the embedding is the head too; then it has the head's.
+    """
+    if name in ("embedding.weight", "lm_head.weight"):
+        return size[1] ** -0.5 if name == "lm_head.weight" or is_tied else 1.0
+    _, block, matrix = name.split(".", 2)
+    return 0.02 / math.sqrt(2 * (int(block) + 1)) if matrix in ("output.weight", "down.weight") else 0.02

@@ -53,7 +53,7 @@ def test_trials_of_different_layouts_follow_each_other_in_the_same_two_processes
             assert measurement.metrics["loss"] == pytest.approx(loss, abs=1e-4)
             assert measurement.metrics["loss"] < measurement.metrics["first_loss"]
             assert sum(value for name, value in measurement.metrics.items() if name.startswith("calls_")) > 0
-            assert measurement.executed["state"] == "fp32" and measurement.metrics["gradient_norm"] > 1
+            assert measurement.executed["state"] == "fp32" and measurement.metrics["gradient_norm"] > 0
         # A manual backward pass has kernels of its own.
         attention = [measurement.machine_info["attention"] for measurement in measurements]
         assert attention == ["scaled_dot_product_attention", "scaled_dot_product_attention", "cpu"]
