@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup
 
 from sweeper.common.trials import TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
+from sweeper.execution.node_clocks import NodeClocks
 from sweeper.execution.ray_internals import LOW_MEMORY
 from sweeper.execution.worker import RankResult
 from sweeper.search.trial import Trial
@@ -76,6 +77,7 @@ class Gang:
         killed: its workers were killed.
         draining: its nodes are no longer used: it ends when the trials that it holds end.
         retiring: a waiting trial needs another environment: it ends likewise, and a gang for that trial starts.
+        clocks: of the nodes, compared with the driver's.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Gang:
     killed: bool = False
     draining: bool = False
     retiring: bool = False
+    clocks: NodeClocks = field(default_factory=NodeClocks)
 
     @property
     def ready(self) -> bool:
@@ -198,8 +201,7 @@ class Gang:
             running.results.sort(key=lambda result: result.rank)
             return TrialResult(
                 TrialStatus.COMPLETE,
-                min(result.started_at_s for result in running.results),
-                max(result.ended_at_s for result in running.results),
+                *self._read_times(running.results),
                 measurements=tuple(result.measurement for result in running.results if result.measurement),
                 where=self.location,
                 reusable=True,
@@ -225,6 +227,7 @@ class Gang:
                 status, reason = _classify_dead_worker(error)
                 failures.append(self._build_failure(running, status, reason, rank))
                 continue
+            self.clocks.observe(str(self.locations[rank]["node_id"]), result.ended_s)
             if result.measurement is None:
                 failure = self._build_failure(running, _failure_status(result), result.reason, rank, result.detail)
                 files = {rank_file_name(rank, name): content for name, content in result.files.items()}
@@ -234,6 +237,15 @@ class Gang:
             else:
                 running.results.append(result)
         return failures
+
+    def _read_times(self, results: Sequence[RankResult]) -> tuple[float, float]:
+        """Return when the first rank started and the last one ended, in seconds since 1970 by the driver's clock."""
+        nodes = [str(self.locations[result.rank]["node_id"]) for result in results]
+        pairs = list(zip(nodes, results, strict=True))
+        started_s = min(self.clocks.to_driver(node, result.started_s) for node, result in pairs)
+        ended_s = max(self.clocks.to_driver(node, result.ended_s) for node, result in pairs)
+        ended_at_s = time.time() - (time.monotonic() - ended_s)
+        return ended_at_s - (ended_s - started_s), ended_at_s
 
     def _build_failure(
         self, running: RunningTrial, status: TrialStatus, reason: str, rank: int, detail: str = ""

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sweeper.config.hardware import Target
 from sweeper.execution.gang import Environment, Gang
+from sweeper.execution.node_clocks import NodeClocks
 from sweeper.execution.node_description import GPU_DOMAIN
 from sweeper.execution.node_selector import NODE_ID, select_nodes
 from sweeper.execution.worker import Worker
@@ -68,6 +69,7 @@ class GangLauncher:
         self._resources = resources
         self._cpu_shares = cpu_shares
         self._launched = 0
+        self._clocks = NodeClocks()
         self.set_target(target)
 
     def set_target(self, target: Target) -> None:
@@ -102,6 +104,7 @@ class GangLauncher:
             workers.append(ray.remote(Worker).options(max_restarts=0, **options, **strategy).remote())
         handshakes = [worker.handshake.remote() for worker in workers]
         gang = Gang(f"worker {self._launched}", workers, group, handshakes, list(handshakes), environment)
+        gang.clocks = self._clocks
         gang.planned_ranks_per_node = share if self.target.is_gpu else None
         return gang
 

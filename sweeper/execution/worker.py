@@ -64,6 +64,8 @@ class RankResult:
     """The result of one rank: a measurement, or the reason why there is none.
 
     Attributes:
+        started_s: by the monotonic clock of the node, whose wall clock may be wrong.
+        ended_s: likewise.
         reusable: the process is unchanged and can run another trial.
         reason: one line.
         detail: the last lines of a program's output, or of a traceback.
@@ -71,8 +73,8 @@ class RankResult:
     """
 
     rank: int
-    started_at_s: float
-    ended_at_s: float
+    started_s: float
+    ended_s: float
     measurement: Measurement | None = None
     infeasible: bool = False
     pruned: bool = False
@@ -107,7 +109,7 @@ class Worker:
 
     def run(self, job: Job) -> RankResult:
         """Run one trial. Exceptions are returned in the result: the driver decides on their consequences."""
-        started_at_s = time.time()
+        started_s = time.monotonic()
         set_variables = {name: value for name, value in job.variables.items() if value is not None}
         rank = replace(job.rank, environment=set_variables)
         if job.collector is not None:
@@ -118,8 +120,8 @@ class Worker:
             executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
             measurement = replace(measurement, executed=executed)
         except Exception as error:
-            return replace(_describe_error(error), rank=rank.rank, started_at_s=started_at_s, ended_at_s=time.time())
-        return RankResult(rank.rank, started_at_s, time.time(), measurement)
+            return replace(_describe_error(error), rank=rank.rank, started_s=started_s, ended_s=time.monotonic())
+        return RankResult(rank.rank, started_s, time.monotonic(), measurement)
 
 
 def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -31,7 +31,7 @@ def world(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def assert_nothing_lost(outcome: Outcome, trials: int) -> None:
     assert (outcome.trials, outcome.lost, outcome.doubled) == (trials, 0, 0), outcome
-    assert (outcome.left_over, outcome.running) == (0, 0), outcome
+    assert (outcome.left_over, outcome.running, outcome.misdated) == (0, 0, 0), outcome
 
 
 @pytest.mark.long(25)

@@ -190,6 +190,7 @@ class Outcome:
         duration_s: of the whole sweep.
         left_over: processes of trials that outlived the sweep.
         running: runs that the store still takes to be running.
+        misdated: runs whose times are not those of the sweep by the driver's clock.
     """
 
     faults: int
@@ -203,6 +204,7 @@ class Outcome:
     duration_s: float
     left_over: int
     running: int
+    misdated: int
 
 
 class FaultySweep:
@@ -223,7 +225,8 @@ class FaultySweep:
 
     def run(self, faults: list[Fault], rng: random.Random, pause_s: tuple[float, float], limit_s: float) -> Outcome:
         """Run the sweep to its end, with one fault after another until there are none left."""
-        started_s, applied, starts = time.monotonic(), 0, 1
+        self._started_s = started_s = time.monotonic()
+        applied, starts = 0, 1
         process = self._start(starts)
         waiting = list(faults)
         next_s = started_s + rng.uniform(*pause_s)
@@ -290,6 +293,7 @@ class FaultySweep:
         per_trial = Counter(run.data.tags["sweeper.trial"] for run in runs)
         lines = Counter((self.workspace.path / "ledger").read_text().splitlines())
         ends_s = self._list_ends_s()
+        began_ms = 1e3 * (time.time() - (time.monotonic() - self._started_s))
         return Outcome(
             faults,
             starts,
@@ -302,6 +306,7 @@ class FaultySweep:
             duration_s,
             self._left_over(),
             sum(run.info.status == "RUNNING" for run in [parent, *runs]),
+            sum(not began_ms <= run.info.start_time <= run.info.end_time <= 1e3 * time.time() for run in runs),
         )
 
     def _list_ends_s(self) -> list[float]:
