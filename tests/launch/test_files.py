@@ -25,6 +25,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from sweeper.config.resolution import CONF
 from tests.conftest import REPOSITORY, environment, wait_for
@@ -237,6 +238,13 @@ def test_the_compose_file_starts_mlflow(tmp_path: Path) -> None:
         assert answer("elsewhere.example") == 403
     finally:
         os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_mlflows_image_has_the_driver_of_the_database_address() -> None:
+    """Since SQLAlchemy 2.1 `postgresql://` is psycopg, which is another package than psycopg2."""
+    words = shlex.split(yaml.safe_load(COMPOSE.read_text())["services"]["mlflow"]["command"])
+    driver = make_url(words[words.index("--backend-store-uri") + 1]).get_driver_name()
+    assert f"{driver}-binary" in (LAUNCH / "docker" / "Dockerfile.mlflow").read_text()
 
 
 def test_docker_reads_the_compose_file() -> None:
