@@ -6,6 +6,8 @@ This module does not import MLflow: the driver and the command lines use it, and
 from __future__ import annotations
 
 import base64
+import configparser
+import contextlib
 import http.client
 import importlib.metadata
 import os
@@ -57,6 +59,9 @@ LEFT_OUT = (REMEASURED_TRIAL, REMEASURED_TRIAL_0_1, RETRIED_AS)
 PARENT_RUN = "mlflow.parentRunId"
 DESCRIPTION = "mlflow.note.content"
 
+# Variables with which MLflow's client authenticates.
+USERNAME, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
+
 PAGE_SIZE = 5000
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
@@ -97,7 +102,10 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             socket.create_connection((host, port or DATABASE_PORTS[scheme]), timeout=5).close()
         else:
             _request(parts, "/health").close()
+            _request(parts, "/version").close()  # unlike /health it asks for a password where the server has users
     except urllib.error.HTTPError as error:
+        if error.code == 401 and not _has_plugin():
+            raise UserInputError(f"{shown}: {_describe_refusal(parts)}") from error
         if error.code >= 500:
             raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -105,13 +113,44 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
 
 
 def _request(parts: urllib.parse.SplitResult, path: str) -> Any:
-    """Request a path of an MLflow server, with the credentials of its address if it has any."""
+    """Request a path of an MLflow server, with the credentials that MLflow's client would use."""
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + path)
     request = urllib.request.Request(address.geturl())
-    if parts.username:
-        credentials = f"{parts.username}:{parts.password or ''}".encode()
-        request.add_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
+    user, password = _find_credentials(parts)
+    if user:
+        credentials = base64.b64encode(f"{user}:{password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {credentials}")
+    elif token := os.environ.get(TOKEN):
+        request.add_header("Authorization", f"Bearer {token}")
     return urllib.request.urlopen(request, timeout=5)
+
+
+def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
+    """Return user and password: of the address, of the environment, or of MLflow's file; empty without any."""
+    if parts.username:
+        return parts.username, parts.password or ""
+    file = configparser.ConfigParser(interpolation=None)
+    with contextlib.suppress(configparser.Error, OSError, ValueError):
+        file.read(Path.home() / ".mlflow" / "credentials")
+    user = os.environ.get(USERNAME) or file.get("mlflow", USERNAME, fallback=None)
+    password = os.environ.get(PASSWORD) or file.get("mlflow", PASSWORD, fallback=None)
+    return (user, password) if user and password else ("", "")
+
+
+def _has_plugin() -> bool:
+    """Return whether MLflow's client authenticates by a plugin, which only MLflow can use."""
+    is_selected = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"))
+    return is_selected or bool(importlib.metadata.entry_points(group="mlflow.request_header_provider"))
+
+
+def _describe_refusal(parts: urllib.parse.SplitResult) -> str:
+    """Return why a server answers that the client is not authorized."""
+    user, _ = _find_credentials(parts)
+    if user:
+        return f"the server refuses user {user} with this password. Set {USERNAME} and {PASSWORD}"
+    if os.environ.get(TOKEN):
+        return f"the server refuses the token in {TOKEN}"
+    return f"the server requires a user and a password. Set {USERNAME} and {PASSWORD}"
 
 
 def read_version(uri: str) -> str:

@@ -19,6 +19,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Few and short attempts within one call: the recording process retries for as long as it takes, and reports why.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+# A line with each trial's address, for which MLflow reads the run again: one of six requests for a trial.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +66,74 @@ def test_the_default_store_is_a_file_in_the_results_directory(tmp_path: Path, mo
 def test_an_address_that_cannot_be_used_is_refused_with_the_reason(uri: str, message: str) -> None:
     with pytest.raises(UserInputError, match=message):
         mlflow_store.check_uri(uri, "--store ")
+
+
+class AuthenticatedServer(BaseHTTPRequestHandler):
+    """As MLflow's server with its basic authentication: /health is open, other pages are for alice and a token."""
+
+    allowed = ("Basic " + base64.b64encode(b"alice:wonder").decode(), "Bearer of-alice")
+
+    def do_GET(self) -> None:
+        is_allowed = self.path == "/health" or self.headers.get("Authorization") in self.allowed
+        self.send_response(200 if is_allowed else 401)
+        self.end_headers()
+        self.wfile.write(b"3.17.2" if is_allowed else b"")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def authenticated_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that asks for a password, and no credentials in the environment."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (mlflow_store.USERNAME, mlflow_store.PASSWORD, mlflow_store.TOKEN):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), AuthenticatedServer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "the server requires a user and a password. Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        (
+            {mlflow_store.USERNAME: "bob", mlflow_store.PASSWORD: "builder"},
+            "the server refuses user bob with this",
+        ),
+        ({mlflow_store.TOKEN: "of-bob"}, "the server refuses the token in MLFLOW_TRACKING_TOKEN"),
+    ],
+)
+def test_a_server_that_refuses_the_user_is_named_before_anything_starts(
+    authenticated_uri: str, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserInputError, match=message) as refusal:
+        mlflow_store.check_uri(authenticated_uri)
+    assert "builder" not in str(refusal.value) and "of-bob" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("source", ["address", "environment", "file", "token"])
+def test_credentials_are_those_of_mlflows_client(
+    authenticated_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    uri = authenticated_uri.replace("//", "//alice:wonder@") if source == "address" else authenticated_uri
+    if source == "environment":
+        monkeypatch.setenv(mlflow_store.USERNAME, "alice")
+        monkeypatch.setenv(mlflow_store.PASSWORD, "wonder")
+    if source == "file":
+        (tmp_path / ".mlflow").mkdir()
+        text = "[mlflow]\nmlflow_tracking_username = alice\nmlflow_tracking_password = wonder\n"
+        (tmp_path / ".mlflow" / "credentials").write_text(text)
+    if source == "token":
+        monkeypatch.setenv(mlflow_store.TOKEN, "of-alice")
+    mlflow_store.check_uri(uri)
+    assert mlflow_store.read_version(uri) == "3.17.2"
 
 
 def test_addresses_are_known_without_importing_mlflow() -> None:
