@@ -63,6 +63,7 @@ DESCRIPTION = "mlflow.note.content"
 USERNAME, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
 
 PAGE_SIZE = 5000
+ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -122,7 +123,7 @@ def _request(parts: urllib.parse.SplitResult, path: str) -> Any:
         request.add_header("Authorization", f"Basic {credentials}")
     elif token := os.environ.get(TOKEN):
         request.add_header("Authorization", f"Bearer {token}")
-    return urllib.request.urlopen(request, timeout=5)
+    return urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S)
 
 
 def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
