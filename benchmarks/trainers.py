@@ -187,9 +187,9 @@ def measure(command: list[str], folder: Path) -> Result:
 def read_trial(folder: Path) -> pd.Series | None:
     """Return the trial of a sweep in the folder, None where it failed or there is none."""
     for path in folder.glob("sweeps/*/trials.csv"):
-        trial = pd.read_csv(path).iloc[0]
-        if trial["outcome"] in ("complete", "infeasible"):
-            return trial
+        for _, trial in pd.read_csv(path).iterrows():  # none where the sweep was stopped
+            if trial["outcome"] in ("complete", "infeasible"):
+                return trial
     return None
 
 

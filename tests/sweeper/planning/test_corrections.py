@@ -14,7 +14,7 @@ from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.planning.corrections import FILE, Correction, MeasuredFactors, Place, find, from_sweep, keep, read
 from tests.conftest import CommandResult
 
-PLACE = Place("h200", "parallel", 8, 8, "nodes of 8", "parallel/2")
+PLACE = Place("h200", "parallel", 8, 8, "nodes of 8", "parallel/3")
 CORRECTION = Correction(PLACE, 1.25, 7, 1.1, 1.3, "2026-11-20")
 
 
