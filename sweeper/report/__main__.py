@@ -9,11 +9,12 @@
 
 Without a verb: the sweeps, the best result of each device for each kind of work, and charts, from the MLflow store in
 DIR or the one at URI. HTML is written to report.html, one file that opens offline. png writes an image for each kind of
-work, report_….png: training in nine panels, other work by its speed. The other formats go to standard output.
+work, report_….png (training in nine panels, other work by its speed), and one for each Pareto front of several
+objectives. The other formats go to standard output.
 
 --price-per-hour, --price-per-kwh   of a GPU and of electricity: the cost of tokens
 --within-gpu-hours, --within-cost   of each sweep only the trials that had ended when it had used so many GPU-hours, or
-              so much money at --price-per-hour: what a smaller budget would have found
+              so much money at --price-per-hour: what a smaller budget would have found, its Pareto front too
 --compare     compare two sweeps where they did the same work: which is faster, with all 95% intervals, or that it
               cannot be told; and point by point, where both measured the same parameters
 --baseline    compare an earlier sweep with the latest one (or --sweep). Exit code 0: not slower, a loss of 1.5 times
@@ -46,6 +47,7 @@ from sweeper.tracking.mlflow_store import check_uri, default_uri
 from sweeper.ui.tables import draw, terminal_width
 
 if TYPE_CHECKING:
+    from sweeper.report.fronts import SweepFront
     from sweeper.report.store import Stored
     from sweeper.report.summary import Table
 
@@ -160,33 +162,38 @@ def write_report(args: argparse.Namespace) -> int:
     if args.format == "png":
         write_images(stored, Path(args.out or "report.png"))
         return 0
-    from sweeper.report import summary
+    from sweeper.report import fronts, summary
 
-    tables = summary.build_tables(stored, prices)
+    found = fronts.find_fronts(stored)
+    tables = summary.build_tables(stored, prices, map(fronts.build_table, found))
     if not tables:
         raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")
     if args.format == "html":
-        write_page(stored, tables, Path(args.out or "report.html"))
+        write_page(stored, tables, found, Path(args.out or "report.html"))
     else:
         write_text(build_text(stored, tables, args.format), args.out)
     return 0
 
 
 def write_images(stored: Stored, path: Path) -> None:
-    """Write an image for each kind of work and print the paths."""
-    from sweeper.report import png
+    """Write an image for each kind of work and each front, and print the paths."""
+    from sweeper.report import fronts, png
 
-    paths = list(png.write_images(stored.best_results, path))
+    paths = [*png.write_images(stored.best_results, path), *fronts.write_images(fronts.find_fronts(stored), path)]
     if not paths:
         raise UserInputError("--format png: there is no complete trial to draw")
     print("\n".join(map(str, paths)))
 
 
-def write_page(stored: Stored, tables: Sequence[Table], path: Path) -> None:
+def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFront], path: Path) -> None:
     """Write the HTML report and print its path."""
-    from sweeper.report import charts, imported_charts, overview, page
+    from sweeper.report import charts, fronts, imported_charts, overview, page
 
-    drawn = [*charts.build_charts(stored), *imported_charts.build_charts(stored.imported)]
+    drawn = [
+        *map(fronts.build_chart, found),
+        *charts.build_charts(stored),
+        *imported_charts.build_charts(stored.imported),
+    ]
     path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored)))
     print(path)
 

@@ -184,8 +184,13 @@ def read_value(row: Any, metric: str) -> MeasuredValue:
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
-    """Return the best result for each device, number of devices and kind of work, the fastest of each work first."""
+    """Return the best result for each device, number of devices and kind of work, the fastest of each work first.
+
+    Trials beyond a limit of their sweep have no rank.
+    """
     complete = select_complete(trials)
+    if "is_beyond_limit" in complete:
+        complete = complete[~complete["is_beyond_limit"].astype(bool)]
     if not len(complete):
         return []
     results = []

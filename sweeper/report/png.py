@@ -13,6 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sweeper.report.best import BestResult, group_by_work, sort_by_platform
 from sweeper.report.panels import NOTE, Panel, build_panels, list_colours, list_names
+from sweeper.ui.front_plot import FrontPlot, draw_image
 
 matplotlib.use("agg")
 from matplotlib import pyplot
@@ -27,9 +28,21 @@ THOUSANDS = EngFormatter(sep="")  # used from 1000 on: it formats 0.3 as 300m
 def write_images(results: Sequence[BestResult], path: Path) -> Iterator[Path]:
     """Write an image for each kind of work and yield its path: that of `path` with the work in its name."""
     for work, work_results in group_by_work(results).items():
-        image_path = path.with_name(f"{path.stem}_{re.sub(r'[^A-Za-z0-9.]+', '_', work).strip('_')}.png")
+        image_path = name_image(path, work)
         _write_image(sort_by_platform(work_results), work, image_path)
         yield image_path
+
+
+def name_image(path: Path, content: str) -> Path:
+    """Return the path of an image: that of `path` with what it shows in its name."""
+    return path.with_name(f"{path.stem}_{re.sub(r'[^A-Za-z0-9.]+', '_', content).strip('_')}.png")
+
+
+def save_front(plot: FrontPlot, path: Path) -> None:
+    """Write the image of a front."""
+    figure = draw_image(plot)
+    figure.savefig(path, dpi=DPI, bbox_inches="tight")
+    pyplot.close(figure)
 
 
 def _write_image(results: Sequence[BestResult], title: str, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from sweeper.common.criteria import Criteria, Limit
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.report.best import BestResult, find_best_results
 from sweeper.report.reader import open_reader
@@ -26,12 +28,16 @@ class Stored:
 
     Every table has plain columns for what each run has (`run`, `run_id`, `parent`, `status`, `start`, `end`), and
     `param.…`, `metric.…` and `tag.…` for the rest. A trial also has its sweep's constants as `param.…` and the result
-    of its sweep's finals as `final.…`.
+    of its sweep's finals as `final.…`. `is_beyond_limit` is true of a trial that a limit of its sweep excludes.
+
+    Attributes:
+        cut_studies: the sweeps of which a budget has cut trials off, by the ids of their studies.
     """
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
     imported: pd.DataFrame = field(default_factory=pd.DataFrame)
+    cut_studies: frozenset[str] = frozenset()
 
     @cached_property
     def best_results(self) -> list[BestResult]:
@@ -81,8 +87,11 @@ def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
 def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Sequence[Any] = ()) -> Stored:
     sweeps = pd.DataFrame([_columns(run) for run in parents], columns=None if parents else ["run", "start"])
     shared: dict[str, dict[str, Any]] = {}
+    limits: dict[str, tuple[Limit, ...]] = {}
     for run in parents:
         constants = {f"param.{name}": value for name, value in run.data.params.items()}
+        bounds = json.loads(run.data.tags.get(mlflow_store.LIMITS, "{}"))
+        limits[run.data.tags[mlflow_store.STUDY]] = Criteria.of({}, bounds).limits
         shared[run.data.tags[mlflow_store.STUDY]] = {
             **constants,
             "workload": run.data.tags.get("workload", ""),
@@ -92,8 +101,14 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     for run in trials:
         study_id = run.data.tags[mlflow_store.STUDY]
         if study_id in shared and not _is_left_out(run.data.tags):
-            rows.append({**shared[study_id], **_columns(run)})
+            is_beyond = _is_beyond(run, limits[study_id])
+            rows.append({**shared[study_id], **_columns(run), "is_beyond_limit": is_beyond})
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
+
+
+def _is_beyond(run: Any, limits: Sequence[Limit]) -> bool:
+    """Return whether a limit excludes a trial: by its own measurement, or by the median of its rounds in the finals."""
+    return mlflow_store.EXCEEDED in run.data.tags or any(limit.excess(run.data.metrics) > 0 for limit in limits)
 
 
 def _is_left_out(tags: Mapping[str, str]) -> bool:

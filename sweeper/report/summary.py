@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +53,12 @@ class Table:
     unranked: bool = False
 
 
-def build_tables(stored: Stored, prices: Prices | None) -> list[Table]:
-    """Return the tables that have rows: sweeps, best results, failures, and published and imported results."""
+def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
+    """Return the tables that have rows: sweeps, fronts, best results, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
     tables = [
         build_sweeps_table(stored),
+        *fronts,
         build_best_results_table(stored.best_results, stored.trials, prices),
         build_parameters_table(stored.best_results),
         build_failures_table(stored.trials),

@@ -22,6 +22,7 @@ from sweeper.ingest.__main__ import import_file
 from sweeper.report import charts, compare, export, page, store, summary
 from sweeper.report.__main__ import main
 from sweeper.report.best import MeasuredValue, find_best_results
+from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.process import Store
 from tests.conftest import CommandResult
 from tests.support.factories import trial_record
@@ -128,6 +129,69 @@ def test_a_budget_of_a_report_that_means_nothing_is_refused(
 ) -> None:
     result = run_report(tmp_path, *arguments)
     assert result.code == 2 and all(word in result.err for word in words), result.err
+
+
+OBJECTIVES = {"tokens_per_s": "maximize", "peak_device_gib": "minimize"}
+
+
+def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, certified: bool = False) -> None:
+    """Write a sweep of four trials of a second each, all but the third on the front of speed and memory."""
+    tags = {**PARENT, "objectives": json.dumps(OBJECTIVES)}
+    parent = {"params": {"sweep.gpus": 1}, "started_at": "now", "artifacts": {}, "tags": tags}
+    written = Store(f"sqlite:///{folder}/mlflow.db", "offload", "study of a front", "trade", parent)
+    for number, (speed, gib) in enumerate([(100.0, 20.0), (90.0, 10.0), (95.0, 25.0), (120.0, 30.0)]):
+        metrics = {"tokens_per_s": speed, "peak_device_gib": gib}
+        times = {"started_at_s": 1.0e9 + number, "ended_at_s": 1.0e9 + number + 1}
+        written.write_trial(trial_record(number, {"budget": str(number)}, metrics=metrics, **times))
+    written.write_front([1, 3] if certified else [0, 1, 3])
+    tags = {"limits": json.dumps(dict(limits or {}))}
+    written.close("FINISHED", {"front_rounds": 3.0} if certified else {}, tags, {}, [])
+    if certified:
+        final = {f"final_{name}": 25.0 for name in OBJECTIVES} | {"front_share": 0.02}
+        ranked = RankedTrial(0, final, "", {"front_verdict": "dominated", "same_as": "1, 3"})
+        written.write_view(SweepView("tokens_per_s", False, ["tokens_per_s"], [], {}, [ranked]))
+
+
+def front_of(folder: Path, *arguments: str) -> tuple[list[str], str]:
+    """Return the trials in the table of the front with their verdicts, and the text of the report."""
+    text = run_report(folder, "--format", "markdown", *arguments).out
+    rows = text.split("## Pareto front of trade")[1].split("##")[0].strip().splitlines()[2:]
+    cells = [re.split(r" ?\| ?", row) for row in rows if row.startswith("|")]
+    return [f"{row[1]} {row[6]}" for row in cells], text
+
+
+def test_the_front_of_several_objectives_is_cut_to_a_budget_too(tmp_path: Path) -> None:
+    write_front(tmp_path)
+    rows, text = front_of(tmp_path)
+    assert rows == ["3 measured once", "0 measured once", "1 measured once"]
+    assert "3 of 4 ranked trials are on the front" in text and "Not certified" in text
+    three = ("--within-gpu-hours", str(3 / 3600))
+    for limit in (three, ("--price-per-hour", "3.6", "--within-cost", "0.0031")):
+        rows, text = front_of(tmp_path, *limit)
+        assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
+    result = run_report(tmp_path, "--format", "png", *three)
+    assert result.code == 0 and (tmp_path / "report_front_trade.png").stat().st_size > 10_000
+    page = Path(run_report(tmp_path, *three, "--out", str(tmp_path / "r.html")).out.strip()).read_text()
+    assert page.count("<h2>Pareto front of trade") == 2  # the table and the chart
+
+
+def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_front(tmp_path, certified=True)
+    rows, text = front_of(tmp_path)
+    assert rows == ["0 dominated", "3 measured once", "1 measured once"] and "measured again in 3 rounds" in text
+    assert "| 0 | 0 | 25 | 25 | 2 | dominated | 1, 3 |" in text
+    rows, _ = front_of(tmp_path, "--within-gpu-hours", str(3 / 3600))
+    assert rows == ["0 measured once", "1 measured once"]
+
+
+def test_trials_beyond_a_limit_of_their_sweep_are_neither_best_nor_on_the_front(tmp_path: Path) -> None:
+    write_front(tmp_path, limits={"peak_device_gib": 26.0})
+    rows, text = front_of(tmp_path)
+    assert rows == ["0 measured once", "1 measured once"] and "limit peak_device_gib ≤ 26" in text
+    assert [result.speed.value for result in read_store(tmp_path).best_results] == [100.0]
 
 
 def read_store(folder: Path) -> store.Stored:

@@ -8,7 +8,7 @@ import pytest
 from optuna.distributions import IntDistribution
 
 from sweeper.ui import plots
-from sweeper.ui.front_plot import FrontPlot, build_figure, build_front_plot
+from sweeper.ui.front_plot import FrontPlot, build_figure, build_front_plot, build_panel_figures
 from tests.support.factories import trial_record
 
 METRICS = ("tokens_per_s", "peak_device_gib", "mfu")
@@ -27,11 +27,19 @@ def test_each_pair_of_objectives_has_a_panel_with_the_front_in_order(objectives:
     plot = make_plot(objectives)
     figure = build_figure(plot)
     assert len(figure.data) == 2 * panels
-    assert [*figure.data[1].text] == ["trial 14: x=14", "trial 18: x=18", "trial 19: x=19"]
+    assert [*figure.data[1].hovertext] == ["trial 14: x=14", "trial 18: x=18", "trial 19: x=19"]
+    assert [*figure.data[1].text] == ["14", "18", "19"]
     assert figure.layout.xaxis.title.text == "device GiB" and figure.layout.yaxis.title.text == "speed tokens/s"
     assert all(len(chart.x) == (17 if chart.name == "trials" else 3) for chart in figure.data)
     if objectives == 3:  # a fraction is shown in percent
         assert max(figure.data[3].x) == pytest.approx(20.0) and figure.layout.xaxis2.title.text == "MFU %"
+
+
+def test_values_of_different_magnitudes_have_a_logarithmic_axis() -> None:
+    records = [trial_record(n, metrics={"tflops": 10.0**-n, "loss": 1.0 + n}) for n in range(4)]
+    plot = build_front_plot(records, ("tflops", "loss"), {0})
+    (figure,) = build_panel_figures(plot)
+    assert (figure.layout.yaxis.type, figure.layout.xaxis.type) == ("log", "linear")
 
 
 def test_the_plots_of_a_sweep_begin_with_its_front(tmp_path: Path) -> None:
