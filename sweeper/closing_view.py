@@ -28,7 +28,7 @@ def build_view(results: Results) -> SweepView:
     numbers = {trial.number for trial in (*finalists, *exceeding)}
     others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
     measured = results.best[0].metrics if results.best else {}
-    metrics = [f"final_{objective}"] if results.first_finalist else []
+    metrics = [f"final_{objective}"] if finalists else []
     metrics += [
         objective,
         *results.other_objectives,

@@ -36,7 +36,7 @@ INTERVAL = "interval"  # the 95% interval of the rate, as text
 
 # Widths in pixels. At 1400 px MLflow's menu and its assistant leave 780 px for the table, of which 70 are check boxes.
 RUN_NAME_PX, CREATED_PX, DURATION_PX = 150, 45, 80
-COLUMN_PX = {PLACE: 50, INTERVAL: 150, "machine": 300}
+COLUMN_PX = {PLACE: 50, mlflow_store.FRONT: 50, INTERVAL: 150, "machine": 300}
 MIN_COLUMN_PX, MIN_METRIC_PX, MAX_COLUMN_PX = 50, 85, 140  # MLflow does not round metrics
 CHARACTER_PX, PADDING_PX = 7, 20  # of a column's heading
 RUN_NAME, CREATED, DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # ids of MLflow's own columns
@@ -127,9 +127,10 @@ def encode(state: Mapping[str, Any]) -> str:
 
 def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
     """Return the page of a sweep's parent run and the trials of its search, the winner first."""
-    rate, *others = map(_metric_column, view.metrics)
+    rate, *others = (_metric_column(name) for name in view.metrics if name != mlflow_store.FRONT)
+    marks = [_metric_column(name) for name in (PLACE, mlflow_store.FRONT) if name == PLACE or name in view.metrics]
     parameters = [f"params.`{name}`" for name in view.parameters]
-    widths_px = _column_widths_px([_metric_column(PLACE), rate, f"tags.`{INTERVAL}`", *parameters, *others])
+    widths_px = _column_widths_px([*marks, rate, f"tags.`{INTERVAL}`", *parameters, *others])
     of_sweep = mlflow_store.tag_filter({mlflow_store.STUDY: study_id})
     return {
         "searchFilter": " and ".join([of_sweep, *(f"tags.`{tag}` IS NULL" for tag in mlflow_store.LEFT_OUT)]),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.criteria import Criteria
+from sweeper.common.intervals import Interval
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
 from sweeper.planning import ceilings, corrections, cost_model
 from sweeper.planning.corrections import Correction, MeasuredFactors, place_of
@@ -137,10 +138,11 @@ class Results:
             metrics["front_trials"] = float(len(self.front.numbers))
             if self.front.certified:
                 metrics["front_rounds"] = float(self.front.certified[0].rounds)
+            for point in self.front.certified:
+                if point.trial is self.winner:
+                    metrics |= _final_metrics(self.objective, point.values[self.objective])
         if first := self.first_finalist:
-            name = f"final_{self.objective}"
-            interval = first.value
-            metrics |= {name: interval.value, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+            metrics |= _final_metrics(self.objective, first.value)
             metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
         return metrics
 
@@ -231,6 +233,11 @@ def _measure_finalists(
     """Return the finalists of one objective."""
     exceeded = find_exceeded(best[:top], records, criteria)
     return finalist_results(best, top, records, criteria.objective, criteria.direction, exceeded)
+
+
+def _final_metrics(objective: str, value: Interval) -> dict[str, float]:
+    name = f"final_{objective}"
+    return {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
 
 
 def _export_front(front: Front) -> dict[str, Any]:
