@@ -190,10 +190,13 @@ def run_cli(
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A `tests.support.ray_cluster.Cluster` of two nodes, or of as many as the test's parameter."""
+    from tests.support import lean_ray
     from tests.support.ray_cluster import Cluster
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    for name, value in lean_ray.VARIABLES.items():
+        monkeypatch.setenv(name, value)
     cluster = Cluster(getattr(request, "param", 2))
     yield cluster
     cluster.close()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Workspace
-from tests.support import namespaces
+from tests.support import lean_ray, namespaces
 
 NODE_RESOURCES: dict[str, Any] = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H200": 1}}
 SWEEP = ["workload=probe", "hardware=h200", "gpus=2", "finals.top=0", "search=random", "seed=3", "progress=never"]
@@ -152,9 +152,10 @@ class RayNode:
             self.process.wait()
 
 
-def ray_start_command(cluster: Cluster, *arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={cluster.address}", "--block"]
-    return [*command, "--num-cpus=2", "--num-gpus=2", '--resources={"accelerator_type:H200": 1}', *arguments]
+def joining(cluster: Cluster, *arguments: str) -> list[str]:
+    """Return the arguments of `ray start` for a node of this cluster."""
+    sizes = ["--num-cpus=2", "--num-gpus=2", '--resources={"accelerator_type:H200": 1}']
+    return [f"--address={cluster.address}", "--block", *sizes, *arguments]
 
 
 class RemoteNode(RayNode):
@@ -178,8 +179,8 @@ class RemoteNode(RayNode):
             if subprocess.run(["ip", *arguments.split()], capture_output=True).returncode:
                 self.close()
                 pytest.skip("a network namespace needs root and iproute2")
-        ray_start = ray_start_command(cluster, f"--node-ip-address={subnet}.2")
-        self.command = ["ip", "netns", "exec", self._namespace, *ray_start]
+        arguments = joining(cluster, f"--node-ip-address={subnet}.2")
+        self.command = ["ip", "netns", "exec", self._namespace, *lean_ray.command(*arguments)]
         self.start()
 
     def cut_off(self) -> None:
@@ -197,7 +198,10 @@ class RemoteNode(RayNode):
 
 
 class BareNode(RayNode):
-    """A node on which these folders are empty, in a mount namespace of its own and started in another folder."""
+    """A node on which these folders are empty, in a mount namespace of its own and started in another folder.
+
+    It runs Ray's own command, since it does not have this checkout.
+    """
 
     def __init__(self, cluster: Cluster, hidden: Sequence[Path], folder: Path) -> None:
         if os.geteuid() != 0:
@@ -205,7 +209,7 @@ class BareNode(RayNode):
         mounts = "".join(f"mount -t tmpfs none {shlex.quote(str(path))} && " for path in hidden)
         in_folder = ["env", f"--chdir={folder}", "--unset=PYTHONPATH"]
         self.command = ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh", *in_folder]
-        self.command += ray_start_command(cluster)
+        self.command += [sys.executable, "-m", "ray.scripts.scripts", "start", *joining(cluster)]
         self.start()
 
     def pids(self) -> list[int]:
@@ -233,7 +237,7 @@ class LowMemoryNode(RayNode):
         # Ray reads its limit where the limit of the whole machine is.
         mount = f'unshare --mount sh -c \'mount --bind {self._cgroup} /sys/fs/cgroup/memory && exec "$@"\' sh "$@"'
         limited = ["sh", "-c", f"echo $$ > {self._cgroup}/cgroup.procs; exec {mount}", "sh"]
-        self.command = [*limited, *ray_start_command(cluster, "--object-store-memory=80000000")]
+        self.command = [*limited, *lean_ray.command(*joining(cluster, "--object-store-memory=80000000"))]
         self.start()
 
     def pids(self) -> list[int]:

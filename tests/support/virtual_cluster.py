@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from tests.conftest import CommandResult, Workspace, environment
+from tests.support import lean_ray
 from tests.support.virtual_network import Network, Node, send_signal
 
 HEAD_PORT = 6379
 GPUS = 2  # of each node with devices; Ray only counts them
 START_TIMEOUT_S = 120.0
 STARTED = "Ray runtime started."  # what `ray start` prints once the node is registered
-# `ray start` without the processes that a sweep does not use; they cost a node 3 s of CPU time.
-RAY = """
-import sys
-from ray.scripts.scripts import main
-from sweeper.execution.local_ray import without_unused_processes
-with without_unused_processes():
-    sys.exit(main())
-"""
 
 
 class Cluster:
@@ -80,13 +72,11 @@ class Cluster:
         """Start Ray on a node, and return once it is a part of the cluster."""
         node = self.nodes[name]
         sizes = ["--num-cpus=2", "--memory=8000000000", "--object-store-memory=80000000"]
-        command = [sys.executable, "-c", RAY, "start", *arguments, f"--node-ip-address={node.address}", *sizes]
         ray = node.start(
-            *command,
-            "--block",
+            *lean_ray.command(*arguments, f"--node-ip-address={node.address}", *sizes, "--block"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment(**self.variables, **variables),
+            env=environment(**self.variables, **lean_ray.VARIABLES, **variables),
         )
         watchdog = threading.Timer(START_TIMEOUT_S, ray.kill)
         watchdog.start()
