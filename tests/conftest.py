@@ -284,8 +284,9 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
+    shutil.copy(empty_store, server.folder / "server.db")
     try:
         server.start()
         yield server
