@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from typing import Any
 
 import pytest
 
-# Set once in a process, to the same values by whatever test comes first: by pytest, Ray, Hydra's start, tinygrad and
-# the directories of compiled kernels.
+# Set once in a process, to the same values by whatever test comes first: by pytest, Ray, Hydra's start, tinygrad, the
+# directories of compiled kernels and torch's compiler.
 PROCESS_VARIABLES = {
     "PYTEST_CURRENT_TEST",
     "RAY_CLIENT_MODE",
@@ -25,7 +26,10 @@ PROCESS_VARIABLES = {
     "TRITON_CACHE_DIR",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
+# What torch.compile has made for a graph. The name is a digest of the source, so every test finds the same module.
+COMPILED = re.compile(r"torch\._inductor\.runtime\.compile_tasks\.c[a-z2-7]{51}|c[a-z2-7]{51}\.kernel")
 
 
 def _read_loaded(name: str, read: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -129,9 +133,11 @@ def _is_same(name: str, module: ModuleType) -> bool:
 
 
 def _is_installed(name: str, module: ModuleType | None, path: tuple[str, ...]) -> bool:
-    """Return whether a module comes from one of these folders, from Python itself, or from a compiled module."""
+    """Return whether a module comes from one of these folders, from Python itself, or from something compiled."""
     if module is None:
         return False
+    if COMPILED.fullmatch(name):
+        return True
     file = getattr(module, "__file__", None)
     if file is not None and file.startswith("/"):
         return file.startswith(path)
