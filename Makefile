@@ -53,9 +53,10 @@ check: $(STAMP)   ## ruff (lint, format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tests that share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py.
+# Three workers keep two cores busy, since the longest tests mostly wait: for Ray, for programs, for timeouts. Tests that
+# share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py.
 test: $(STAMP)    ## tests that need no GPU, about six minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
 
 soak: $(STAMP)    ## long tests, such as a sweep of 100 trials whose driver is killed 25 times
 	$(BIN)/python -m pytest -m 'soak and not gpu' --timeout=3600 $(ARGS)
