@@ -15,7 +15,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.common.trials import TrialResult, TrialStatus
 from sweeper.config.environment import process_values, without_variables
@@ -25,7 +24,8 @@ from sweeper.execution.cluster import ClusterError, summarize_ray_error
 from sweeper.execution.gang import TRIALS_PER_GANG, Environment, Gang, RunningTrial
 from sweeper.execution.gang_choice import GangsByLoad, choose_retiring, find_unserved
 from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
-from sweeper.execution.worker import Job, StepCollector
+from sweeper.execution.step_reports import StepReports
+from sweeper.execution.worker import Job
 from sweeper.search.trial import Trial
 
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up
@@ -47,9 +47,7 @@ class GangPool:
         self._failed_starts = 0
         self._start_error = ""
         self._sequence_number = 0
-        self._collector = _start_collector() if spec.reports_steps else None
-        self._by_sequence_number: dict[int, Trial] = {}
-        self._pending_reports: Any = None  # a reference to the collector's next reports
+        self._reports = StepReports() if spec.reports_steps else None
         self._backlog: deque[Trial] = deque()  # trials without a gang, such as those of a gang that failed
         self._in_flight: dict[int, Trial] = {}  # by number: thousands, which are only counted for each trial
         self._by_load = GangsByLoad()
@@ -157,12 +155,13 @@ class GangPool:
         variables = process_values(parameters)
         device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
         self._sequence_number += 1
-        if self._collector is not None:
-            self._by_sequence_number[self._sequence_number] = trial
+        if self._reports:
+            self._reports.add(self._sequence_number, trial)
+        collector = self._reports.collector if self._reports else None
         ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s)
         refs = {
             worker.run.remote(
-                Job(spec.workload, without_variables(parameters), variables, rank, spec.settings, self._collector)
+                Job(spec.workload, without_variables(parameters), variables, rank, spec.settings, collector)
             ): rank.rank
             for worker, rank in zip(gang.workers, ranks, strict=True)
         }
@@ -224,33 +223,14 @@ class GangPool:
     # ── steps of running trials ──
 
     def collect_reports(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
-        """Return the steps that were reported since the last call: trial, step, time and metrics.
-
-        Args:
-            wait: wait up to 10 s for all reports; otherwise those that have not arrived come with a later call.
-        """
-        if self._collector is None:
-            return []
-        reports = []
-        try:
-            if self._pending_reports and (wait or ray.wait([self._pending_reports], timeout=0)[0]):
-                reports, self._pending_reports = ray.get(self._pending_reports), None
-            if self._pending_reports is None:
-                self._pending_reports = self._collector.take.remote()
-            if wait:
-                reports, self._pending_reports = reports + ray.get(self._pending_reports, timeout=10), None
-        except RayError:  # the actor is gone, with the reports that it held
-            self._collector, self._pending_reports = _start_collector(), None
-        return [
-            (self._by_sequence_number[sequence_number], step, at_s, metrics)
-            for sequence_number, step, at_s, metrics in reports
-        ]
+        """Return the steps that running trials reported since the last call, as `StepReports.take` does."""
+        return self._reports.take(wait=wait) if self._reports else []
 
     def prune(self, trial: Trial) -> None:
         """Ask a running trial to end after its next step."""
         for gang in self.gangs:
-            if self._collector is not None and gang.trials and gang.trials[0].trial == trial:
-                self._collector.prune.remote(gang.trials[0].sequence_number)
+            if self._reports and gang.trials and gang.trials[0].trial == trial:
+                self._reports.prune(gang.trials[0].sequence_number)
 
     # ── gangs ──
 
@@ -303,9 +283,9 @@ class GangPool:
         for gang in self.gangs:
             kill_gang(gang)
         self.gangs, self._count, self._running = [], 0, None
-        if self._collector is not None:
-            ray.kill(self._collector, no_restart=True)
-            self._collector = None
+        if self._reports:
+            self._reports.close()
+            self._reports = None
 
     def _accept_handshakes(self, gang: Gang, arrived: set[Any]) -> None:
         """Make a gang ready once all its ranks are up; replace it if one of them does not start."""
@@ -371,9 +351,3 @@ class GangPool:
 
 def _has_capacity(gang: Gang) -> bool:
     return gang.accepts_trials and len(gang.trials) < TRIALS_PER_GANG
-
-
-def _start_collector() -> Any:
-    """Start the step collector on this node, on which the sweep depends in any case."""
-    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(StepCollector).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
