@@ -195,4 +195,4 @@ def test_the_links_of_a_page_lead_to_files(page: str) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
