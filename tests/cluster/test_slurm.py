@@ -166,3 +166,50 @@ def test_a_trial_starts_its_program_by_srun(slurm: Slurm, job: Job) -> None:
     ]
     number = slurm.submit(job.workspace.path, *sizes, *run, *others)
     assert job.end(number) == "COMPLETED", job.log(number)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_a_job_at_its_time_limit_resubmits_itself_as_often_as_it_may(slurm: Slurm, job: Job) -> None:
+    limits = ("--time=4", "--signal=B:TERM@90", "--export=ALL,SWEEPER_RESUBMIT=1")
+    number = job.submit(f"gpus={GPUS}", "budget.trials=400", "space.sleep_s=1.0", options=limits)
+    wait_for(job.lines, timeout_s=120)
+    wait_for(lambda: "resubmitted, restart 1 of at most 1" in job.log(number), timeout_s=360)
+    before = len(job.lines())
+    wait_for(lambda: slurm.details_of(number)["Restarts"] == "1", timeout_s=60)
+    assert slurm.await_state(number, *ENDED, timeout_s=600) == "FAILED", job.log(number)
+    assert "not resubmitted: SWEEPER_RESUBMIT=1, and the job was restarted 1 times" in job.log(number)
+    assert "resumed" in job.log(number) and len(job.lines()) > before > 0
+    assert set(Counter(job.lines()).values()) == {1}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["ends", "fails", "is cancelled"])
+def test_a_job_is_not_resubmitted_that(slurm: Slurm, job: Job, how: str) -> None:
+    """It would be at its time limit."""
+    trials = "budget.trials=400" if how == "is cancelled" else "budget.trials=2"
+    behaviour = "space.behaviour=raise" if how == "fails" else "space.sleep_s=1.0"
+    options = ("--export=ALL,SWEEPER_RESUBMIT=3",)
+    number = job.submit(f"gpus={GPUS}", trials, behaviour, "trial.grace_s=1", options=options)
+    if how == "is cancelled":
+        wait_for(lambda: len(job.lines()) >= 2 * GPUS, timeout_s=120)
+        slurm.command("scancel", number)
+    expected = {"ends": "COMPLETED", "fails": "FAILED", "is cancelled": "CANCELLED"}[how]
+    assert job.end(number) == expected, job.log(number)
+    wait_for(lambda: number not in slurm.command("squeue", "--noheader", "--format=%i").split(), timeout_s=120)
+    assert job.end(number) == expected and slurm.details_of(number)["Restarts"] == "0"
+    assert "sweep.sbatch: stopped before" not in job.log(number)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_two_starts_in_one_job_run_one_after_the_other(slurm: Slurm, job: Job) -> None:
+    overrides = [*PROBE, f"gpus={GPUS}", "budget.trials=4", "space.sleep_s=0.5"]
+    starts = [shlex.join(["bash", SCRIPT, *overrides, f"name={name}"]) for name in ("first", "second")]
+    options = ["--nodes=2", f"--gpus-per-node={GPUS}", "--exclusive", f"--output={job.workspace.path}/sweeper-%j.log"]
+    number = slurm.submit(job.workspace.path, *options, f"--wrap={starts[0]} & {starts[1]} & wait")
+    assert slurm.await_state(number, *ENDED, timeout_s=400) == "COMPLETED", job.log(number)
+    assert f"waits until the other start in job {number} has ended" in job.log(number)
+    assert len(job.workspace.sweeps) == 2 and job.workspace.outcomes() == {"complete": 8}
+    assert not list(slurm.folder.glob(f".sweeper-{number}-*"))
