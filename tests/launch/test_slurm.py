@@ -24,6 +24,7 @@ from tests.support.virtual_network import missing_reason
 from tests.support.virtual_slurm import missing_slurm
 
 SCRIPT = REPOSITORY / "launch" / "slurm" / "sweep.sbatch"
+JOB_ID = str(os.getpid())  # starts in one job wait for each other, and other tests may run at the same time
 
 # Run the step on every requested node, one core each; forward SIGTERM to all.
 SRUN = """#!{python}
@@ -69,7 +70,7 @@ class Job:
         self.env = environment(
             PATH=f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             HOME=str(self.home),
-            SLURM_JOB_ID="4711",
+            SLURM_JOB_ID=JOB_ID,
             SLURM_JOB_NUM_NODES="2",
             SLURM_JOB_NODELIST="node[1-2]",
             SWEEPER_TEST=self.mark,
@@ -103,6 +104,7 @@ def job(workspace: Workspace) -> Iterator[Job]:
     yield job
     for folder in (workspace.path / "bin" / "srun.folders").read_text().splitlines():
         shutil.rmtree(folder, ignore_errors=True)  # Ray's logs, which a job leaves on its nodes
+    Path(f"/tmp/sweeper-{JOB_ID}-{os.geteuid()}.lock").unlink()
 
 
 @pytest.mark.skipif(not (missing_slurm() or missing_reason()), reason="Slurm is here: tests/cluster/test_slurm.py")
@@ -113,7 +115,7 @@ def test_a_job_runs_on_all_its_nodes_and_leaves_no_process(job: Job) -> None:
     arguments = [*PROBE, "hardware=mi300x", "gpus=2", "search=random", "budget.trials=4", f"space.ledger={job.ledger}"]
     process = job.start(*arguments)
     try:
-        (state,) = wait_for(lambda: list(job.home.glob(".sweeper-4711-*")))
+        (state,) = wait_for(lambda: list(job.home.glob(f".sweeper-{JOB_ID}-*")))
         token = wait_for(lambda: (state / "token").exists() and (state / "token").read_text().strip())
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
         assert stat.S_IMODE((state / "token").stat().st_mode) == 0o600
@@ -155,6 +157,14 @@ def test_a_stopped_job_ends_cleanly_and_continues_when_requeued(job: Job) -> Non
     result = job.end(job.start(*arguments))
     assert result.code == 0 and "8 complete" in result.out, result.err
     assert job.ran() == after
+
+
+def test_a_number_of_resubmissions_that_is_none_is_refused(workspace: Workspace) -> None:
+    job = Job(workspace)
+    job.env["SWEEPER_RESUBMIT"] = "yes"
+    result = job.end(job.start(*PROBE))
+    assert result.code == 2 and "SWEEPER_RESUBMIT=yes: allowed is how often a job may be restarted" in result.err
+    assert not list(job.home.iterdir())
 
 
 def test_a_head_that_does_not_start_gives_a_message(job: Job) -> None:
