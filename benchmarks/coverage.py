@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
-from sweeper.common.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+from sweeper.common.intervals import estimate_correlation, interval_of_steps
+from sweeper.common.metric_labels import TOO_FEW
 from sweeper.common.runs import EXIT_CODES, Gate, Verdict
 from sweeper.report.best import MeasuredValue
 from sweeper.report.verdict import judge

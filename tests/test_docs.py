@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.metrics import DISPLAY, derive
+from sweeper.common.metric_labels import DISPLAY
+from sweeper.common.metrics import derive
 from sweeper.config.resolution import CONF
 from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
 from workloads.api.contract import Energy, Measurement

@@ -31,8 +31,9 @@ from sweeper.common.errors import UserInputError
 from sweeper.common.trials import TrialRecord
 from sweeper.folders.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
 from sweeper.search.front import Front
+from sweeper.ui.drawing import terminal_width
 from sweeper.ui.format import count
-from sweeper.ui.tables import draw_front, terminal_width
+from sweeper.ui.tables import draw_front
 
 VERSIONS = ("torch", "cuda", "hip", "driver", "program")  # of what a measured process reports
 

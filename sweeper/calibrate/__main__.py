@@ -38,7 +38,7 @@ from sweeper.config.schema import Hardware
 from sweeper.execution import environment
 from sweeper.planning.calibration import FOLDER, Calibration, CalibrationFile, device_key, write_calibration, write_yaml
 from sweeper.planning.clusters import build_device, default_topology
-from sweeper.ui.tables import terminal_width
+from sweeper.ui.drawing import terminal_width
 from workloads.planner.cluster import Cluster, Device
 
 KEYS = ("hardware", "dir", "cluster.address", "cluster.insecure")

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from sweeper.calibrate.figures import PLANNER_KERNELS, Row, bus_gb_s, figure_of
 from sweeper.planning.calibration import Calibration, Figure
+from sweeper.ui.drawing import draw, terminal_width
 from sweeper.ui.format import format_number
-from sweeper.ui.tables import draw, terminal_width
 from workloads.planner.attention import attention_rates
 from workloads.planner.cluster import Cluster, Device, Topology
 from workloads.planner.collectives import LINK_SHARE, Group, bandwidth_gb_s

@@ -7,8 +7,10 @@ other dominates. Layer 0 is the front, layer 1 the front of what remains without
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def dominates(losses: Sequence[float], others: Sequence[float]) -> bool:
@@ -29,6 +31,8 @@ def find_layers(losses: Sequence[Sequence[float]]) -> list[int]:
     first layer without a point that dominates it, which bisection finds: a point of a layer is dominated by one of
     each layer before (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search).
     """
+    import numpy as np  # takes 0.1 s: every command imports this module, and few have several losses
+
     points = np.array(losses, dtype=float)
     assigned = [0] * len(points)
     layers: list[list[np.ndarray]] = []

@@ -13,17 +13,12 @@ often the intervals hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from workloads.api.derived import find_source
-
-MIN_STEPS = 5
-TOO_FEW = f"fewer than {MIN_STEPS} steps"
-TOO_SHORT = "correlated, too short"
+from sweeper.common.metric_labels import MIN_STEPS
 
 Z = 1.959964  # of a normal distribution: 95% lie within
 LEVEL = 0.95
@@ -67,14 +62,6 @@ class Correlation:
     time_steps: float = 1.0
     degrees_of_freedom: float = math.inf
     is_too_short: bool = False
-
-
-def missing_reason(metrics: Mapping[str, float], name: str) -> str:
-    """Return why the metric `name` has no 95% interval; empty if it has one or is not derived from steps."""
-    source = find_source(name)
-    if source is None or "energy" in source or f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
-        return ""  # the energy is one reading for all steps
-    return TOO_FEW if metrics["steps"] < MIN_STEPS else TOO_SHORT
 
 
 def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlation | None = None) -> Interval | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeper.common.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
 from sweeper.common.errors import UserInputError, nearest
-from sweeper.common.metrics import DISPLAY
+from sweeper.common.metric_labels import DISPLAY
 from sweeper.config.schema import Config
 
 

@@ -30,8 +30,8 @@ from sweeper.common.metrics import unit_of
 from sweeper.folders.stored import StoredSweep, find_sweep, find_sweeps
 from sweeper.list.deletion import delete
 from sweeper.list.follow import follow
+from sweeper.ui.drawing import draw, terminal_width
 from sweeper.ui.format import count, format_number
-from sweeper.ui.tables import draw, terminal_width
 
 HEADING = ["sweep", "state", "best", "size", "age"]
 MIN_COLUMNS = 2  # the name and the state are shown in any terminal

@@ -16,7 +16,7 @@ from sweeper.plan.text import (
     parts_table,
     tail_lines,
 )
-from sweeper.ui.tables import draw, terminal_width
+from sweeper.ui.drawing import draw, terminal_width
 from workloads.planner.bands import find_band
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.errors import UserInputError
-from sweeper.common.metrics import DISPLAY
+from sweeper.common.metric_labels import DISPLAY
 from sweeper.common.trials import TrialRecord
 from sweeper.config.keys import UNITS
 from sweeper.folders.stored import StoredSweep

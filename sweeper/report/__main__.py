@@ -44,7 +44,7 @@ from sweeper.common.errors import UserInputError, suggest
 from sweeper.planning import ceilings
 from sweeper.report import leaderboard
 from sweeper.tracking.mlflow_store import check_uri, default_uri
-from sweeper.ui.tables import draw, terminal_width
+from sweeper.ui.drawing import draw, terminal_width
 
 if TYPE_CHECKING:
     from sweeper.report.fronts import SweepFront

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweeper.common.intervals import MIN_STEPS, interval_of_steps
+from sweeper.common.intervals import interval_of_steps
+from sweeper.common.metric_labels import MIN_STEPS
 from sweeper.report.best import find_speed_metric, read_work, select_complete
 from sweeper.ui.format import format_number, format_point
 

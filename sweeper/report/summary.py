@@ -11,7 +11,7 @@ import pandas as pd
 
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.energy_metrics import COST, Prices, cost_metrics
-from sweeper.common.intervals import missing_reason
+from sweeper.common.metric_labels import missing_reason
 from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report import imported, published
 from sweeper.report.best import (

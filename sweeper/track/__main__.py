@@ -142,7 +142,7 @@ def show_history(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from sweeper.track import history, overview
-    from sweeper.ui.tables import draw, terminal_width
+    from sweeper.ui.drawing import draw, terminal_width
 
     table = overview.build_table(history.read(args.file))
     console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sweeper.common.metrics import DISPLAY
+from sweeper.common.metric_labels import DISPLAY
 from sweeper.common.trials import TrialRecord
 from sweeper.ui.colours import COLOURS
 from sweeper.ui.format import format_point

@@ -18,8 +18,9 @@ from sweeper.planning.cost_model import CostEstimates, Projection
 from sweeper.planning.plan import Plan
 from sweeper.planning.preview import first_point, preview
 from sweeper.ui import duration
+from sweeper.ui.drawing import draw, terminal_width
 from sweeper.ui.format import count, format_number, format_point
-from sweeper.ui.tables import csv_of, draw, format_counts, terminal_width
+from sweeper.ui.tables import csv_of, format_counts
 from workloads.planner.bands import bands
 
 SHOWN_CANDIDATES = 20

@@ -18,7 +18,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 
-from sweeper.common.metrics import DISPLAY
+from sweeper.common.metric_labels import DISPLAY
 from sweeper.common.trials import TrialRecord
 from sweeper.ui.front_plot import FrontPlot, build_figure, draw_image
 

@@ -18,6 +18,7 @@ from sweeper.planning import corrections
 from sweeper.search.finals import DEFAULT_FINALISTS
 from sweeper.search.front import Front, select_finalists
 from sweeper.ui import per_gpu, tables
+from sweeper.ui.drawing import draw, terminal_width
 from sweeper.ui.format import TIE, count, format_duration, format_number, format_point
 from sweeper.ui.results import Results
 from workloads.api.secrets import mask
@@ -156,7 +157,7 @@ class Summary:
         """
         # Written in one piece at the end: rich ends the process itself if a pipe is closed early.
         text = io.StringIO()
-        width = tables.terminal_width()
+        width = terminal_width()
         out = Console(file=text, width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
         out.print(f"\n{self.title}: {tables.format_counts(self.results.counts)}")
         self._print_trials(out, is_exhausted)
@@ -198,7 +199,7 @@ class Summary:
         if results.finalists:
             heading, cells = tables.finalist_rows(results.finalists, results.objective)
             out.print(f"finals   {self.verdict()}")
-            out.print(tables.draw(heading, cells, len(heading) - 5, out.width))  # intervals if there is room
+            out.print(draw(heading, cells, len(heading) - 5, out.width))  # intervals if there is room
         if results.front:
             out.print(f"front    {self.verdict()}")
             if results.front.certified:

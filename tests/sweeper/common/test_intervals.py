@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from benchmarks.coverage import measure_coverage
 from benchmarks.noise import KINDS
 from sweeper.common.intervals import (
-    TOO_FEW,
-    TOO_SHORT,
     Interval,
     estimate_correlation,
     interval_of_steps,
-    missing_reason,
     ratio_interval,
 )
+from sweeper.common.metric_labels import TOO_FEW, TOO_SHORT, missing_reason
 from sweeper.common.metrics import derive
 from workloads.api.contract import Measurement
 

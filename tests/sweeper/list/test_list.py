@@ -22,7 +22,7 @@ from sweeper.list.__main__ import AGES_S as AGES
 from sweeper.list.__main__ import HEADING, MIN_COLUMNS, describe_row, format_amount, make_parser, run
 from sweeper.list.deletion import delete
 from sweeper.list.follow import Follower, follow
-from sweeper.ui.tables import draw
+from sweeper.ui.drawing import draw
 from tests.conftest import Workspace, wait_for
 from tests.sweeper.conftest import FinishedSweep
 

@@ -9,7 +9,8 @@ import math
 import pytest
 from rich.console import Console
 
-from sweeper.ui.tables import draw, trial_rows, trials_csv
+from sweeper.ui.drawing import draw
+from sweeper.ui.tables import trial_rows, trials_csv
 from tests.support.factories import trial_record
 
 HEADING = ["trial", "k", "rate TFLOP/s", "95% from", "to", "step ms"]
