@@ -11,7 +11,7 @@ from sweeper.plan.problem import Problem, build_problem
 from sweeper.plan.request import PlanRequest
 from workloads.planner.estimate import JobEstimate
 from workloads.planner.job import Job
-from workloads.planner.memory import stage_memories
+from workloads.planner.memory import peak_memory_gib
 from workloads.planner.offers import OFFERS, fixed_by
 from workloads.planner.questions import Comparison, TrainingRun, alternatives, compare, training_run
 from workloads.planner.rules import find_violation
@@ -28,7 +28,7 @@ ESTIMATOR = Estimator(
     estimate=estimate_job,
     step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
     bound_s=step_bound_s,
-    memory=lambda job, cluster: stage_memories(Setting(job, cluster)),
+    memory_gib=lambda job, cluster: peak_memory_gib(Setting(job, cluster)),
 )
 
 

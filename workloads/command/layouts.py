@@ -13,7 +13,7 @@ from workloads.llama.shapes import MODELS
 from workloads.planner.bands import bands
 from workloads.planner.cluster import Cluster
 from workloads.planner.job import Job, State, TrainingLayout
-from workloads.planner.memory import stage_memories
+from workloads.planner.memory import peak_memory_gib
 from workloads.planner.offers import OFFERS, find_unsupported
 from workloads.planner.precisions import PRECISIONS
 from workloads.planner.rules import DEGREES, find_violation
@@ -50,7 +50,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
         return Estimate(reason, "pp divides the layers", description=description)
     memory = {}
     if settings.trainer:
-        memory_gib = max(stage.total_gib for stage in stage_memories(Setting(job, cluster)))
+        memory_gib = peak_memory_gib(Setting(job, cluster))
         memory = {"memory_gib": memory_gib}
         least_gib = memory_gib * (1 - bands()["memory"].error_share)
         if machine.memory_gib is not None and least_gib > machine.memory_gib:

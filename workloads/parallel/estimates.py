@@ -5,7 +5,7 @@ from __future__ import annotations
 from workloads.api.contract import Machine
 from workloads.parallel.layout import Layout, Setting, uses_fsdp
 from workloads.planner.job import Job, TrainingLayout
-from workloads.planner.memory import stage_memories
+from workloads.planner.memory import peak_memory_gib
 from workloads.planner.precisions import find_precision
 from workloads.planner.setting import Setting as PlannerSetting
 from workloads.planner.sizes import model_flops_per_token
@@ -41,8 +41,7 @@ def build_job(layout: Layout, setting: Setting) -> Job:
 
 def estimate_memory_gib(layout: Layout, setting: Setting, machine: Machine) -> float:
     """Estimate the memory of the pipeline rank that needs the most, as the driver reports it."""
-    stages = stage_memories(PlannerSetting(build_job(layout, setting), machine.cluster))
-    return max(stage.total_gib for stage in stages)
+    return peak_memory_gib(PlannerSetting(build_job(layout, setting), machine.cluster))
 
 
 def estimate_speed(layout: Layout, setting: Setting, machine: Machine) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workloads.planner import own_memory
 from workloads.planner.estimate import StageMemory
 from workloads.planner.own_memory import GIB, LOSS_CHUNK_TOKENS, RUNTIME_GIB
-from workloads.planner.pipeline import RankLayers, head_rank, in_flight, rank_layers
+from workloads.planner.pipeline import RankLayers, head_rank, in_flight, peak_ranks, rank_layers
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import has_experts, head_weights, layer_kinds
 from workloads.planner.weights import Weights, block_gpu_weights, divided_weights, rank_weights
@@ -24,18 +25,24 @@ class _Activations:
     loss: float
 
 
-def stage_memories(setting: Setting) -> tuple[StageMemory, ...]:
-    """Return the memory of each pipeline rank."""
+def peak_memory_gib(setting: Setting) -> float:
+    """Return the GiB of the pipeline rank that needs the most, the same as the largest of `stage_memories`."""
+    return max(stage.total_gib for stage in stage_memories(setting, peak_ranks(setting.model, setting.layout)))
+
+
+def stage_memories(setting: Setting, ranks: Sequence[int] | None = None) -> tuple[StageMemory, ...]:
+    """Return the memory of each pipeline rank, or of some ranks."""
+    layers = rank_layers(setting.model, setting.layout)
+    ranks = range(len(layers)) if ranks is None else ranks
     if own_memory.is_own(setting):
-        return own_memory.stage_memories(setting)
+        return own_memory.stage_memories(setting, [(rank, layers[rank]) for rank in ranks])
     kinds = layer_kinds(setting.model).values()
     activations = _Activations(
         saved={layer: saved_bytes(setting, layer) for layer in kinds},
         block=max(_recomputation_bytes(setting, layer) for layer in kinds),
         loss=_loss_bytes(setting),
     )
-    ranks = rank_layers(setting.model, setting.layout)
-    return tuple(_stage_memory(setting, rank, layers, activations) for rank, layers in enumerate(ranks))
+    return tuple(_stage_memory(setting, rank, layers[rank], activations) for rank in ranks)
 
 
 def _stage_memory(

@@ -6,10 +6,11 @@ gathered weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workloads.planner.estimate import StageMemory
-from workloads.planner.pipeline import RankLayers, head_rank, in_flight, rank_layers
+from workloads.planner.pipeline import RankLayers, head_rank, in_flight
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import head_weights
 from workloads.planner.weights import block_gpu_weights
@@ -35,11 +36,11 @@ def is_own(setting: Setting) -> bool:
     )
 
 
-def stage_memories(setting: Setting) -> tuple[StageMemory, ...]:
-    """Return the memory of each pipeline rank at its peak."""
-    ranks = [
-        _RankSizes.of(setting, rank, layers) for rank, layers in enumerate(rank_layers(setting.model, setting.layout))
-    ]
+def stage_memories(
+    setting: Setting, ranks_layers: Iterable[tuple[int, tuple[RankLayers, ...]]]
+) -> tuple[StageMemory, ...]:
+    """Return the memory of pipeline ranks with these layers at its peak."""
+    ranks = [_RankSizes.of(setting, rank, layers) for rank, layers in ranks_layers]
     return tuple(max(_at_start(setting, rank), _at_end(setting, rank), key=lambda m: m.total_gib) for rank in ranks)
 
 

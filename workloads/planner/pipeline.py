@@ -40,6 +40,21 @@ def rank_layers(model: Model, layout: TrainingLayout) -> tuple[tuple[RankLayers,
     return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
 
 
+def peak_ranks(model: Model, layout: TrainingLayout) -> Sequence[int]:
+    """Return ranks of which one needs the most memory.
+
+    They are those with the embedding or the head, and of others with the same layers the first one: no rank holds the
+    activations of more micro-batches than a rank before it (`in_flight`).
+    """
+    return _peak_ranks(rank_layers(model, layout), head_rank(layout))
+
+
+@cache
+def _peak_ranks(ranks: tuple[tuple[RankLayers, ...], ...], head: int) -> Sequence[int]:
+    firsts = {layers: rank for rank, layers in reversed(list(enumerate(ranks))) if rank not in (0, head)}
+    return sorted({0, head, *firsts.values()})
+
+
 @cache
 def _rank_layers(
     model: Model, pp: int, stages: int, is_folded: bool, sizes: tuple[int, ...] | None

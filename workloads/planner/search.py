@@ -11,7 +11,7 @@ from typing import Any
 
 from workloads.planner.cluster import Cluster
 from workloads.planner.enumeration import Family, list_families
-from workloads.planner.estimate import JobEstimate, StageMemory
+from workloads.planner.estimate import JobEstimate
 from workloads.planner.job import Job, TrainingLayout
 
 USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
@@ -26,13 +26,13 @@ class Estimator:
         step_s: seconds of a step, the same as in `estimate`.
         bound_s: seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states,
             and however these are resharded. Not less for a later one of the ways of checkpointing.
-        memory: of each pipeline rank, the same as in `estimate`.
+        memory_gib: of the pipeline rank that needs the most, the same as in `estimate`.
     """
 
     estimate: Callable[[Job, Cluster], JobEstimate]
     step_s: Callable[[Job, Cluster], float]
     bound_s: Callable[[Job, Cluster], float]
-    memory: Callable[[Job, Cluster], tuple[StageMemory, ...]]
+    memory_gib: Callable[[Job, Cluster], float]
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,11 @@ class _Search:
         failed = self._without_room.setdefault(_list_other_choices(layout), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
             self.too_large += 1
-        elif (step_s := self._estimator.step_s(self._job_with(layout), self._cluster)) >= self._slowest_s:
+            return
+        job = self._job_with(layout)
+        if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
             self.slower += 1
-        elif self._memory_gib(layout) > self._limit_gib:
+        elif self._memory_gib(job) > self._limit_gib:
             failed.append((layout.micro_batch, layout.dp_shard))
             self.too_large += 1
         else:
@@ -142,10 +144,10 @@ class _Search:
         """Return the layout with its estimate."""
         return Candidate(layout, self._estimator.estimate(self._job_with(layout), self._cluster))
 
-    def _memory_gib(self, layout: TrainingLayout) -> float:
-        memory_gib = max(stage.total_gib for stage in self._estimator.memory(self._job_with(layout), self._cluster))
+    def _memory_gib(self, job: Job) -> float:
+        memory_gib = self._estimator.memory_gib(job, self._cluster)
         if memory_gib < self._smallest_gib:
-            self.smallest, self._smallest_gib = layout, memory_gib
+            self.smallest, self._smallest_gib = job.layout, memory_gib
         return memory_gib
 
     def _job_with(self, layout: TrainingLayout) -> Job:

@@ -11,8 +11,10 @@ from sweeper.config.topologies import known_topologies
 from tests.support.planner_estimates import H100
 from workloads.planner.cluster import Cluster, Device, Topology
 from workloads.planner.job import Job, TrainingLayout
+from workloads.planner.memory import peak_memory_gib, stage_memories
 from workloads.planner.models import known_models
 from workloads.planner.rules import find_violation
+from workloads.planner.setting import Setting
 from workloads.planner.step import estimate_job, step_bound_s
 from workloads.planner.trainers import TRAINERS
 
@@ -76,6 +78,16 @@ def test_parts_are_never_negative_and_the_mfu_is_below_one(pair: tuple[Job, Clus
     assert all(gib >= 0 for stage in estimate.stages for gib in vars(stage).values())
     assert estimate.mfu is not None and 0 < estimate.mfu < 1
     assert step_bound_s(*pair) <= estimate.step.total_s * (1 + 1e-9)
+
+
+@settings(SETTINGS, max_examples=30)
+@given(jobs())
+def test_the_largest_of_all_ranks_is_found_without_the_others(pair: tuple[Job, Cluster]) -> None:
+    job, cluster = pair
+    others = ("zero_bubble", "zbv") if job.layout.stages_per_rank == 2 else ()
+    for schedule in (job.layout.schedule, *others):
+        setting = Setting(replace(job, layout=replace(job.layout, schedule=schedule)), cluster)
+        assert peak_memory_gib(setting) == max(stage.total_gib for stage in stage_memories(setting))
 
 
 @settings(SETTINGS, max_examples=30)

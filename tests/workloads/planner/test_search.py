@@ -47,7 +47,7 @@ def estimator(estimate: Callable[[Job, Cluster], JobEstimate]) -> Estimator:
         estimate=estimate,
         step_s=lambda job, cluster: estimate(job, cluster).step.total_s,
         bound_s=bound_s,
-        memory=lambda job, cluster: estimate(job, cluster).stages,
+        memory_gib=lambda job, cluster: estimate(job, cluster).memory.total_gib,
     )
 
 

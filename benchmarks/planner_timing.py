@@ -1,0 +1,50 @@
+"""Measure how many CPU seconds plans take, start-up included.
+
+    python benchmarks/planner_timing.py [--gpus 64 512 4096]
+
+`python -m sweeper.plan` searches all layouts of Llama 3 70B for the fastest ones; `plan=true` lists those of the space
+of `workload=parallel`. CPU seconds are those of the user and the system, of one process; other processes on the machine
+make them longer too, since hyperthreads and caches are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+COMMANDS = {
+    "sweeper.plan": ("-m", "sweeper.plan", "model=llama3_70b", "hardware=h100", "trainer=torchtitan"),
+    "plan=true": ("-m", "sweeper", "workload=parallel", "model=llama3_70b", "hardware=h100", "plan=true"),
+}
+
+
+def cpu_seconds(words: Sequence[str], folder: str) -> float:
+    """Return the CPU seconds of a command.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, *words], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[64, 512, 4096])
+    with tempfile.TemporaryDirectory() as folder:
+        for gpus in parser.parse_args().gpus:
+            for name, words in COMMANDS.items():
+                print(f"{name:14} {gpus:5} GPUs: {cpu_seconds([*words, f'gpus={gpus}'], folder):.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
