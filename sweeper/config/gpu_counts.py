@@ -19,12 +19,13 @@ MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")
 
 def apply_gpu_count(resolved: ResolvedConfig, gpus: int) -> ResolvedConfig:
     """Return the configuration with the values that this number of GPUs gives."""
-    return resolved.with_space({name: _apply(entry, gpus) for name, entry in resolved.config.space.items()})
+    return resolved.with_space({name: apply_to_entry(entry, gpus) for name, entry in resolved.config.space.items()})
 
 
-def _apply(entry: Any, gpus: int) -> Any:
+def apply_to_entry(entry: Any, gpus: int) -> Any:
+    """Return an entry of a space with what this number of GPUs gives."""
     if isinstance(entry, Mapping):
-        return {name: _apply(value, gpus) for name, value in entry.items()}
+        return {name: apply_to_entry(value, gpus) for name, value in entry.items()}
     if entry == DIVISORS:
         return list(divisors(gpus))
     if isinstance(entry, str) and (multiple := MULTIPLE.fullmatch(entry)):

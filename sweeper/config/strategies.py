@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from sweeper.common.errors import UserInputError, suggest
 from sweeper.config import space as spaces
+from sweeper.config.gpu_counts import apply_to_entry
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import CONF, ResolvedConfig
 from sweeper.config.validation import build
@@ -34,11 +35,12 @@ def read_strategies() -> dict[str, list[Strategy]]:
     return {name: [build(Strategy, row, f"{name}.") for row in rows] for name, rows in rows_by_name.items()}
 
 
-def apply_strategy(resolved: ResolvedConfig, target: Target) -> ResolvedConfig:
-    """Return the configuration with the layout that its strategy has for this vendor and model.
+def apply_strategy(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
+    """Return the configuration with the layout that its strategy has for this vendor, model and number of GPUs.
 
     Raises:
-        UserInputError: for an unknown strategy, or one without a row for them.
+        UserInputError: for an unknown strategy, one without a row for them, or a number of GPUs that its degrees do not
+            divide.
     """
     name = resolved.config.workload.strategy
     if name is None:
@@ -55,5 +57,21 @@ def apply_strategy(resolved: ResolvedConfig, target: Target) -> ResolvedConfig:
         models = ", ".join(sorted({row.model for row in strategies[name] if row.vendor == vendor}))
         raise UserInputError(f"workload.strategy={name}: no layout for model {model} on {vendor}. Available: {models}")
     parameters = {field.name for field in fields(resolved.workload.Parameters)}
-    layout = {**DEFAULTS, **row.space}
+    layout = {**DEFAULTS, **layout_on(gpus, name, row)}
     return resolved.with_space({name: value for name, value in layout.items() if name in parameters})
+
+
+def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
+    """Return the values of a row on so many GPUs: those that tp and pp leave are sharded data parallel.
+
+    Raises:
+        UserInputError: tp and pp do not divide the number of GPUs.
+    """
+    divided = row.space["tp"] * row.space["pp"]
+    if gpus % divided:
+        raise UserInputError(
+            f"gpus={gpus}: workload.strategy={name} has tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on "
+            f"{row.vendor}. Allowed: multiples of {divided}"
+        )
+    values = {key: apply_to_entry(value, gpus) for key, value in row.space.items()}
+    return {**values, "dp_shard": gpus // divided}

@@ -137,7 +137,7 @@ def build_plan(
     projection_nodes = space_checks.read_projection_nodes(resolved)
     _check_pruner(resolved)
     target, gpus = _select_devices(resolved, nodes)
-    resolved = apply_strategy(apply_gpu_count(resolved, gpus), target)
+    resolved = apply_strategy(apply_gpu_count(resolved, gpus), target, gpus)
     space, excluded = space_checks.read_space(resolved, target.hardware.kind, target.architecture)
     space, variable_sources = apply_defaults(space, target)
     check_program(resolved)

@@ -404,6 +404,10 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
         (["gpus=2", "space.tp=2", "space.dp_shard=2"], "“the degrees multiply to the number of ranks”"),
         ([*(f"space.{name}=1" for name in DEGREES), "space.micro_batch=3"], "not a multiple of micro-batch 3"),
         (["gpus=2", "workload.strategy=balanced", "model=llama3_70b"], "Available: llama3_8b, qwen2_5_7b"),
+        (
+            ["gpus=12", "hardware=h100", "plan=true", "workload.strategy=memory_optimized"],
+            "gpus=12: workload.strategy=memory_optimized has tp=4 x pp=2 for llama3_8b on nvidia",
+        ),
         (["gpus=2", "hardware=h200"], "hardware=h200: not in the cluster"),
         (["gpus=2", "projection.nodes=2,x"], "projection.nodes=2,x: must be numbers of nodes"),
         (
