@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeper.common.criteria import Criteria
-from sweeper.common.trials import Remeasurement, TrialRecord
+from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.folders.stored import StoredSweep
 from sweeper.search.front import (
     MAX_POINTS,
     Front,
@@ -21,7 +24,7 @@ from sweeper.search.front import (
     measure_front,
     select_finalists,
 )
-from tests.conftest import Workspace
+from tests.conftest import Workspace, wait_for
 from tests.support.factories import trial_record
 
 CRITERIA = Criteria.of({"tokens_per_s": "maximize", "peak_device_gib": "minimize"})
@@ -156,3 +159,41 @@ def test_a_sweep_measures_its_front_again_and_marks_it_everywhere(workspace: Wor
     assert on_front and sum(row["front_share"] != "" for row in rows) == 3
     tagged = [run.data.tags["sweeper.trial"] for run in workspace.runs("trial") if run.data.tags.get("front") == "yes"]
     assert {*tagged} == on_front
+
+
+SHAPES = ("space.m=range(64,513,64)", "space.n=256", "space.k=range(64,513,64)", "space.dtype=choice(fp32,bf16)")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_sweep_with_three_objectives_goes_on_after_ctrl_c_and_kill_9(workspace: Workspace) -> None:
+    """Real products: speed, error and time. The front at the end is that of all trials, of which none ran twice."""
+    objectives = "objective=[tflops,relative_error,step_time_ms]"
+    sweep = ["workload=matmul", objectives, *SHAPES, "budget.trials=24", "finals.rounds=2", "hardware=cpu"]
+    kept: list[str] = []
+    for signum, ended in ((signal.SIGINT, 6), (signal.SIGKILL, 16)):
+        process = workspace.start(*sweep)
+        wait_for(partial(has_ended, workspace, ended), timeout_s=240)
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=120)
+        assert signum == signal.SIGKILL or "resume   " in out
+        kept = [str(record) for record in StoredSweep(workspace.sweeps[0]).records.values()]
+        assert len(kept) >= ended
+    result = workspace.run(*sweep, timeout_s=400)
+    assert result.code == 0, result.err
+    stored = StoredSweep(workspace.sweeps[0])
+    assert [str(record) for record in stored.records.values()][: len(kept)] == kept  # nothing finished is lost
+    searched = [r for r in stored.records.values() if not r.remeasurement and r.status is TrialStatus.COMPLETE]
+    assert len(searched) == 24 == len({str(record.params) for record in searched})
+    assert stored.front is not None and len(stored.front.certified) >= 3
+    assert f"front of {len(stored.front.numbers)} trial" in result.out
+    tagged = {int(run.data.tags["sweeper.trial"]) for run in workspace.runs("trial") if run.data.tags.get("front")}
+    columns = {int(run.data.tags["sweeper.trial"]) for run in workspace.runs("trial") if run.data.metrics.get("front")}
+    assert tagged == columns == set(stored.front.numbers)
+
+
+def has_ended(workspace: Workspace, trials: int) -> bool:
+    """Return whether so many trials of the only sweep have ended."""
+    if not (workspace.path / "sweeps").exists() or not workspace.sweeps:
+        return False
+    return len(StoredSweep(workspace.sweeps[0]).records) >= trials
