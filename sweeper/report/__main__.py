@@ -21,7 +21,8 @@ objectives. The other formats go to standard output.
               the threshold is excluded. 1: slower, by more than the threshold and by more than runs differ. 3: cannot
               be told; how many more runs a verdict needs. 2: there is nothing to compare
   --between-runs  standard deviation of equal runs, as a fraction. One run does not show it: 0.02 is assumed, so that
-              a loss of up to 9% cannot be told from chance. python -m sweeper.track measures it
+              a loss of up to 9% cannot be told from chance. python -m sweeper.track measures it, and compares several
+              runs: two equal sweeps alone mostly end with 3
 leaderboard   the highest matmul rates measured here (workload=matmul stores them in DIR/matmul_ceilings.json) next to
               published ones; rates with different statistics are not comparable
   --json      print what --send would send, and nothing else
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from sweeper.report.summary import Table
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
+SEVERAL_RUNS = "which python -m sweeper.track compares; --baseline takes one of each"
 MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
@@ -117,7 +119,8 @@ def compare_sweeps(args: argparse.Namespace) -> int:
         return 0
     if comparison is None:
         raise UserInputError(f"--baseline {first}: {second} has no comparable result")
-    more = f": {verdict.describe_more_runs(comparison)}" if comparison.verdict is Verdict.CANNOT_BE_TOLD else ""
+    cannot_be_told = comparison.verdict is Verdict.CANNOT_BE_TOLD
+    more = f": {verdict.describe_more_runs(comparison)}, {SEVERAL_RUNS}" if cannot_be_told else ""
     assumed = f"at a threshold of {gate.threshold:g} and {gate.between_runs:g} between runs (assumed)"
     print(f"verdict: {comparison.verdict}, {assumed}{more}")
     return EXIT_CODES[comparison.verdict]

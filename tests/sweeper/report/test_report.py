@@ -317,7 +317,7 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
     assert run_report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
     unclear = run_report(folder, "--baseline", "second", "--sweep", "first", "--between-runs", "10%")
     assert unclear.code == 3 and "verdict: cannot be told, at a threshold of 0.02 and 0.1 between runs" in unclear.out
-    assert "5 more runs and 5 more of the earlier work needed" in unclear.out
+    assert "5 more runs and 5 more of the earlier work needed, which python -m sweeper.track compares" in unclear.out
     assert run_report(folder, "--baseline", "first", "--threshold", "0").err.startswith("sweeper.report: --threshold 0")
     different_work = run_report(folder, "--baseline", "first", "--sweep", "small")
     assert different_work.code == 2 and "small has no comparable result" in different_work.err
