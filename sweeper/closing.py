@@ -16,7 +16,7 @@ from sweeper.best.files import FOLDER, build_files
 from sweeper.closing_view import build_view
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.trials import BAD, RETRIED, TrialStatus
+from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
 from sweeper.folders.description import SweepDescription, SweepEnd
 from sweeper.folders.stored import Winner, front_value, measured_value
 from sweeper.planning.plan import Plan
@@ -219,9 +219,8 @@ def retry_command(arguments: Sequence[str], results: Results) -> str:
     if not statuses:
         return ""
     # The narrowest value that has them all; infeasible trials are left alone where that is possible.
-    names = [name for name, retried in RETRIED.items() if statuses <= set(retried)]
-    has_infeasible = results.counts.get(TrialStatus.INFEASIBLE)
-    name = "failed" if names == ["all"] and has_infeasible else names[0]
+    name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
+    name = "failed" if name == "all" and has_infeasible else name
     return _change_command(arguments, {"retry": name})
 
 

@@ -8,8 +8,9 @@ short runs are 10 to 20% above those of training.
 
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on python -m sweeper.plan
 in DIR, and plans of sweeps with dir=DIR, use these rates for this hardware and say so; calibration=none leaves them
-out. Prints what each figure replaces. Rerun the same command to resume after an interruption; a rerun of a finished
-calibration measures anew.
+out. Prints what each figure replaces. Rerun the same command to resume after an interruption, and to measure again what
+failed, as where other processes held the processor; a rerun of a complete calibration measures anew. To begin anew
+before that, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from __future__ import annotations
@@ -67,9 +68,13 @@ def run(args: argparse.Namespace) -> int:
         missing = ", ".join(name for name, trials in rows.items() if not trials)
         print(f"calibration: not complete ({missing or 'interrupted'}); rerun the same command to resume")
         return code or SOME_FAILED
-    replacements = write_files(path, target, rows)
-    unfinished.unlink()
-    _print_result(path, replacements, sweeps, rows)
+    _print_result(path, write_files(path, target, rows), sweeps, rows)
+    failed = {name: len(sweep.without_result) for name, sweep in sweeps.items()}
+    if any(failed.values()):
+        counts = ", ".join(f"{number} of {name}" for name, number in failed.items() if number)
+        print(f"calibration: trials without a result: {counts}; rerun the same command to measure them again")
+    else:
+        unfinished.unlink()
     return code
 
 

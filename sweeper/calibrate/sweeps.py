@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
 from sweeper.config.hardware import Target
+from sweeper.folders.stored import StoredSweep
 
 # The products of a block of Llama 3 8B, those of training; attention with its heads, at lengths that show how its rate
 # rises. Products and attention run back to back once clocks and power have settled (`workloads.timing`).
@@ -60,6 +62,11 @@ class CalibrationSweep:
         with path.open(newline="") as lines:
             return [row for row in csv.DictReader(lines) if row["outcome"] == "complete"]
 
+    @property
+    def without_result(self) -> list[TrialStatus]:
+        """The statuses of the trials to measure again: they failed, as on a busy processor, or were lost."""
+        return [record.status for record in StoredSweep(self.folder).current_records if record.status in BAD]
+
 
 def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str]) -> dict[str, CalibrationSweep]:
     """Return the sweeps of a calibration by what they measure; collectives where there are several GPUs, or on a CPU.
@@ -76,8 +83,14 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
             words = (*words, *_group_words(target))
         sweep_name = f"{run}-{name}"
         common = (*COMMON_WORDS, f"name={sweep_name}", f"dir={directory}", *further)
-        sweeps[name] = CalibrationSweep((*words, *common), directory / "sweeps" / sweep_name)
+        sweep = CalibrationSweep((*words, *common), directory / "sweeps" / sweep_name)
+        sweeps[name] = replace(sweep, words=(*sweep.words, *_retry_words(sweep.without_result)))
     return sweeps
+
+
+def _retry_words(statuses: Sequence[TrialStatus]) -> tuple[str, ...]:
+    """Return the words by which a sweep runs the trials with these statuses again."""
+    return (f"retry={narrowest_retry(statuses)}",) if statuses else ()
 
 
 def gpus_per_node(target: Target) -> int:

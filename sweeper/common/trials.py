@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,6 +34,12 @@ RETRIED = {
     "infeasible": (TrialStatus.INFEASIBLE,),
     "all": (*BAD, TrialStatus.INFEASIBLE),
 }
+
+
+def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
+    """Return the value of the key `retry` that runs trials with all of these statuses again, and few others."""
+    return next(name for name, retried in RETRIED.items() if set(statuses) <= set(retried))
+
 
 SHARED_FIELDS = ("fixed", "work")  # of records: as a rule equal for all trials of a sweep
 

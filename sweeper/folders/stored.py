@@ -114,6 +114,12 @@ class StoredSweep:
         return {record.number: record for record in JournalTail(self.folder / JOURNAL).read()}
 
     @property
+    def current_records(self) -> list[TrialRecord]:
+        """The records that no retry has replaced."""
+        replaced = _replaced(self.records.values())
+        return [record for record in self.records.values() if record.number not in replaced]
+
+    @property
     def changed_at_s(self) -> float:
         """When the sweep last recorded something, in seconds since 1970."""
         return max((_modified_s(self.folder / name) for name in (JOURNAL, "sweep.json", "lock")), default=0.0)
@@ -146,9 +152,9 @@ class StoredSweep:
         if description is None or not description.criteria.has_front:
             return None
         ranked = rank_searched(self.records, description)
-        replaced = _replaced(self.records.values())
-        current = [record for record in self.records.values() if record.number not in replaced]
-        return measure_front(ranked, current, description.criteria, int(description.config["finals"]["top"]))
+        return measure_front(
+            ranked, self.current_records, description.criteria, int(description.config["finals"]["top"])
+        )
 
     @property
     def front_size(self) -> int:

@@ -15,6 +15,7 @@ from sweeper.calibrate.__main__ import begin_or_resume, find_target, read_words,
 from sweeper.calibrate.sweeps import GPU_WORDS, plan_sweeps
 from sweeper.calibrate.view import draw_replacements
 from sweeper.common.errors import UserInputError
+from sweeper.common.trials import TrialStatus
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target, planned_target
 from sweeper.config.schema import Hardware
@@ -22,6 +23,7 @@ from sweeper.planning.calibration import find_calibration, read_calibration
 from sweeper.planning.clusters import build_cluster
 from tests.conftest import CommandResult, environment
 from tests.support.calibrations import attention_rows, collective_rows, copy_rows, product_rows
+from tests.support.studies import ask_trial, finished, open_study
 
 
 def target(gpus: int = 1, nodes: int = 1, hardware: str = "h200") -> Target:
@@ -77,6 +79,26 @@ def test_a_calibration_that_was_interrupted_goes_on_and_a_finished_one_begins_an
     assert name.startswith("calibration-h200-2") and begin_or_resume(unfinished, "h200") == name
     unfinished.write_text("calibration-h200-20260101-000000\n")
     assert begin_or_resume(unfinished, "h200") == "calibration-h200-20260101-000000"
+
+
+def test_a_rerun_measures_again_what_has_no_result(tmp_path: Path) -> None:
+    """A trial that failed, as on a busy processor, and was measured again is not retried once more."""
+    folder = tmp_path / "sweeps" / "run-memory"
+    folder.mkdir(parents=True)
+    study = open_study(folder)
+    study.tell(finished(ask_trial(study)))
+    failed = ask_trial(study)
+    study.tell(finished(failed, TrialStatus.FAILED))
+    sweeps = plan_sweeps(target(), "run", tmp_path, [])
+    assert {name: sweep.words[-1] for name, sweep in sweeps.items() if "retry" in sweep.words[-1]} == {
+        "memory": "retry=failed"
+    }
+    study.tell(finished(ask_trial(study), TrialStatus.LOST))
+    assert plan_sweeps(target(), "run", tmp_path, [])["memory"].words[-1] == "retry=all"
+    again = open_study(folder, retry=(TrialStatus.FAILED, TrialStatus.LOST))
+    for _ in range(2):
+        again.tell(replace(finished(trial := ask_trial(again)), retry=trial.retry))
+    assert not plan_sweeps(target(), "run", tmp_path, [])["memory"].without_result
 
 
 def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replace(tmp_path: Path) -> None:
