@@ -1,12 +1,13 @@
 """Break the nodes and the network of a cluster under sweeps, and count what is lost.
 
-    python -m benchmarks.faults [--trials 300] [--faults 10] [--seed 0] [--only TEXT]     (as root, on Linux)
+    python -m benchmarks.faults [--minutes 10] [--trials 300] [--seed 0] [--kind TEXT]     (as root, on Linux)
 
 The cluster stands on this machine: a head, a driver, two workers with two counted devices each and MLflow's server,
-each with its own address, host name, `/tmp` and `/dev/shm` (`tests/support/virtual_network.py`). For each kind of fault
-one sweep of the probe runs, whose trials take a second on two devices, with `--faults` faults of that kind at
-random times, and then one sweep with all kinds in random order. Where a driver ends before its sweep does, Ray is
-started again on the nodes where it has ended, and the same command is started again.
+each with its own address, host name, `/tmp` and `/dev/shm` (`tests/support/virtual_network.py`). Without `--kind` one
+sweep of the probe runs, with trials of two seconds on two devices, under faults whose kinds, nodes and times are drawn
+at random. With `--kind` such a sweep runs for each kind whose name contains the text ("" is in all), under faults of
+this kind alone. The search ends with its trials or its minutes, whichever comes first, and the sweep must have ended
+10 minutes later. Ray is started again on nodes where it has ended, and the command where it ended early.
 
 A row gives the faults, how often the command was started, trials with an outcome, those of them that took longer than
 their limit of 40 s because no answer arrived, trials without an outcome (lost), with several (doubled), ranks that
@@ -22,54 +23,53 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.cluster_faults import FAULTS, Fault, FaultySweep, World
+from tests.support.cluster_faults import FAULTS, World, draw_faults
+from tests.support.faulty_sweep import FaultySweep
 from tests.support.virtual_network import missing_reason
 
-PAUSE_S = (10.0, 40.0)  # between faults
-LIMIT_S = 3600.0
+TRIAL_S = 2.0
+PAUSE_S = (5.0, 20.0)  # between faults
+BOUND_S = 600.0  # after the minutes of the search, for what is in flight, a restart of Ray and the report
 COLUMNS = ["fault", "faults", "starts", "trials", "timed out", "lost", "doubled", "ranks run twice", "longest stall"]
 COLUMNS += ["processes left", "runs left", "took"]
 
 
-def print_row(name: str, world: World, folder: Path, faults: list[Fault], trials: int, rng: random.Random) -> None:
+def print_row(name: str, kind: str, world: World, folder: Path, args: argparse.Namespace) -> None:
+    """Run one sweep under faults of the kinds whose names contain `kind`, and print its row."""
     folder.mkdir()
+    sweep = FaultySweep(world, folder, args.trials, TRIAL_S, args.minutes)
+    rng = random.Random(args.seed)
     try:
-        outcome = FaultySweep(world, folder, trials).run(faults, rng, PAUSE_S, LIMIT_S)
+        outcome = sweep.run(draw_faults(rng, kind), rng, PAUSE_S, 60 * args.minutes + BOUND_S)
     except AssertionError as error:
         print(f"| {name} | failed: {str(error).splitlines()[0]} |", flush=True)
         return
-    cells = [
-        outcome.faults,
-        outcome.starts,
-        outcome.trials,
-        outcome.timed_out,
-        outcome.lost,
-        outcome.doubled,
-        outcome.repeated,
-    ]
+    finally:
+        print(f"{name}, seed {args.seed}", *sweep.applied, sep="\n  ", file=sys.stderr, flush=True)
+    cells = [outcome.faults, outcome.starts, outcome.trials, outcome.timed_out]
+    cells += [outcome.lost, outcome.doubled, outcome.repeated]
     times = [f"{outcome.longest_stall_s:.0f} s", outcome.left_over, outcome.running, f"{outcome.duration_s:.0f} s"]
     print("|", " | ".join(map(str, [name, *cells, *times])), "|", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of the search, and of the faults")
     parser.add_argument("--trials", type=int, default=300)
-    parser.add_argument("--faults", type=int, default=10, help="faults in each sweep")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="faults whose names contain this")
+    parser.add_argument("--kind", metavar="TEXT", help="a sweep for each fault whose name contains this")
     args = parser.parse_args()
     if reason := missing_reason():
         sys.exit(reason)
-    rng = random.Random(args.seed)
-    kinds = {name: fault for name, fault in FAULTS.items() if args.only in name}
+    kinds = {"drawn at random": ""} if args.kind is None else {name: name for name in FAULTS if args.kind in name}
+    if not kinds:
+        parser.error(f"--kind {args.kind}: no fault has this in its name; the names are {', '.join(FAULTS)}")
     print("|", " | ".join(COLUMNS), "|\n|---" + "|---:" * (len(COLUMNS) - 1) + "|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         try:
-            for number, (name, fault) in enumerate(kinds.items()):
-                print_row(name, world, Path(folder, f"sweep{number}"), [fault] * args.faults, args.trials, rng)
-            drawn = rng.choices(list(kinds.values()), k=args.faults)
-            print_row("any of these", world, Path(folder, "sweep"), drawn, args.trials, rng)
+            for number, (name, kind) in enumerate(kinds.items()):
+                print_row(name, kind, world, Path(folder, f"sweep{number}"), args)
         finally:
             world.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ from tests.support.cluster_faults import (
     FAULTS,
     WORKERS,
     Fault,
-    FaultySweep,
-    Outcome,
     World,
-    block,
+    block_from_driver,
     cut_link,
+    draw_faults,
     lose_node,
 )
+from tests.support.faulty_sweep import FaultySweep, Outcome
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +28,9 @@ def world(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     world.close()
 
 
-def assert_nothing_lost(outcome: Outcome, trials: int) -> None:
-    assert (outcome.trials, outcome.lost, outcome.doubled) == (trials, 0, 0), outcome
+def assert_nothing_lost(outcome: Outcome, trials: int | None = None) -> None:
+    """`trials`: the budget of a sweep that no time ended."""
+    assert (outcome.lost, outcome.doubled) == (0, 0) and trials in (None, outcome.trials), outcome
     assert (outcome.left_over, outcome.running, outcome.misdated) == (0, 0, 0), outcome
 
 
@@ -42,9 +42,9 @@ def test_a_short_sequence_of_faults_loses_no_trial(namespaces: None, tmp_path: P
     folder.mkdir()
     first, second = WORKERS
     faults = [
-        Fault(partial(cut_link, first), 2),
-        Fault(partial(block, world.driver, first), 2),
-        Fault(partial(lose_node, second), 0),
+        Fault(cut_link, 2, first),
+        Fault(block_from_driver, 2, first),
+        Fault(lose_node, 0, second),
     ]
     try:
         outcome = FaultySweep(world, folder, trials=16, sleep_s=0.5).run(faults, random.Random(0), (0.2, 0.5), 300)
@@ -64,3 +64,15 @@ def test_every_trial_ends_once_under(name: str, world: World) -> None:
     outcome = sweep.run([FAULTS[name]], random.Random(0), (2.0, 6.0), limit_s=900)
     assert outcome.faults == 1
     assert_nothing_lost(outcome, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_every_trial_ends_once_under_faults_drawn_at_random(world: World) -> None:
+    folder = world.cluster.folder / "random"
+    folder.mkdir()
+    rng = random.Random(1)
+    sweep = FaultySweep(world, folder, trials=300, sleep_s=2.0, minutes=10)
+    outcome = sweep.run(draw_faults(rng), rng, (5.0, 20.0), limit_s=1200)
+    assert outcome.faults > 1, outcome
+    assert_nothing_lost(outcome)

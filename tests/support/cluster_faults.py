@@ -1,25 +1,17 @@
-"""Faults of a cluster's nodes and network, a sweep under them, and what has to hold after it."""
+"""Faults of a cluster's nodes and network. `faulty_sweep.py` has a sweep under them."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.conftest import environment, wait_for
-from tests.support.virtual_cluster import Cluster, NodeWorkspace
+from tests.support.virtual_cluster import Cluster
 from tests.support.virtual_mlflow import start_mlflow, uri_of
 from tests.support.virtual_network import child_of
 
@@ -84,10 +76,17 @@ def cut_link(node: str, world: World) -> Iterator[None]:
 
 
 @contextmanager
-def block(source: str, target: str, world: World) -> Iterator[None]:
-    world.network.block(source, target)
+def block_to_head(node: str, world: World) -> Iterator[None]:
+    world.network.block(node, "head")
     yield
-    world.network.unblock(source, target)
+    world.network.unblock(node, "head")
+
+
+@contextmanager
+def block_from_driver(node: str, world: World) -> Iterator[None]:
+    world.network.block(world.driver, node)
+    yield
+    world.network.unblock(world.driver, node)
 
 
 @contextmanager
@@ -144,7 +143,7 @@ def shift_clock(node: str, world: World) -> Iterator[None]:
 
 
 @contextmanager
-def restart_store(world: World) -> Iterator[None]:
+def restart_store(_: str, world: World) -> Iterator[None]:
     os.kill(child_of(world.server.pid), signal.SIGKILL)
     world.server.wait()
     yield
@@ -153,174 +152,31 @@ def restart_store(world: World) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault: what is done to the cluster while it lasts, and for how long."""
+    """One kind of fault: what is done to a node while it lasts, and for how long."""
 
-    apply: Callable[[World], AbstractContextManager[None]]
+    apply: Callable[[str, World], AbstractContextManager[None]]
     duration_s: float
+    node: str = WORKERS[0]
 
 
 FAULTS = {
-    **{f"link of a worker down, {s} s": Fault(partial(cut_link, WORKERS[0]), s) for s in (5, 30, 120)},
-    **{f"link of the driver down, {s} s": Fault(partial(cut_link, DRIVER), s) for s in (5, 30, 120)},
-    **{f"link of the head down, {s} s": Fault(partial(cut_link, "head"), s) for s in (5, 30, 120)},
-    "from a worker to the head nothing arrives, 30 s": Fault(partial(block, WORKERS[0], "head"), 30),
-    "from the driver to a worker nothing arrives, 30 s": Fault(partial(block, DRIVER, WORKERS[0]), 30),
-    f"a worker receives {SLOW_KBIT_S} kbit/s, 60 s": Fault(partial(slow_link, WORKERS[0]), 60),
-    "a node killed, back after 10 s": Fault(partial(kill_node, WORKERS[0]), 10),
-    "a node answers and runs nothing, 60 s": Fault(partial(stop_workers, WORKERS[0]), 60),
-    "a node comes back with its clock an hour ahead, for 20 s": Fault(partial(shift_clock, WORKERS[0]), 20),
-    "/tmp of a node full, 30 s": Fault(partial(fill_tmp, WORKERS[0]), 30),
-    "the store restarted after 20 s": Fault(restart_store, 20),
+    **{f"link of a worker down, {s} s": Fault(cut_link, s) for s in (5, 30, 120)},
+    **{f"link of the driver down, {s} s": Fault(cut_link, s, DRIVER) for s in (5, 30, 120)},
+    **{f"link of the head down, {s} s": Fault(cut_link, s, "head") for s in (5, 30, 120)},
+    "from a worker to the head nothing arrives, 30 s": Fault(block_to_head, 30),
+    "from the driver to a worker nothing arrives, 30 s": Fault(block_from_driver, 30),
+    f"a worker receives {SLOW_KBIT_S} kbit/s, 60 s": Fault(slow_link, 60),
+    "a node killed, back after 10 s": Fault(kill_node, 10),
+    "a node answers and runs nothing, 60 s": Fault(stop_workers, 60),
+    "a node comes back with its clock an hour ahead, for 20 s": Fault(shift_clock, 20),
+    "/tmp of a node full, 30 s": Fault(fill_tmp, 30),
+    "the store restarted after 20 s": Fault(restart_store, 20, STORE),
 }
 
 
-@dataclass
-class Outcome:
-    """What a sweep under faults left.
-
-    Attributes:
-        faults: how often a fault was applied.
-        starts: how often the command was started; more than once where the driver ended without having finished.
-        trials: trials with an outcome; one that was cancelled is tried again under another number, and not counted.
-        timed_out: how many of them took longer than their limit, as their answer did not arrive.
-        lost: trials of the budget without an outcome.
-        doubled: trials with more than one outcome.
-        repeated: ranks of trials that ran to their end more than once, since their result did not arrive.
-        longest_stall_s: the longest time between the ends of two consecutive trials, as the driver learned of them.
-        duration_s: of the whole sweep.
-        left_over: processes of trials that outlived the sweep.
-        running: runs that the store still takes to be running.
-        misdated: runs whose times are not those of the sweep by the driver's clock.
-    """
-
-    faults: int
-    starts: int
-    trials: int
-    timed_out: int
-    lost: int
-    doubled: int
-    repeated: int
-    longest_stall_s: float
-    duration_s: float
-    left_over: int
-    running: int
-    misdated: int
-
-
-class FaultySweep:
-    """A sweep of the probe under faults that begin at random times.
-
-    Args:
-        trials: the budget; each trial runs on two devices of one node.
-        sleep_s: the duration of a trial.
-    """
-
-    def __init__(self, world: World, folder: Path, trials: int, sleep_s: float = 1.0) -> None:
-        self.world, self.trials = world, trials
-        self.workspace = NodeWorkspace(folder, world.cluster, world.driver)
-        sizes = ["gpus=2", f"budget.trials={trials}", f"space.sleep_s={sleep_s}", f"space.ledger={folder}/ledger"]
-        limits = ["trial.timeout_s=40", "trial.retries=20"]
-        store = [f"tracking.uri={world.uri}"] if world.uri else []
-        self.overrides = ["workload=probe", "search=random", f"name={folder.name}", *sizes, *limits, *store]
-
-    def run(self, faults: list[Fault], rng: random.Random, pause_s: tuple[float, float], limit_s: float) -> Outcome:
-        """Run the sweep to its end, with one fault after another until there are none left."""
-        self._started_s = started_s = time.monotonic()
-        applied, starts = 0, 1
-        process = self._start(starts)
-        waiting = list(faults)
-        next_s = started_s + rng.uniform(*pause_s)
-        while True:
-            assert time.monotonic() - started_s < limit_s, f"the sweep did not end within {limit_s:g} s"
-            if process.poll() is not None:
-                if self._has_finished(process.returncode, starts):
-                    break
-                starts += 1
-                assert starts <= 2 + applied, self._log(starts - 1).read_text()[-3000:]
-                self._repair()
-                process = self._start(starts)
-            if waiting and self._has_begun() and time.monotonic() > next_s:
-                self._apply(waiting.pop(0))
-                applied += 1
-                next_s = time.monotonic() + rng.uniform(*pause_s)
-            time.sleep(0.2)
-        return self._outcome(applied, starts, time.monotonic() - started_s)
-
-    def _log(self, start: int) -> Path:
-        return self.workspace.path / f"driver{start}.log"
-
-    def _start(self, start: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "sweeper", *self.workspace.arguments(*self.overrides)]
-        with self._log(start).open("w") as log:
-            return self.world.network.nodes[self.world.driver].start(
-                *command,
-                folder=self.workspace.path,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(**self.world.cluster.variables),
-            )
-
-    def _has_finished(self, code: int, start: int) -> bool:
-        """Return whether the command ended because nothing was left to run; 1 says so too if trials have failed."""
-        return code == 0 or (code == 1 and "\nextend " in self._log(start).read_text())
-
-    def _has_begun(self) -> bool:
-        return (self.workspace.path / "ledger").exists()
-
-    def _apply(self, fault: Fault) -> None:
-        with fault.apply(self.world):
-            time.sleep(fault.duration_s)
-
-    def _repair(self) -> None:
-        """Start Ray again where a fault has ended it."""
-        for name in self.world.cluster.rays:
-            self.world.cluster.revive(name)
-
-    def _outcome(self, faults: int, starts: int, duration_s: float) -> Outcome:
-        with suppress(AssertionError):
-            wait_for(lambda: not self._left_over(), timeout_s=60)
-        store = self.world.store
-        (parent,) = (
-            run for run in self.workspace.runs("sweep", store) if run.info.run_name == self.workspace.path.name
-        )
-        runs = [
-            run
-            for run in self.workspace.runs("trial", store)
-            if run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-            and run.data.tags["outcome"] != "cancelled"
-            and "remeasured_trial" not in run.data.tags  # nodes that are compared with one another
-        ]
-        per_trial = Counter(run.data.tags["sweeper.trial"] for run in runs)
-        lines = Counter((self.workspace.path / "ledger").read_text().splitlines())
-        ends_s = self._list_ends_s()
-        began_ms = 1e3 * (time.time() - (time.monotonic() - self._started_s))
-        return Outcome(
-            faults,
-            starts,
-            len(per_trial),
-            sum(run.data.tags["outcome"] == "timed_out" for run in runs),
-            self.trials - len(per_trial),
-            sum(count > 1 for count in per_trial.values()),
-            lines.total() - len(lines),
-            max((later - earlier for earlier, later in pairwise(ends_s)), default=0.0),
-            duration_s,
-            self._left_over(),
-            sum(run.info.status == "RUNNING" for run in [parent, *runs]),
-            sum(not began_ms <= run.info.start_time <= run.info.end_time <= 1e3 * time.time() for run in runs),
-        )
-
-    def _list_ends_s(self) -> list[float]:
-        """Return when the driver stored each trial's end, by its own clock; a node's may be wrong."""
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        (sweep,) = self.workspace.sweeps
-        with tempfile.TemporaryDirectory() as folder:
-            copy = shutil.copy(sweep / "study.journal", folder)
-            storage = JournalStorage(JournalFileBackend(copy))
-            (study,) = storage.get_all_studies()
-            trials = storage.get_all_trials(study._study_id)
-        return sorted(trial.datetime_complete.timestamp() for trial in trials if trial.datetime_complete)
-
-    def _left_over(self) -> int:
-        return sum(len(node.pids_of("ray::Worker")) for node in self.world.cluster.nodes.values())
+def draw_faults(rng: random.Random, kind: str = "") -> Iterator[Fault]:
+    """Draw faults without end, of the kinds whose names contain `kind`. A worker's fault hits one of them at random."""
+    kinds = [fault for name, fault in FAULTS.items() if kind in name]
+    while True:
+        fault = rng.choice(kinds)
+        yield replace(fault, node=rng.choice(WORKERS)) if fault.node in WORKERS else fault
