@@ -144,26 +144,28 @@ class Gang:
     def build_ranks(self, device: str, sequence_number: int, timeout_s: float) -> list[Rank]:
         """Build the `Rank` of each worker for one trial."""
         addresses = [str(location["address"]) for location in self.locations]
-        nodes = list(dict.fromkeys(addresses))
-        ranks = []
-        for number, address in enumerate(addresses):
-            devices = [str(location["gpus"]) for location in self.locations if location["address"] == address]
-            ranks.append(
-                Rank(
-                    rank=number,
-                    world_size=len(addresses),
-                    device=device,
-                    ranks_per_node=self.ranks_per_node,
-                    rendezvous=self.rendezvous,
-                    sequence_number=sequence_number,
-                    local_rank=number - addresses.index(address),
-                    node_rank=nodes.index(address),
-                    nodes=len(nodes),
-                    node_devices=",".join(filter(None, devices)),
-                    timeout_s=timeout_s,
-                )
+        node_ranks = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
+        devices: dict[str, list[str]] = {address: [] for address in node_ranks}
+        for location, address in zip(self.locations, addresses, strict=True):
+            devices[address].append(str(location["gpus"]))
+        first_ranks = {address: addresses.index(address) for address in node_ranks}
+        ranks_per_node, rendezvous = self.ranks_per_node, self.rendezvous  # each goes through all ranks
+        return [
+            Rank(
+                rank=number,
+                world_size=len(addresses),
+                device=device,
+                ranks_per_node=ranks_per_node,
+                rendezvous=rendezvous,
+                sequence_number=sequence_number,
+                local_rank=number - first_ranks[address],
+                node_rank=node_ranks[address],
+                nodes=len(node_ranks),
+                node_devices=",".join(filter(None, devices[address])),
+                timeout_s=timeout_s,
             )
-        return ranks
+            for number, address in enumerate(addresses)
+        ]
 
     def assign_ranks(self) -> None:
         """Order the workers by node and GPU, so that consecutive ranks are close to each other."""
