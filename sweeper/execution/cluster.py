@@ -164,6 +164,26 @@ def probe_authentication(address: str, auth_mode: str) -> bool:
         return False
 
 
+def list_nodes() -> list[dict[str, Any]] | None:
+    """Return Ray's entries of all nodes, also of those that are lost; None while the head is away.
+
+    Asking an absent head, as one that restarts, would block.
+
+    Raises:
+        ClusterError: the head has removed the driver's node from the cluster, as after its link was down for longer
+            than the head's health checks allow. No result of a task or an actor arrives in this process any more,
+            and Ray reports no error, so the caller ends the sweep.
+    """
+    if head.is_away():
+        return None
+    entries: list[dict[str, Any]] = ray.nodes()
+    own_id = ray.get_runtime_context().get_node_id()
+    if not any(entry["Alive"] and entry["NodeID"] == own_id for entry in entries):
+        address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
+        raise ClusterError(f"the cluster's head took the driver's node {address} for lost; start Ray on it again")
+    return entries
+
+
 class NodeDiscovery:
     """Polls the connected cluster for nodes that are up, without waiting for any of them."""
 
@@ -173,21 +193,16 @@ class NodeDiscovery:
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
         """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
 
-        A node whose description is pending or failed is tried again on the next call. While the head is away, as when
-        it restarts, nothing changes: asking it would block, and trials run without it.
+        A node whose description is pending or failed is tried again on the next call. While the head is away nothing
+        changes, and trials run without it.
 
         Raises:
-            ClusterError: the head has removed the driver's node from the cluster, as after its link was down for longer
-                than the head's health checks allow. No result of a task or an actor arrives in this process any more,
-                and Ray reports no error, so the caller ends the sweep.
+            ClusterError: as `list_nodes`.
         """
-        if head.is_away():
+        entries = list_nodes()
+        if entries is None:
             return [], known
-        entries = ray.nodes()
         up = {entry["NodeID"]: entry for entry in entries if entry["Alive"]}
-        if (own_id := ray.get_runtime_context().get_node_id()) not in up:
-            address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
-            raise ClusterError(f"the cluster's head took the driver's node {address} for lost; start Ray on it again")
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
             node_id: request_description(entry, *_node_code.request)

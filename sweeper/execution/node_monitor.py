@@ -28,7 +28,8 @@ NO_ROUND = ComparisonRound(0, 0, {})
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    On a local cluster nothing ever changes, nor on CPUs, where one trial runs at a time.
+    On a local cluster nothing ever changes. On CPUs, where one trial runs at a time, no node joins or is drained: only
+    the loss of the driver's node ends the sweep.
 
     Attributes:
         target: the nodes in use, of all that have been in the cluster during the sweep.
@@ -46,7 +47,8 @@ class NodeMonitor:
         self._records = records
         self._known_target = target  # with every node that was ever up
         self._stays_in_domain = target.fits_gpu_domain(resources.ranks, resources.host_gib)
-        self._enabled = target.hardware.kind == "gpu" and all(node.id for node in target.nodes)
+        self._is_cluster = all(node.id for node in target.nodes)
+        self._enabled = self._is_cluster and target.is_gpu
         self._discovery = cluster.NodeDiscovery()
         self._next_poll_s = 0.0
         self._unsuitable_ids = set[str]()
@@ -102,14 +104,15 @@ class NodeMonitor:
 
         Args:
             may_join: use nodes that join the cluster.
+
+        Raises:
+            ClusterError: the driver's node is lost.
         """
-        if not self._enabled:
-            return []
         lines = []
-        if time.monotonic() >= self._next_poll_s:
+        if self._is_cluster and time.monotonic() >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + POLL_INTERVAL_S
             lines = self._poll_nodes(may_join)
-        if self._suspects or self._has_new_comparison:
+        if self._enabled and (self._suspects or self._has_new_comparison):
             lines += self._drain_nodes()
         return lines
 
@@ -127,6 +130,9 @@ class NodeMonitor:
 
     def _poll_nodes(self, may_join: bool) -> list[str]:
         """Remove lost nodes from the target and add those that joined. Returns a line for each kind of change."""
+        if not self._enabled:
+            cluster.list_nodes()
+            return []
         known_ids = {node.id for node in self._known_target.nodes if node.id}
         new_nodes, up = self._discovery.poll(known_ids | self._unsuitable_ids)
         lines = [f"left out {node.address} {node.code_problem}" for node in new_nodes if node.code_problem]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster_faults import (
+    DRIVER,
     FAULTS,
     WORKERS,
     Fault,
@@ -64,6 +65,18 @@ def test_every_trial_ends_once_under(name: str, world: World) -> None:
     outcome = sweep.run([FAULTS[name]], random.Random(0), (2.0, 6.0), limit_s=900)
     assert outcome.faults == 1
     assert_nothing_lost(outcome, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_sweep_on_cpus_ends_once_its_drivers_node_is_lost(world: World) -> None:
+    """For 45 s: the head takes the node for lost after about 30 s, and is itself taken for lost after 55 s."""
+    folder = world.cluster.folder / "cpu"
+    folder.mkdir()
+    sweep = FaultySweep(world, folder, trials=20, overrides=["hardware=cpu", "gpus=4"])
+    outcome = sweep.run([Fault(cut_link, 45, DRIVER)], random.Random(0), (5.0, 6.0), limit_s=600)
+    assert outcome.starts > 1, outcome
+    assert_nothing_lost(outcome, 20)
 
 
 @pytest.mark.soak

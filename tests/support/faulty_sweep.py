@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,13 +65,20 @@ class FaultySweep:
         trials: the budget; each trial runs on two devices of one node.
         sleep_s: the duration of a trial.
         minutes: the search ends after so long, if its trials have not ended before; no fault begins later.
+        overrides: of its configuration.
 
     Attributes:
         applied: a line for each fault so far.
     """
 
     def __init__(
-        self, world: World, folder: Path, trials: int, sleep_s: float = 1.0, minutes: float | None = None
+        self,
+        world: World,
+        folder: Path,
+        trials: int,
+        sleep_s: float = 1.0,
+        minutes: float | None = None,
+        overrides: Sequence[str] = (),
     ) -> None:
         self.world, self.applied = world, list[str]()
         self.faults_until_s = math.inf if minutes is None else 60 * minutes
@@ -81,6 +88,7 @@ class FaultySweep:
         limits = ["trial.timeout_s=40", "trial.retries=20"]
         store = [f"tracking.uri={world.uri}"] if world.uri else []
         self.overrides = ["workload=probe", "search=random", f"name={folder.name}", *sizes, *limits, *store]
+        self.overrides += overrides
 
     def run(self, faults: Iterable[Fault], rng: random.Random, pause_s: tuple[float, float], limit_s: float) -> Outcome:
         """Run the sweep to its end, with one fault after another until there are none left."""
