@@ -146,23 +146,19 @@ def drive(
     nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder: Path, sampler: str = "random"
 ) -> dict[str, Any]:
     """Run a sweep of so many trials. Returns the driver's work at each of MARKS."""
-    from sweeper import opening, sweep
-    from sweeper.execution import gang, gang_launcher, gang_pool, judge
+    from sweeper import sweep
+    from sweeper.execution import gang_pool, judge
     from sweeper.search.study import Study
 
     simulation = SimulatedRay(pickled_measurement)
     timer = CallTimer(simulation)
-    gang.ray = gang.time = gang_pool.ray = gang_pool.time = gang_launcher.ray = simulation
-    gang_launcher.placement_group = gang_launcher.remove_placement_group = lambda *_, **__: None
-    gang_launcher.PlacementGroupSchedulingStrategy = lambda *_: None
-    opening.TrackingClient = NoTracking
+    replace_ray(simulation)
     owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": sweep.Sweep, "metrics": judge.metrics}
     for name, label in TIMED_FUNCTIONS.items():
         owner, _, function = name.partition(".")
         timer.patch(owners[owner], function, label)
     timer.patch(os, "fsync", "disk")
-    derive_once = _remember_metrics(judge.metrics.derive)
-    judge.metrics = SimpleNamespace(derive=derive_once, describe_impossible=judge.metrics.describe_impossible)
+    remember_metrics()
     initial_mib = memory_mib()
     # The sweep is ended at the last mark with all workers busy, because at its own end trials end one by one.
     budget = 2 * trials + 4 * nodes * GPUS_PER_NODE
@@ -213,9 +209,22 @@ def drive(
     }
 
 
-def _remember_metrics(derive: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
-    """Return `derive` that computes, and times, the metrics of each distinct measurement once."""
-    remembered: dict[Any, dict[str, float]] = {}
+def replace_ray(simulation: SimulatedRay) -> None:
+    """Let the driver's modules use the simulation in place of Ray and the clock, and write nothing to MLflow."""
+    from sweeper import opening
+    from sweeper.execution import gang, gang_launcher, gang_pool
+
+    gang.ray = gang.time = gang_pool.ray = gang_pool.time = gang_launcher.ray = simulation
+    gang_launcher.placement_group = gang_launcher.remove_placement_group = lambda *_, **__: None
+    gang_launcher.PlacementGroupSchedulingStrategy = lambda *_: None
+    opening.TrackingClient = NoTracking
+
+
+def remember_metrics() -> None:
+    """Let the judge compute, and a timer time, the metrics of each distinct measurement once."""
+    from sweeper.execution import judge
+
+    derive, remembered = judge.metrics.derive, dict[Any, dict[str, float]]()
 
     def derive_once(measurements: Any, *args: Any) -> dict[str, float]:
         key = measurements[0].step_times_s
@@ -223,7 +232,7 @@ def _remember_metrics(derive: Callable[..., dict[str, float]]) -> Callable[..., 
             remembered[key] = derive(measurements, *args)
         return dict(remembered[key])
 
-    return derive_once
+    judge.metrics = SimpleNamespace(derive=derive_once, describe_impossible=judge.metrics.describe_impossible)
 
 
 def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> dict[str, Any]:

@@ -112,8 +112,11 @@ class SimulatedRay:
 
     def _reply_at(self, at_s: float, value: Callable[[], Any]) -> Ref:
         ref = Ref(at_s, value)
-        heapq.heappush(self._pending, ref)
+        self._push(ref)
         return ref
+
+    def _push(self, ref: Ref) -> None:
+        heapq.heappush(self._pending, ref)
 
     def get(self, refs: Any, timeout: float | None = None) -> Any:
         if isinstance(refs, list):
@@ -130,11 +133,14 @@ class SimulatedRay:
             self.waited_s += step_s
             now_s = self._now_s = now_s + step_s
         while self._pending and self._pending[0].at_s <= now_s:
-            heapq.heappop(self._pending).arrived = True
-            self._unread += 1
+            self._arrive(heapq.heappop(self._pending))
         arrived = [ref for ref in refs if ref.arrived] if timeout == 0 else []
         self.own_s += time.process_time() - started_s
         return arrived, []
+
+    def _arrive(self, ref: Ref) -> None:
+        ref.arrived = True
+        self._unread += 1
 
     def kill(self, *_: Any, **__: Any) -> None:
         pass
