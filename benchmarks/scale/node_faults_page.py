@@ -91,9 +91,11 @@ rack), and failures of the driver's node or of the head.
 {costs_table}
 
 Failures are more frequent than in the report, by the factor in the table, and repairs faster by the same factor, so as
-many nodes are down on average. Run again: the work of trials that a failure ended. Idle: by how much the GPUs that run
-trials fall short of all gangs that fit, on the failed node and on the others of its gang. Lost: trials that ended as
-`lost`, after three attempts. Drained: nodes that the driver took to be faulty by mistake.
+many nodes are down on average. Run again: the work of trials that a failure ended; over n failures the mean has a
+standard error of about 58% / √n. Idle: by how much the GPUs that run trials fall short of all gangs that fit, on the
+failed node and on the others of its gang. Lost: trials that ended as `lost`, after three attempts. Drained: nodes that
+the driver took to be faulty by mistake; their gang is idle from then on. At the report's rate three failures within one
+trial of an hour on 512 GPUs have a chance of one in a million.
 
 ## A day at the report's rate, by formula
 
@@ -109,6 +111,19 @@ An idle round of the loop is one in which nothing ends; there are four a second.
 the driver takes. Change of nodes: reading the nodes and taking those that are lost or back into account; longest: of
 one such step. MiB: by which the driver's process grows with each trial. The last two columns are for the trials of a
 day.
+
+## What would need another design
+
+- The driver keeps the measurement of every rank of every trial in memory, and the journal has them too: gigabytes for
+  the trials of a day, whatever the size of a trial. A sweep of weeks on all nodes needs them in files of their own.
+- A trial begins anew. That costs most with long trials on many GPUs, and less only with checkpoints within a trial,
+  which a workload would have to write.
+- All gangs of a sweep have one size. Where they take all nodes, the rest of a gang waits until a failed node is
+  repaired, and no smaller trial uses it.
+- A failure counts against all nodes of its gang, since the driver does not tell which one was at fault. With failures
+  as frequent as in the table, healthy nodes of large gangs are drained now and then.
+- The driver and the head run on one node each. One of the two is lost every {NODES / rate_d / 2:.0f} days on average.
+  Then the sweep ends, and the same command resumes it on a cluster that has a head.
 """
 
 
