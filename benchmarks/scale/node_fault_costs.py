@@ -41,7 +41,7 @@ class Case:
         return Failures(self.factor * FAILURES_PER_GPU_DAY * GPUS_PER_NODE / DAY_S, REPAIR_S / self.factor)
 
 
-CASES = (Case(8, 600, 200, 1), Case(64, 600, 50, 8), Case(256, 600, 50, 8), Case(512, 600, 40, 12))
+CASES = (Case(8, 600, 200, 1), Case(64, 600, 100, 4), Case(256, 600, 50, 8), Case(512, 600, 40, 12))
 
 
 @dataclass(frozen=True)
