@@ -178,7 +178,8 @@ def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel |
 
 def _has_manual_backward(trainer: str, precision: str, row: Mapping[str, str]) -> bool:
     """Return whether this project's trainer had its own backward pass, as wherever it could before `block` existed."""
-    return trainer == "own" and precision == "bf16" and _integer(row, "tp", 1) == _integer(row, "cp", 1) == 1
+    can_have = trainer == "own" and precision == "bf16" and _integer(row, "tp", 1) == _integer(row, "cp", 1) == 1
+    return can_have and "block=pytorch" not in row["note"]
 
 
 def _is_compiled(note: str) -> bool:

@@ -80,7 +80,7 @@ def _states(setting: Setting, weights: Weights) -> tuple[float, float, float]:
     gradient_bytes = 4 if setting.trainer.main_gradients or weight_bytes == 4 else 2
     owned, whole = divided_weights(setting, weights), weights.total
     if _is_gathered(setting):
-        gradients = owned * (0 if layout.offload_optimizer or not layout.reshard_after_forward else gradient_bytes)
+        gradients = owned * (0 if layout.offload_optimizer or _has_whole_gradients(setting) else gradient_bytes)
         return owned * weight_bytes, gradients, owned * moment_bytes
     owned = whole if layout.sharding == "none" else owned
     copies = whole * 2 if weight_bytes == 4 else 0  # in the data type of the products, beside sharded masters
@@ -88,14 +88,24 @@ def _states(setting: Setting, weights: Weights) -> tuple[float, float, float]:
     return copies + owned * weight_bytes, gradients, owned * moment_bytes
 
 
+def _has_whole_gradients(setting: Setting) -> bool:
+    """Return whether gradients stay whole until the last micro-batch, as FSDP2 has them in a pipeline alone."""
+    return not setting.layout.reshard_after_forward and setting.layout.pp > 1
+
+
 def _gathered_bytes(setting: Setting, weights: Weights, layer: int) -> float:
-    """Return the bytes of weights that FSDP holds whole: two blocks, and the gradients of one in their reduction."""
+    """Return the bytes of weights that FSDP holds whole: two blocks, and the gradients of one in their reduction.
+
+    Weights that stay gathered are whole, and in a pipeline so are their gradients.
+    """
     if not _is_gathered(setting):
         return 0.0
-    if not setting.layout.reshard_after_forward:
+    if _has_whole_gradients(setting):
         return weights.total * (2 + setting.gradient_bytes)
     gathered = block_gpu_weights(setting, layer)
     block = gathered.shared + (gathered.experts if setting.expert_shard_group.ranks > 1 else 0.0)
+    if not setting.layout.reshard_after_forward:
+        return weights.total * 2 + setting.gradient_bytes * block
     ends = head_weights(setting.model) / setting.layout.tp
     return max(2 * 2 * block + setting.gradient_bytes * block, 2 * ends + 2 * block) + 2 * ends
 

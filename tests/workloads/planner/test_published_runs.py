@@ -37,6 +37,14 @@ def test_layouts_are_in_the_right_order(scores: list[Any]) -> None:
     assert order["memory"]["percent"] >= 90
 
 
+def test_runs_that_nothing_was_fitted_to_are_within_the_published_errors() -> None:
+    scores = score_all(read_runs(ROWS.with_name("planner_rows_h200_fp32.csv"))[0], efficiencies())
+    summary, order = summarize(scores), pairs_in_order(scores)
+    assert summary["dense"]["rows"] == 12 and summary["dense"]["mape"] <= 8.5
+    assert summary["memory"]["rows"] == 11 and summary["memory"]["mape"] <= 6
+    assert order["dense"]["percent"] == order["memory"]["percent"] == 100
+
+
 def test_the_efficiencies_are_those_of_the_rows() -> None:
     assert calibrate(read_runs(ROWS)[0]) == pytest.approx(efficiencies(), abs=0.005)
 
