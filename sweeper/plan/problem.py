@@ -83,7 +83,9 @@ def build_problem(request: PlanRequest) -> Problem:
     reading = _read_layout(request)
     given = {name: value for name in LAYOUT_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
-        free = ("dp_replicate", "dp_shard") if request.tokens_per_day else ()  # they follow from the number of GPUs
+        # These follow from the number of GPUs, and no sharding from nothing that could be sharded.
+        free = {"dp_replicate", "dp_shard"} if request.tokens_per_day else set()
+        free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
         given = {name: getattr(reading.layout, name) for name in SEARCHED_FIELDS if name not in free} | given
     if request.layers_per_stage is not None:
         given["layers_per_stage"] = _read_stages(request.layers_per_stage)

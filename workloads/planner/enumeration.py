@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from workloads.planner.cluster import Cluster
-from workloads.planner.job import Checkpointing, Job, TrainingLayout
+from workloads.planner.job import Checkpointing, Job, Sharding, TrainingLayout
 from workloads.planner.rules import find_violation
 
 MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
@@ -127,10 +127,16 @@ class _Space:
         ]
         experts = self.job.model.experts
         for ep in self._degree("ep", divisors(experts) if experts else (1,)):
-            for sharding in self._values("sharding") if is_sharded else ("none",):
+            for sharding in self._values("sharding") if is_sharded else (self._unsharded(degrees.dp),):
                 for schedule, stages in self._list_pipelines(degrees.pp):
                     choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}
                     yield from ({**choices, "micro_batch": size} for size in micro_batches)
+
+    def _unsharded(self, dp: int) -> Sharding:
+        """Return the sharding where nothing is divided: this project's trainer has FSDP there too, which casts fp32
+        weights and averages gradients over replicas (`workloads.parallel.layout.uses_fsdp`)."""
+        has_fsdp = self.job.trainer == "own" and (self.job.state == "fp32" or dp > 1)
+        return "fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none"
 
     def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:
         """Yield the schedules of a pipeline with the stages of each rank."""

@@ -44,6 +44,7 @@ def render(job: Job, gpus: int) -> RenderedFile:
     }
     notes = (
         f"model.hf_assets_path ({assets_of(name, flavor)}) is the folder of the tokenizer",
+        "the file is for torchtitan 0.2: version 0.3.0 reads no TOML (pip install torchtitan==0.2.2)",
         "training.dataset c4 comes from the Hugging Face hub: training.dataset_path names a folder of your own",
     )
     return RenderedFile(NAME, f"# torchtitan 0.2.2: {command}\n" + _to_toml(tables), command, notes)

@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,9 @@ from sweeper.plan.request import read_request
 from sweeper.plan.rounding import round_to_band
 from sweeper.planning.corrections import Correction, Place, keep
 from workloads.api.registry import load
+from workloads.llama.shapes import MODELS
+from workloads.parallel.estimates import build_job
+from workloads.parallel.layout import Layout, Setting
 
 SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
 
@@ -95,6 +99,18 @@ def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
         run(Namespace(words=SMALL, html=tmp_path))
     with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
         run(Namespace(words=[*SMALL, "trainer=torchtitan", "tp=1", "pp=1", "file=torchtitan"], html=None))
+
+
+@pytest.mark.parametrize("words", [["dp_replicate=8", "dp_shard=1"], ["dp_shard=8"], ["tp=8"], ["tp=8", "state=bf16"]])
+def test_this_project_s_trainer_is_estimated_as_its_sweeps_are(words: list[str]) -> None:
+    given = ["model=llama3_1b", *SMALL[1:], "pp=1", "checkpointing=none", "reshard_after_forward=true", *words]
+    planned = search(build_problem(read_request(given)), keep=1).best[0]
+    names = ("dp_replicate", "dp_shard", "tp", "global_batch")
+    layout = Layout(**{name: getattr(planned.layout, name) for name in names})
+    state: Any = "bf16" if "state=bf16" in words else "fp32"
+    job = build_job(layout, Setting(MODELS["llama3_1b"], 8192, 8, 8, compiled=True, state=state))
+    assert (planned.layout.sharding == "none") == (words == ["tp=8", "state=bf16"])
+    assert job.layout == planned.layout
 
 
 def test_a_required_key_is_named() -> None:
