@@ -269,7 +269,7 @@ FEW_FAULTS = ("kill_worker", "suspend_server", "kill_driver", "restart_head")
     ("seconds", "names", "cluster", "injector"),
     [
         # Fewer than 20 trials: plots of a search take as long as they do. A node less to start.
-        pytest.param(0, FEW_FAULTS, 1, (14, 2), id="few_once", marks=pytest.mark.long(60)),
+        pytest.param(0, FEW_FAULTS, 1, (18, 2), id="few_once", marks=pytest.mark.long(60)),
         pytest.param(0, (), 2, (60, 1), id="each_once", marks=pytest.mark.soak),
         # So many trials that the sweep outlasts its faults: four gangs may end four trials a second.
         pytest.param(100, (), 2, (350, 1), id="short", marks=pytest.mark.soak),
