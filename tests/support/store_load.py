@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -43,17 +44,19 @@ class LocalRay:
     """Ray with a token on this machine, and devices that it only counts."""
 
     def __init__(self, folder: Path, devices: int) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="ray")  # a short path: those of sockets are limited
+        temporary = Path(self._temporary.name)
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         options = ["--head", "--port=0", "--include-dashboard=false", "--block", f"--num-gpus={devices}"]
         options += [f"--num-cpus={devices}", '--resources={"accelerator_type:H200": 1}']
-        command = lean_ray.command(*options, "--object-store-memory=80000000", f"--temp-dir={folder}/r")
+        command = lean_ray.command(*options, "--object-store-memory=80000000", f"--temp-dir={temporary}/r")
         variables = environment(**self.variables, **lean_ray.VARIABLES)
         with (folder / "ray.log").open("w") as log:
             self._process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
-        address = folder / "r" / "ray_current_cluster"
+        address = temporary / "r" / "ray_current_cluster"
         try:
             self.address = wait_for(lambda: address.exists() and address.read_text().strip(), timeout_s=180)
         except BaseException:
@@ -63,6 +66,7 @@ class LocalRay:
     def close(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._temporary.cleanup()
 
     def __enter__(self) -> Self:
         return self
