@@ -22,6 +22,7 @@ would wait, and because a server that hangs must not block the driver.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import queue
@@ -37,6 +38,26 @@ from workloads.api.secrets import mask
 
 RETRY_S = 1.0
 REPORT_MODULE = "sweeper.report.artifact"
+
+
+class MaskedLog(io.TextIOBase):
+    """A stream that masks secrets: MLflow prints the address of its server, with the password that it may have."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(mask(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
 
 
 class RecordingProcess:
@@ -169,6 +190,7 @@ def main() -> None:
     os.nice(10)  # below the driver, and below trials that are timed on a CPU
     # Answers keep the pipe under a new descriptor, so that nothing that a library prints is taken for one.
     answers = os.fdopen(os.dup(1), "w")
+    sys.stdout = sys.stderr = MaskedLog(sys.stderr)
     RecordingProcess(answers, int(sys.argv[1]) if sys.argv[1:] else None).run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 SHORTEST_SECRET = 6  # characters of a value that is masked wherever it stands
@@ -11,6 +12,7 @@ SHORTEST_SECRET = 6  # characters of a value that is masked wherever it stands
 _ENDING = r"token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
 _SECRET = rf"(?:[\w.-]{{0,60}}[_.-])?(?:{_ENDING})"
 _ASSIGNMENT = re.compile(rf"(?i)(?<![\w-])({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s}}]+)")
+_VARIABLE = re.compile(rf"(?i)(?:{_SECRET}|\w+_key)")  # SIGNING_KEY: a log has other words that end so
 _OPTION = re.compile(rf"(?i)(?<!\S)(--{_SECRET})(\s+)([^\s-]\S*)")
 _URL = re.compile(
     r"(?<!\w)(\w{1,20}(?:\+\w{1,20})?://[^/\s:@]{0,200}):[^/\s@]{0,1000}@"
@@ -57,8 +59,8 @@ def secret_values(arguments: Sequence[str], environment: Mapping[str, str]) -> s
 
     Short values are left out, since they occur in other words too.
     """
-    values = {value for name, value in environment.items() if is_secret(name)}
-    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    values = {value for name, value in environment.items() if _VARIABLE.fullmatch(name)}
+    for option, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = option.partition("=")
         if is_secret(name):
             values.add(value if equals else following)

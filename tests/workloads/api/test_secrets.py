@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import CommandResult
-from workloads.api.secrets import is_secret, mask, masked, masked_arguments
+from workloads.api.secrets import is_secret, mask, masked, masked_arguments, secret_values
 
 SECRET = "hunter2hunter2"
 
@@ -65,3 +65,8 @@ def test_values_of_secret_names_are_masked() -> None:
 def test_a_parameter_that_looks_like_a_secret_is_refused(run_cli: Callable[..., CommandResult]) -> None:
     result = run_cli("workload=command", "command.run=[x,'{hf_token}']", f"space.hf_token=choice({SECRET},b)")
     assert result.code == 2 and "looks like a secret" in result.err and SECRET not in result.err
+
+
+def test_values_of_variables_that_are_keys_are_secret_and_short_ones_are_not() -> None:
+    variables = {"SIGNING_KEY": SECRET, "HF_TOKEN": f"{SECRET}2", "MONKEY": "banana-boat", "MY_KEY": "x"}
+    assert secret_values([], variables) == {SECRET, f"{SECRET}2"}
