@@ -15,6 +15,7 @@ from sweeper.cli.help_page import render_help
 from sweeper.cli.versions import describe_versions
 from sweeper.common.errors import UserInputError, describe_os_error
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, INVALID_INPUT, SOME_FAILED
+from sweeper.common.text import printable
 from sweeper.config import migration
 
 
@@ -114,7 +115,7 @@ def interpreter() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"sweeper: {message}", file=sys.stderr)
+    print(f"sweeper: {printable(message)}", file=sys.stderr)
     return code
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from sweeper.common.errors import UserInputError
+from sweeper.common.text import printable
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -22,14 +23,14 @@ class CommandParser(argparse.ArgumentParser):
         return self._help_text.lstrip()
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
+        self.exit(2, f"{self.prog}: {printable(message)}; see --help\n")
 
     def run(self, command: Callable[[argparse.Namespace], int]) -> NoReturn:
         """Run the command with the parsed arguments. Exits with its code, or with 2 for invalid input."""
         try:
             sys.exit(command(self.parse_args()))
         except UserInputError as error:
-            self.exit(2, f"{self.prog}: {error}\n")
+            self.exit(2, f"{self.prog}: {printable(str(error))}\n")
         except BrokenPipeError:  # `| head` has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)

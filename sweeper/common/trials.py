@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from sweeper.common.text import one_line
 from workloads.api.contract import Measurement, Scalar
 
 MAX_WHOLE = 2**53  # up to here a float holds every whole number
@@ -194,10 +195,13 @@ def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasure
 
 
 def short_value(value: object) -> str:
-    """Return a parameter's value for names and tables: a whole number in full, others with six significant digits."""
+    """Return a parameter's value for names and tables: a whole number in full, others with six significant digits.
+
+    Control characters of a text are escapes.
+    """
     if isinstance(value, float) and not _is_whole(value):
         return f"{value:.6g}"
-    return exact_value(value)
+    return one_line(exact_value(value))
 
 
 def exact_value(value: object) -> str:

@@ -28,7 +28,9 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedS
 from hydra.errors import HydraException
 
 from sweeper.common.errors import UserInputError
+from sweeper.common.text import shorten
 from sweeper.config.environment import flatten
+from sweeper.config.validation import MAX_INTEGER
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
@@ -237,6 +239,7 @@ def _choice(key: str, values: list[Any]) -> Choice | Value:
 def _range(key: str, text: str, sweep: RangeSweep) -> Range | Value:
     first, end, step = sweep.start or 0, sweep.stop, sweep.step
     assert end is not None
+    _check_size(key, text, (first, end, step))
     if step <= 0:
         raise UserInputError(f"{key}={text}: the step must be positive")
     count = math.ceil((end - first) / step - 1e-9)
@@ -248,8 +251,15 @@ def _range(key: str, text: str, sweep: RangeSweep) -> Range | Value:
     return Range(first, stepped(first, step, count - 1), step, log) if count > 1 else first
 
 
+def _check_size(key: str, text: str, numbers: tuple[float, ...]) -> None:
+    """Check that the numbers are finite, and small enough for Optuna's and NumPy's whole numbers."""
+    if not all(abs(number) < MAX_INTEGER for number in numbers):
+        raise UserInputError(f"{key}={shorten(text, 80)}: its numbers must be between -2^63 and 2^63")
+
+
 def _interval(key: str, text: str, sweep: IntervalSweep) -> Interval:
     assert sweep.start is not None and sweep.end is not None
+    _check_size(key, text, (sweep.start, sweep.end))
     log = "log" in sweep.tags
     if not sweep.start < sweep.end:
         raise UserInputError(f"{key}={text}: empty interval; {sweep.start} is not below {sweep.end}")

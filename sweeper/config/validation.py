@@ -14,6 +14,7 @@ from sweeper.config.migration import renamed_value
 
 T = TypeVar("T")
 # PyTorch's names of data types.
+MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
@@ -76,6 +77,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     elif get_origin(annotation) in (list, dict):
         if isinstance(value, get_origin(annotation)):
             return value
+    elif isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        raise UserInputError(f"{key}: must be between -2^63 and 2^63, has {value.bit_length()} bits")
     elif isinstance(value, float) and not math.isfinite(value):
         raise UserInputError(f"{key}={value}: must be finite")
     elif annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):

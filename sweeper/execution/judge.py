@@ -10,6 +10,7 @@ from pathlib import Path
 from sweeper.common import metrics
 from sweeper.common.criteria import Criteria
 from sweeper.common.energy_metrics import Prices, cost_metrics, missing_energy
+from sweeper.common.text import one_line
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
@@ -55,7 +56,7 @@ class TrialJudge:
             number=trial.number,
             params=trial.params,
             status=status,
-            reason=mask(reason),
+            reason=one_line(mask(reason)),
             detail=mask(result.detail),
             metrics=derived if status is TrialStatus.COMPLETE else {},
             measurements=[asdict(replace(measurement, files={})) for measurement in result.measurements],

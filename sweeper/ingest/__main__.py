@@ -23,6 +23,7 @@ from pathlib import Path
 
 from sweeper.cli.parser import CommandParser
 from sweeper.common.errors import UserInputError
+from sweeper.common.text import printable
 from sweeper.ingest import devices, formats
 from sweeper.ingest.derive import derive_metrics, find_contradictions
 from sweeper.ingest.imported import ImportedResult
@@ -55,12 +56,14 @@ def import_paths(args: argparse.Namespace) -> int:
     for path in args.paths:
         for file in list_files(path):
             try:
-                print(import_file(file, None if args.check else uri, args.experiment, args.device), flush=True)
+                print(
+                    printable(import_file(file, None if args.check else uri, args.experiment, args.device)), flush=True
+                )
                 imported += 1
             except UserInputError as error:
                 refused += 1
                 named_refused += file == path
-                print(f"refused: {error}", file=sys.stderr if file == path else sys.stdout, flush=True)
+                print(f"refused: {printable(str(error))}", file=sys.stderr if file == path else sys.stdout, flush=True)
     if imported + refused > 1:
         print(
             f"{count(imported + refused, 'file')}: {imported} {'read' if args.check else 'imported'}, {refused} refused"

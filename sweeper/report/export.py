@@ -11,6 +11,7 @@ import pandas as pd
 
 from sweeper.common.errors import UserInputError
 from sweeper.common.metrics import MEMORY_METRICS
+from sweeper.common.text import spreadsheet_cell
 from sweeper.report.best import MAIN_WORK_NAMES, BestResult
 from sweeper.report.store import Stored
 from sweeper.report.summary import BEST_RESULTS, Table
@@ -58,7 +59,8 @@ def build_csv(stored: Stored) -> str:
     rows = list_best_results(stored)
     if not rows:
         raise UserInputError("--format csv: there is no complete trial")
-    return pd.DataFrame(rows).dropna(axis="columns", how="all").to_csv(index=False).rstrip()
+    table = pd.DataFrame(rows).dropna(axis="columns", how="all").map(spreadsheet_cell)
+    return table.rename(columns=spreadsheet_cell).to_csv(index=False).rstrip()
 
 
 def build_json(stored: Stored, tables: Sequence[Table]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sweeper.report.charts import Chart
 from sweeper.report.summary import Table
+from sweeper.ui.figure_text import without_markup
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
 # As page.css has the colours of a light page; page.js replaces them on a dark one.
@@ -38,7 +39,9 @@ def _build_chart(chart: Chart, *, include_plotly: bool) -> str:
     cells = []
     for n, figure in enumerate(chart.figures):
         _set_layout(figure, several=several, scrolls=bool(chart.min_width_px))
-        cells.append(figure.to_html(full_html=False, include_plotlyjs=include_plotly and not n, config=config))
+        cells.append(
+            without_markup(figure).to_html(full_html=False, include_plotlyjs=include_plotly and not n, config=config)
+        )
     style = f" style='min-width:{chart.min_width_px}px'" if chart.min_width_px else ""
     figures = "".join(f"<div class='figure'{style}>{cell}</div>" for cell in cells)
     return (

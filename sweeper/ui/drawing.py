@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from sweeper.common.text import shorten
+
+MAX_WORD = 60  # characters of a word, such as a path; a longer one is shortened
+MAX_UNBROKEN = 30  # of a word that is not broken into lines
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
 
 
@@ -23,8 +27,11 @@ def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, w
 
     The caption names the columns that do not fit. Words are wrapped, numbers never.
     """
+    long_word = re.compile(rf"\S{{{MAX_WORD + 1},}}")
+    cells = [[long_word.sub(lambda word: shorten(word[0], MAX_WORD), cell) for cell in row] for row in cells]
     columns = [list(column) for column in zip(heading, *cells, strict=True)]
-    narrowest = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
+    words = [[len(word) for text in column for word in text.split() or [""]] for column in columns]
+    narrowest = [min(max(lengths), MAX_UNBROKEN) for lengths in words]
     shown = len(heading)
     while shown > minimum and _free_width(narrowest[:shown], width) < 0:
         shown -= 1

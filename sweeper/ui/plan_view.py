@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from sweeper.common.metrics import LINEAR_BANDS
+from sweeper.common.text import printable
 from sweeper.common.trials import TrialStatus
 from sweeper.config.environment import PREFIX, without_variables
 from sweeper.config.schema import Config
@@ -102,7 +103,7 @@ def _describe_limits(plan: Plan) -> list[str]:
 
 def show_plan(plan: Plan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
-    console = Console(width=terminal_width())
+    console = Console(width=terminal_width(), markup=False, emoji=False)
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
     for line in (*describe_criteria(plan), *_describe_limits(plan)):
         console.print(line, highlight=False, soft_wrap=True)
@@ -123,7 +124,7 @@ def show_plan(plan: Plan) -> None:
     if text := preview(plan):
         point = first_point(plan)
         console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n", highlight=False)
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(text), highlight=False, soft_wrap=True)
 
 
 def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> None:
@@ -136,7 +137,7 @@ def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> N
             highlight=False,
         )
     if plan.calibration:
-        console.print(f"rates    {plan.calibration.describe()}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"rates    {plan.calibration.describe()}", highlight=False, soft_wrap=True)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", highlight=False, soft_wrap=True)
     parts = draw_estimates(estimates, console.width)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.metric_labels import DISPLAY
 from sweeper.common.trials import TrialRecord
+from sweeper.ui.figure_text import plain_label, without_markup
 from sweeper.ui.front_plot import FrontPlot, build_figure, draw_image
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def draw(
     folder.mkdir(exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of values in other scripts
         return [*_write_images(folder, search, front), _write_page(folder / PAGE, search, front)]
 
 
@@ -126,11 +128,20 @@ def build_search_result(
 
     name, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
     study = optuna.create_study(direction=direction)
+    distributions = {name: _drawn_distribution(distribution) for name, distribution in distributions.items()}
     for record in records:
         value = record.metrics[objective] * factor
-        study.add_trial(optuna.create_trial(params=dict(record.params), distributions=dict(distributions), value=value))
-    parameters = pd.DataFrame({name: [str(record.params[name]) for record in records] for name in distributions})
+        params = {name: plain_label(record.params[name]) for name in distributions}
+        study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
+    parameters = pd.DataFrame({name: [str(plain_label(r.params[name])) for r in records] for name in distributions})
     return SearchResult(study, parameters, f"{name} {unit}".strip())
+
+
+def _drawn_distribution(distribution: BaseDistribution) -> BaseDistribution:
+    """Return the distribution with its choices as they are drawn."""
+    if not isinstance(distribution, CategoricalDistribution):
+        return distribution
+    return CategoricalDistribution([plain_label(choice) for choice in distribution.choices])
 
 
 def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -> list[Path]:
@@ -211,7 +222,8 @@ def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Pa
     if search.heatmap:
         heatmap = charts.build_heatmap(*search.heatmap, search.label)
         figures.append(heatmap.update_layout(title=_heatmap_title(search.label)))
-    parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in enumerate(figures)]
+    pages = [without_markup(figure) for figure in figures]
+    parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in enumerate(pages)]
     head = f"<!doctype html><meta charset='utf-8'><title>{escape(search.label)}</title>\n"
     path.write_text(head + "\n".join(parts))
     return path

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sweeper.common.metrics import unit_of
+from sweeper.common.text import printable
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.ui.format import format_duration, format_number, format_point
 from sweeper.ui.tables import format_counts
@@ -75,7 +76,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line that a person has to see whatever the setting."""
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         """Show the state. `ended` is the trial that has ended, if any; `is_best` if it is better than all before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from sweeper.common.energy_metrics import hidden_metrics
 from sweeper.common.metric_labels import DISPLAY, missing_reason
+from sweeper.common.text import one_line, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.search.finals import FinalistResult
 from sweeper.search.front import Front, FrontPoint, measured_interval
@@ -152,7 +154,8 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
 
 def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Return the table in Markdown, all columns to the right."""
-    lines = [heading, ["---:"] * len(heading), *cells]
+    texts = [[re.sub(r"([\\|`\[\]<>])", r"\\\1", one_line(cell)) for cell in row] for row in (heading, *cells)]
+    lines = [texts[0], ["---:"] * len(heading), *texts[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -184,11 +187,11 @@ def _keep_nan(value: object) -> object:
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows with a column for every name, empty where a row lacks it or has NaN.
 
-    As pandas writes it, which takes a third of a second to import.
+    As pandas writes it, which takes a third of a second to import. No cell is a formula of a spreadsheet.
     """
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv_module.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: value for name, value in row.items() if value == value} for row in rows)
+    writer.writerow({name: spreadsheet_cell(name) for name in names})
+    writer.writerows({name: spreadsheet_cell(value) for name, value in row.items() if value == value} for row in rows)
     return text.getvalue()

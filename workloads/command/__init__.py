@@ -14,6 +14,7 @@ from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.llama.shapes import MODELS
 from workloads.planner.trainers import TRAINERS
 
+METRIC_NAME = re.compile(r"[\w.-]+", re.ASCII)  # MLflow refuses others
 STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
 
 
@@ -68,6 +69,7 @@ class CommandSettings:
         if not self.run or not (isinstance(self.run, str) or all(isinstance(word, str) for word in self.run)):
             raise ValueError("run has to be a list of words, or one text for a shell")
         self._check_log()
+        self._check_files()
         if self.model and not find_placeholders(self.model) and self.model not in MODELS:
             raise ValueError(f"model={self.model}: it has to be one of {', '.join(MODELS)}")
         if self.trainer and self.trainer not in TRAINERS:
@@ -77,6 +79,8 @@ class CommandSettings:
 
     def _check_log(self) -> None:
         for name, expression in self.log.items():
+            if not METRIC_NAME.fullmatch(str(name)):
+                raise ValueError(f"log.{name}: a metric's name has letters, digits, '_', '.' and '-' only")
             try:
                 groups = re.compile(str(expression)).groups
             except re.error as error:
@@ -86,6 +90,13 @@ class CommandSettings:
         rates = (*STEP_TIME_UNITS_S, "tokens_per_s")
         if self.log and not set(rates) & set(self.log):
             raise ValueError(f"log: has none of {', '.join(rates)}, one of which is needed for a rate")
+
+    def _check_files(self) -> None:
+        for name in map(str, self.files):
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise ValueError(
+                    f"files.{name}: must be the name of a file, without a folder; it is written to {{output}}"
+                )
 
     def _check_layout(self) -> None:
         if unknown := set(self.layout) - set(LAYOUT_FIELDS):

@@ -77,7 +77,7 @@ def fill_invocation(settings: CommandSettings, values: Mapping[str, Scalar], ran
         _command_line(settings, values),
         {**rank.environment, **_distributed_environment(settings, rank, values), **environment},
         Path(settings.directory),
-        {Path(name).name: render(name, template, values) for name, template in settings.files.items()},
+        {name: render(name, template, values) for name, template in settings.files.items()},
     )
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from tests.conftest import CommandResult, Workspace, find_processes, wait_for
 from tests.support.programs import STEPS
+from workloads.command import CommandSettings
 
 
 @pytest.mark.long(23)
@@ -145,3 +146,15 @@ def test_invalid_settings_are_refused_before_anything_starts(
     result = run_cli(*arguments)
     assert result.code == 2 and message in result.err, result.err
     assert len(result.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("name", ["../a", "/a", "a/b", "..", ".", "", "a\0"])
+def test_a_file_of_a_command_has_a_name_and_no_folder(name: str) -> None:
+    with pytest.raises(ValueError, match="must be the name of a file, without a folder"):
+        CommandSettings(run=["x"], files={name: "text"})
+
+
+@pytest.mark.parametrize("name", ["<b>", "a b", "=1", "\x1b[31m", ""])
+def test_a_metric_of_a_log_has_a_name_that_every_store_takes(name: str) -> None:
+    with pytest.raises(ValueError, match="a metric's name has letters, digits"):
+        CommandSettings(run=["x"], log={"step_time_s": "t (.*)", name: "a (.*)"})
