@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from yaml import YAMLError
 
 from sweeper.cli import overrides
 from sweeper.cli.arguments import Arguments
@@ -77,6 +78,14 @@ def _check_launcher(arguments: Arguments) -> None:
             raise UserInputError(f"{override}: only Hydra's basic {plugin[1]} is supported; {remedy}")
 
 
+def _explain(error: Exception, arguments: Arguments) -> str:
+    """Return the error in a line; where what is allowed cannot be composed from a file, that file's error."""
+    try:
+        return explain(error, arguments)
+    except YAMLError as unreadable:
+        return explain(unreadable, arguments)
+
+
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     """Return the sweeps of a command; none with a flag such as --cfg, for which Hydra prints what it asks for.
 
@@ -101,7 +110,7 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     except BrokenPipeError:  # of --cfg and --info
         raise
     except Exception as error:
-        raise UserInputError(explain(error, arguments)) from error
+        raise UserInputError(_explain(error, arguments)) from error
     if not sweeps and "multirun" in arguments.flags:  # a file of the user's has selected a plugin
         raise UserInputError("-m: only Hydra's basic launcher and sweeper are supported (hydra/launcher=basic)")
     return sweeps

@@ -51,3 +51,13 @@ def test_every_rule_has_its_canary() -> None:
         SEVERAL_VALUES.pattern,
         UNKNOWN_KEY.pattern,
     }
+
+
+def test_hydras_own_help_beside_a_file_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine/workload").mkdir(parents=True)
+    (tmp_path / "mine/workload/wrong.yaml").write_text("seed: \x7f1\n")
+    with pytest.raises(UserInputError, match=r"wrong.yaml: special characters are not allowed"):
+        compose_sweeps(parse_arguments(["--hydra-help", "-cd", "mine", "workload=wrong"]))
