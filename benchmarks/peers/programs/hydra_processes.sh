@@ -1,0 +1,4 @@
+for process in 1 2 3 4; do
+    python -m benchmarks.peers.programs.hydra_app --multirun --config-name hydra_processes hydra.sweep.dir=multirun/$process &
+done
+wait
