@@ -5,9 +5,12 @@ import statistics
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.peers import table
 from benchmarks.peers.figures import Trial, count_lines, count_loss, describe, idle_parts, idle_share, read_trials
+from benchmarks.peers.schedules import batch_length_s, queue_length_s
 from benchmarks.peers.table import LONGEST_S, SHORTEST_S, STEPS, make_table, run_trial
 from benchmarks.peers.tools import KILLED, WHOLE
 
@@ -85,6 +88,7 @@ def test_lines_are_counted_without_comments_and_empty_ones(tmp_path: Path) -> No
 
 def test_figures_are_medians_with_their_range() -> None:
     assert describe([3.0, 1.0, 2.0]) == "2.0 (1.0 to 3.0)"
+    assert describe([2.01, 2.0]) == "2.0"
 
 
 @pytest.mark.parametrize("tool", {tool.name: tool for tool in (*WHOLE, *KILLED)}.values(), ids=lambda tool: tool.name)
@@ -92,3 +96,17 @@ def test_the_files_of_a_tool_have_the_whole_space(tool: object) -> None:
     assert isinstance(tool, type(WHOLE[0]))
     text = "".join(path.read_text() for path in tool.paths)
     assert ("range(10)" in text and "range(6)" in text) or "0,1,2,3,4,5,6,7,8,9" in text
+
+
+def test_batches_wait_for_their_longest_trial_and_a_queue_does_not() -> None:
+    assert batch_length_s([1, 4, 2, 2, 3], workers=2) == 4 + 2 + 3
+    assert queue_length_s([1, 4, 2, 2, 3], workers=2) == 7  # one worker: 1, 2, 2; the other: 4, 3
+    assert queue_length_s([2.0] * 8, workers=4) == batch_length_s([2.0] * 8, workers=4) == 4
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.2, 4), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_queue_is_never_slower_than_batches(durations_s: list[float], workers: int) -> None:
+    shortest_s = max(sum(durations_s) / workers, max(durations_s))
+    queue_s = queue_length_s(durations_s, workers)
+    assert shortest_s <= queue_s * (1 + 1e-9) and queue_s <= batch_length_s(durations_s, workers) * (1 + 1e-9)

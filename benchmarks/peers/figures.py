@@ -109,6 +109,6 @@ def count_lines(paths: Iterable[Path]) -> int:
 
 
 def describe(values: Sequence[float], digits: int = 1) -> str:
-    """Return the median with the range."""
-    ordered = sorted(values)
-    return f"{statistics.median(ordered):.{digits}f} ({ordered[0]:.{digits}f} to {ordered[-1]:.{digits}f})"
+    """Return the median, and the range unless all values are written alike."""
+    median, least, most = (f"{of(values):.{digits}f}" for of in (statistics.median, min, max))
+    return median if least == most else f"{median} ({least} to {most})"

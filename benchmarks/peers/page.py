@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.figures import count_lines, describe
+from benchmarks.peers.processes import WORKERS
+from benchmarks.peers.schedules import batch_length_s, queue_length_s, scheduled_idle_share
 from benchmarks.peers.tools import KILLED, WHOLE, Tool
 
 Row = Mapping[str, Any]
@@ -25,6 +27,9 @@ def render(rows: Sequence[Row], versions: Mapping[str, Mapping[str, str]]) -> st
     ideals = {row["seed"]: row["ideal_s"] for row in rows if row["kind"] == "whole"}
     if ideals:
         lines.append(f"- all trial time over four workers: {describe(list(ideals.values()))} s")
+        for name, schedule in (("batches of four", batch_length_s), ("a queue", queue_length_s)):
+            shares = [100 * scheduled_idle_share(schedule, seed, WORKERS) for seed in ideals]
+            lines.append(f"- idle share of {name}, computed without any other time: {describe(shares)}%")
     return "\n".join([*lines, "", *_whole(rows), "", *_killed(rows), "", *_lines()])
 
 
