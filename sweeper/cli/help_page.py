@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from sweeper.cli.arguments import FLAGS, Arguments
 from sweeper.cli.explanation import explain
 from sweeper.cli.groups import GROUPS, compose_groups, list_choices, loaded_files
-from sweeper.common.errors import UserInputError
+from sweeper.common.errors import UserInputError, suggest
 from sweeper.config.files import ConfigFile
 from sweeper.config.keys import Key, attribute_docs, keys_of, literal_values
 from sweeper.config.resolution import CONF
@@ -106,7 +106,10 @@ def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[s
 
     A command's parameters mean by default what those of the workload `parallel` mean, whose names its layout has.
     """
-    workload = registry.load(composed.workload.name)
+    name = composed.workload.name
+    if name not in registry.names():
+        raise UserInputError(f"workload.name={name}: unknown workload. {suggest(str(name), registry.names())}")
+    workload = registry.load(name)
     layout = attribute_docs(registry.load("parallel").Parameters) if workload.Settings else {}
     comments = {f"space.{name}": meaning for name, meaning in layout.items()}
     comments |= {name: comment for file in files for name, comment in file.comments().items()}

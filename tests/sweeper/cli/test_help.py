@@ -114,3 +114,14 @@ def test_a_docstrings_attributes_are_read_by_name() -> None:
 
     assert attribute_docs(Documented) == {"a": "two lines.", "b": "two lines.", "c": "with: a colon."}
     assert attribute_docs(int) == {}
+
+
+def test_help_on_a_workload_that_is_not_installed_is_one_line(
+    run_cli: Callable[..., CommandResult], tmp_path: Path
+) -> None:
+    file = tmp_path / "conf" / "workload" / "own.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nworkload: {name: matmull, objective: tflops, direction: maximize}\n")
+    result = run_cli("--config-dir=conf", "workload=own", "--help")
+    assert result.code == 2 and "workload.name=matmull: unknown workload" in result.err
+    assert "Did you mean matmul?" in result.err and len(result.err.splitlines()) == 1
