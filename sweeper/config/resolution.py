@@ -19,7 +19,7 @@ from sweeper.common.errors import UserInputError, first_line, suggest
 from sweeper.config import migration
 from sweeper.config.objectives import read_criteria, split_objectives
 from sweeper.config.schema import Config
-from sweeper.config.validation import build
+from sweeper.config.validation import build, convert
 from workloads.api import registry
 from workloads.api.contract import Workload
 
@@ -132,7 +132,8 @@ def _load_workload(config: Config) -> Workload:
         )
     else:
         settings = dict(config.command or {})
-        settings["directory"] = str(Path(settings.get("directory", ".")).expanduser().resolve())
+        directory = convert(str, settings.get("directory", "."), "command.directory")
+        settings["directory"] = str(Path(directory).expanduser().resolve())
         workload = workload.with_settings(build(workload.Settings, settings, "command."))
     check_world_size(workload, config, config.gpus if isinstance(config.gpus, int) else 1)
     return workload
