@@ -61,7 +61,7 @@ def test_a_correction_is_kept_for_its_place_alone(tmp_path: Path) -> None:
         keep(tmp_path, correction)
     stored = read(tmp_path)
     assert len(stored) == 2 and find(stored, PLACE) == replace(CORRECTION, factor=1.2)
-    assert find(stored, replace(PLACE, benchmark_version="parallel/3")) is None
+    assert find(stored, replace(PLACE, benchmark_version="parallel/4")) is None
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"factor": 1}]'])
