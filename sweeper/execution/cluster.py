@@ -56,6 +56,8 @@ def discover_nodes(
     if address is None:
         return [describe_local_node(variables)]
     try:
+        if address == "auto":
+            address = ray_internals.find_running_cluster()
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself retries for minutes and prints each attempt.
             socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()

@@ -72,3 +72,15 @@ SETTINGS = {
 CRASHED = "connection error code 2"  # a worker's end, of which its node knows nothing more
 EXIT_DETAIL = "exit detail: "
 LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is no OutOfMemoryError
+
+# 6. The address of the cluster that runs on this machine, which `ray.init(address="auto")` joins. Ray tries for a minute
+#    where it does not answer; with an address a sweep can knock first.
+
+
+def find_running_cluster() -> str:
+    """Return host:port of the cluster that `auto` means.
+
+    Raises:
+        ConnectionError: no cluster runs here.
+    """
+    return str(services.canonicalize_bootstrap_address("auto"))

@@ -104,3 +104,14 @@ def test_the_program_that_probes_a_cluster_runs() -> None:
         canonicalize = names["canonicalize_bootstrap_address"]
         assert call == "GcsClient(address=canonicalize_bootstrap_address(sys.argv[1]))" and callable(canonicalize)
         assert canonicalize("192.0.2.1:6379") == "192.0.2.1:6379" and callable(names["GcsClient"])
+
+
+def test_ray_tells_the_address_of_a_running_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/cluster/test_silent_head.py finds one by its process; here by the variable, which Ray reads first."""
+    with canary(
+        "how it finds a running cluster (ray._private.services.canonicalize_bootstrap_address)",
+        "Adapt part 6 of ray_internals.py to what `ray.init(address='auto')` calls in ray/_private/worker.py. Without"
+        " it a cluster that does not answer is refused after a minute.",
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
+        assert ray_internals.find_running_cluster() == "10.1.2.3:6379"
