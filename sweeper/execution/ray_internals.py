@@ -73,8 +73,8 @@ CRASHED = "connection error code 2"  # a worker's end, of which its node knows n
 EXIT_DETAIL = "exit detail: "
 LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is no OutOfMemoryError
 
-# 6. The address of the cluster that runs on this machine, which `ray.init(address="auto")` joins. Ray tries for a minute
-#    where it does not answer; with an address a sweep can knock first.
+# 6. The address of the cluster that runs on this machine, which `ray.init(address="auto")` joins. Ray tries for a
+#    minute where it does not answer; with an address a sweep tries for 5 s.
 
 
 def find_running_cluster() -> str:
