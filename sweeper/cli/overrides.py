@@ -18,7 +18,7 @@ OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", 
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 VARIABLES = "space.env."
 TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
-NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None}
+NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
 
 
 def name_files(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -80,10 +80,23 @@ def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedC
     entries = {str(key): value for key, value in values.items()}
     for key, value in _leaves(entries):
         migration.check_key(key, value)
-    config = build(Config, split_objectives(entries))
+    config = build(Config, _with_finals(split_objectives(entries)))
     _check(config)
     read_criteria(config)  # raises for what is wrong with it
     return ResolvedConfig(config, _load_workload(config) if workload is None else workload)
+
+
+def _with_finals(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the workload's finals where they are null; a front has some by default."""
+    finals, section = entries.get("finals"), entries.get("workload")
+    if not isinstance(finals, Mapping) or not isinstance(section, Mapping):
+        return dict(entries)
+    name = section.get("name")
+    workload = registry.load(name) if name in registry.names() else Workload  # an unknown name is refused later
+    top = workload.finalists or (Workload.finalists if entries.get("objective") else 0)
+    defaults = {"top": top, "rounds": workload.finals_rounds}
+    chosen = {key: defaults.get(key) if value is None else value for key, value in finals.items()}
+    return {**entries, "finals": chosen}
 
 
 def _leaves(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

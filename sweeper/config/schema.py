@@ -135,7 +135,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Finals:
-    """The number of best trials that are measured again, and the number of rounds."""
+    """The number of best trials that are measured again, and the number of rounds; null for the workload's."""
 
     top: int = field(metadata={"min": 0})
     rounds: int = field(metadata={"min": 2})

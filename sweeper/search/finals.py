@@ -21,8 +21,9 @@ import numpy as np
 
 from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from workloads.api.contract import Workload
 
-DEFAULT_FINALISTS = 3  # as in conf/config.yaml
+DEFAULT_FINALISTS = Workload.finalists
 FAMILY_ERROR = 0.05  # of the finals: how often any of equally fast finalists may be told apart
 
 

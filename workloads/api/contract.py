@@ -301,6 +301,9 @@ class Workload:
         reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and ends itself in time.
         has_estimates: `estimate` is implemented; only points that it supports are tried, the most promising first.
         runs_command: its settings are a command's, which the configuration has in the section `command`.
+        finalists: how many of the best trials the finals measure again with one objective, unless `finals.top` is set;
+            0 where a trial takes minutes, or where each point is a result of its own.
+        finals_rounds: how often they measure each, unless `finals.rounds` is set.
         can_scale: `scale` is implemented; plans and reports project the best point to more devices.
     """
 
@@ -318,6 +321,8 @@ class Workload:
     has_estimates: ClassVar[bool] = False
     can_scale: ClassVar[bool] = False
     runs_command: ClassVar[bool] = False
+    finalists: ClassVar[int] = 3
+    finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         """Run one trial on this rank.

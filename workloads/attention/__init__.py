@@ -79,6 +79,7 @@ class Attention(Workload):
     work = ("mode", "causal", "dtype", "statistic")
     ways = ("kernel", "warmup", "repeats", "sustained_s", "seed")
     max_world_size = None  # each rank measures its own device, all at the same time
+    finalists = 0  # each point is a result
 
     def run(self, parameters: AttentionParameters, rank: Rank) -> Measurement:
         from workloads.attention.run import measure

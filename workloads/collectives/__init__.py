@@ -40,6 +40,7 @@ class Collectives(Workload):
     ways = ("warmup", "repeats")
     benchmark_version = "collectives/1"
     max_world_size = None
+    finalists = 0  # each point is a result
 
     def run(self, parameters: CollectivesParameters, rank: Rank) -> Measurement:
         from workloads.collectives.run import measure

@@ -34,6 +34,7 @@ class Memory(Workload):
     work = ("operation",)
     ways = ("warmup", "repeats")
     max_world_size = None  # each rank measures its own device, all at the same time
+    finalists = 0  # each point is a result
 
     def run(self, parameters: MemoryParameters, rank: Rank) -> Measurement:
         from workloads.memory.run import measure

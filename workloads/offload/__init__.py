@@ -70,6 +70,8 @@ class Offload(Workload):
     work = ("model", "sequence_length", "sequences_per_step", "dtype", "master_weights", "optimizer_states")
     ways = ("warmup", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
+    finalists = 0  # trials take minutes
+    finals_rounds = 3
     exclusive = "node"  # another trial on the node would use its host memory and its links
 
     def run(self, parameters: OffloadParameters, rank: Rank) -> Measurement:

@@ -122,6 +122,7 @@ class Parallel(Workload):
     # New in 3: initial weights as torchtitan's.
     benchmark_version = "parallel/3"
     max_world_size = None
+    finals_rounds = 3
     has_estimates = True
     can_scale = True
 

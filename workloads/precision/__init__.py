@@ -136,6 +136,7 @@ class Gemm(Workload):
     # Recipe and bf16 in turns, cold cache, operands converted beforehand. The cost of events is subtracted, and the
     # flush reads and writes (new in 2, here and below).
     benchmark_version = "gemm/2"
+    finalists = 0  # each point is a result
 
     def preview(self, parameters: GemmParameters, machine: Machine) -> str:
         return support.describe_support(get_args(Recipe), machine.architecture, support.OF_PRODUCTS)
@@ -154,6 +155,7 @@ class Casts(Workload):
     work = ("format", "direction")
     ways = ("implementation", "warmup", "repeats", "seed")
     benchmark_version = "cast/2"
+    finalists = 0  # each point is a result
 
     def preview(self, parameters: CastParameters, machine: Machine) -> str:
         return support.describe_support(get_args(Format), machine.architecture, support.OF_CASTS)
@@ -172,6 +174,7 @@ class Linear(Workload):
     work = ("recipe", "model", "part")
     ways = ("warmup", "repeats", "seed")
     benchmark_version = "linear/2"
+    finalists = 0  # each point is a result
 
     def preview(self, parameters: LinearParameters, machine: Machine) -> str:
         return support.describe_support(get_args(TrainingRecipe), machine.architecture, support.OF_LAYERS)
@@ -190,6 +193,8 @@ class Training(Workload):
     work = ("recipe", "scope", "model", "layers", "sequence_length", "batch")
     ways = ("warmup", "steps", "seed")
     benchmark_version = "training/2"
+    finalists = 0  # trials take minutes
+    finals_rounds = 3
 
     def preview(self, parameters: TrainingParameters, machine: Machine) -> str:
         return support.describe_support(get_args(TrainingRecipe), machine.architecture, support.OF_LAYERS)

@@ -115,7 +115,7 @@ ALSO_WRONG = {
     "objective=[tflops,step_time_ms] search.pruner=median": ["search.pruner=median", "compares one objective"],
     "workload=a/b": ["workload=a/b", "unknown workload 'a/b'"],
     "-m workload=matmul,prob": ["workload=prob", "Did you mean probe?"],
-    "~finals.top": ["finals.top", "required (an integer)"],
+    "~trial.retries": ["trial.retries", "required (an integer)"],
     "~seed=5": ["~seed=5", "its value is 0"],
     "++workload=probe": ["++workload=probe", "without ++"],
     "hydra.foo=1": ["hydra.foo", "unknown key"],
