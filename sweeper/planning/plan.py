@@ -27,6 +27,7 @@ from sweeper.planning.clusters import choose_topology
 from sweeper.planning.corrections import Correction
 from sweeper.planning.cost_model import CostEstimates
 from sweeper.planning.machine import build_machine
+from sweeper.planning.measurable import Devices, check_measurable
 from sweeper.planning.usable_gpus import describe_problems, select_usable_target
 from sweeper.planning.warm_start import WarmStart
 from workloads.api.contract import Machine, Workload
@@ -146,6 +147,7 @@ def build_plan(
     resources = _plan_resources(resolved, space, target, gpus)
     directory = Path(config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
+    check_measurable(resolved, Devices(target, gpus, bool(achieved_tflops)))
     calibration = _find_calibration(config, directory, target)
     gpus_per_node = max(1, *(node.gpus for node in target.nodes))
     topology = choose_topology(config.topology, target.hardware, gpus_per_node, calibration)

@@ -53,7 +53,9 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     layers = (parameters.layers or shape.layers) if is_model else 1
     counted = replace(shape, layers=layers, vocabulary=shape.vocabulary if is_model else 0)
     flops = model_flops_per_token(counted, parameters.sequence_length)
-    metrics = watch.metrics() | {"peak_memory_gib": _peak_memory_gib(device)}
+    metrics = watch.metrics()
+    if device.type == "cuda":
+        metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     if parameters.scope == "model":
         metrics |= {"loss": losses[-1], "first_loss": losses[0]}
     return Measurement(
@@ -171,7 +173,3 @@ def _build_model_training(
         return loss.detach()
 
     return _Training(step, model, unranked)
-
-
-def _peak_memory_gib(device: torch.device) -> float:
-    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
