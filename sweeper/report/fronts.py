@@ -29,8 +29,8 @@ from sweeper.ui.front_plot import FrontPlot, build_front_plot, build_panel_figur
 from sweeper.ui.tables import front_rows
 
 CERTIFIED_NOTE = (
-    "front % is the share of bootstrap samples of the rounds in which no other point dominates it. From 95% on it is "
-    "on the front, up to 5% dominated. Points under same as differ in no objective beyond chance."
+    "front % is the share of draws of the rounds' means in which no other point dominates it. From 95% on it is on the "
+    "front; dominated means by one other point for sure. Points under same as differ in no objective beyond chance."
 )
 NOT_CERTIFIED_NOTE = (
     "Not certified: each was measured once. The sweep's command with finals.top=3 measures the front again."
@@ -130,6 +130,7 @@ def _to_point(record: TrialRecord, row: Mapping[Any, Any], criteria: Criteria, r
         trial=record,
         values={name: _final_interval(record, name) for name in criteria.metrics},
         share=share,
+        is_dominated=verdict == "dominated",
         is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
         same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
         rounds=0 if math.isnan(rounds) else int(rounds),

@@ -1,10 +1,11 @@
 """The front of several objectives, measured again: how sure it is that each of its points belongs to it.
 
 The points of the front run again in turns, as finalists of one objective do (`finals.py`). A point's share is the part
-of bootstrap samples of the rounds (Efron 1979) in which no other point is at least as good in all objectives and better
-in one. All points are drawn with the same rounds, so that drift from round to round does not count. Two points cannot
-be told apart if no objective differs between them: Student's intervals of their paired differences contain zero, for
-all pairs and objectives at once (Bonferroni).
+of draws of the rounds' means in which no other point is at least as good in all objectives and better in one
+(`dominance_shares.py`). A point is dominated if the same other point dominates it in so many draws that a point of the
+front is called dominated in at most 5% of fronts, however many points there are (Bonferroni). Two points cannot be told
+apart if no objective differs between them: the difference is within the objective's resolution, or Student's interval
+of the paired differences contains zero, for all pairs and objectives at once (Bonferroni).
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from typing import Any
 import numpy as np
 
 from sweeper.common.criteria import Criteria
-from sweeper.common.dominance import find_front
 from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import TrialRecord
+from sweeper.search.dominance_shares import find_dominated, share_points
 from sweeper.search.finals import FAMILY_ERROR, mean_of_rounds, objective_by_round
 from sweeper.search.judged_limits import find_exceeded
 
 MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
 MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
-SAMPLES = 2000  # of the bootstrap: a share of 95% is known to within 1%
-SURE, UNSURE = 0.95, 0.05  # shares from which a point is on the front, and up to which it is dominated
+SURE = 0.95  # the share from which a point is on the front
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class FrontPoint:
     Attributes:
         trial: the point as the search measured it.
         values: the mean of each objective over the rounds, by metric.
-        share: of the bootstrap samples in which no other point dominates it.
+        share: of the draws in which no other point dominates it.
+        is_dominated: one other point dominates it for sure.
         is_on_front: no other point's means dominate its means.
         same_as: numbers of the trials that cannot be told apart from it in any objective.
         rounds: the number of rounds that are compared.
@@ -48,6 +49,7 @@ class FrontPoint:
     trial: TrialRecord
     values: Mapping[str, Interval]
     share: float
+    is_dominated: bool
     is_on_front: bool
     same_as: tuple[int, ...]
     rounds: int
@@ -58,7 +60,7 @@ class FrontPoint:
         """Whether it is on the front, dominated, or neither is sure; or which limit it is beyond."""
         if self.exceeded:
             return f"beyond a limit: {'; '.join(self.exceeded)}"
-        return "on the front" if self.share >= SURE else "dominated" if self.share <= UNSURE else "not sure"
+        return "on the front" if self.share >= SURE else "dominated" if self.is_dominated else "not sure"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the point as plain values, for JSON."""
@@ -171,17 +173,20 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     if len(common) < 2:
         return []
     values = np.array([[[rounds[p.number][n] for n in sorted(common)] for rounds in by_metric] for p in measured])
-    losses = _to_losses(values, criteria)
+    losses, resolutions = _to_losses(values, criteria)
     exceeded = find_exceeded(measured, records, criteria)
     within = [n for n, point in enumerate(measured) if not exceeded[point.number]]
-    front = {within[place] for place in find_front(losses[within].mean(axis=2).tolist())}
-    shares = dict(zip(within, bootstrap_shares(losses[within]), strict=True))
-    same = _find_same(losses)
+    shares = dict(zip(within, share_points(losses[within], resolutions), strict=True)) if within else {}
+    nominal = find_dominated(losses[within].mean(axis=2, keepdims=True), resolutions) if within else np.empty((0, 0, 1))
+    front = {n for place, n in enumerate(within) if not nominal[:, place, 0].any()}
+    sure = 1 - FAMILY_ERROR / max(1, len(within) - 1)
+    same = _find_same(losses, resolutions)
     return [
         FrontPoint(
             trial=point,
             values={metric: mean_of_rounds(values[n, k]) for k, metric in enumerate(criteria.metrics)},
-            share=shares.get(n, 0.0),
+            share=shares[n].undominated if n in shares else 0.0,
+            is_dominated=n in shares and shares[n].dominated_by_one >= sure,
             is_on_front=n in front,
             same_as=tuple(measured[other].number for other in same[n]),
             rounds=len(common),
@@ -191,44 +196,33 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     ]
 
 
-def bootstrap_shares(losses: np.ndarray) -> list[float]:
-    """Return the share of the samples of the rounds in which each point is on the front.
+def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses and the resolution of each objective.
 
-    Args:
-        losses: of each point, objective and round, the lower the better.
+    Of a metric that is positive the losses are logarithms, so that their mean is the geometric one.
     """
-    rounds = losses.shape[2]
-    drawn = np.random.default_rng(0).integers(0, rounds, (SAMPLES, rounds))  # the same result in every run
-    means = losses[:, :, drawn].mean(axis=3)
-    shares = []
-    for mean in means:
-        is_dominated = (means <= mean).all(axis=1) & (means < mean).any(axis=1)
-        shares.append(1.0 - float(is_dominated.any(axis=0).mean()))
-    return shares
-
-
-def _to_losses(values: np.ndarray, criteria: Criteria) -> np.ndarray:
-    """Return the losses; of a metric that is positive their logarithms, so that their mean is the geometric one."""
-    losses = np.empty_like(values)
+    losses, resolutions = np.empty_like(values), np.empty(len(criteria.objectives))
     for place, objective in enumerate(criteria.objectives):
         of_metric = values[:, place]
-        scaled = np.log(of_metric) if (of_metric > 0).all() else of_metric
-        losses[:, place] = objective.loss(1.0) * scaled
-    return losses
+        is_positive = (of_metric > 0).all()
+        losses[:, place] = objective.loss(1.0) * (np.log(of_metric) if is_positive else of_metric)
+        resolutions[place] = objective.resolution * (1.0 if is_positive else np.abs(of_metric).max())
+    return losses, resolutions
 
 
-def _find_same(losses: np.ndarray) -> list[list[int]]:
+def _find_same(losses: np.ndarray, resolutions: np.ndarray) -> list[list[int]]:
     """Return of each point the others that cannot be told apart from it."""
     count, objectives, _ = losses.shape
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]
     for one, other in combinations(range(count), 2):
         differences = losses[one] - losses[other]
-        if all(_contains_zero(student_interval(difference, level)) for difference in differences):
+        pairs = zip(differences, resolutions, strict=True)
+        if not any(_differs(student_interval(difference, level), resolution) for difference, resolution in pairs):
             same[one].append(other)
             same[other].append(one)
     return same
 
 
-def _contains_zero(interval: Interval) -> bool:
-    return interval.low <= 0 <= interval.high
+def _differs(interval: Interval, resolution: float) -> bool:
+    return abs(interval.value) > resolution and not interval.low <= 0 <= interval.high
