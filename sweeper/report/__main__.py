@@ -197,7 +197,7 @@ def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFro
         *charts.build_charts(stored),
         *imported_charts.build_charts(stored.imported),
     ]
-    path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored)))
+    path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
     print(path)
 
 

@@ -11,7 +11,7 @@ import sys
 
 from mlflow import MlflowClient
 
-from sweeper.report import charts, overview, page, store, summary
+from sweeper.report import charts, fronts, overview, page, store, summary
 from sweeper.tracking import mlflow_store
 from workloads.api.secrets import mask
 
@@ -23,11 +23,12 @@ def log_report(client: MlflowClient, run_id: str) -> None:
     run = client.get_run(run_id)
     experiment_id = run.info.experiment_id
     stored = store.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])
+    found = fronts.find_fronts(stored)
     html = page.build_page(
         f"sweeper: {run.info.run_name}",
-        summary.build_tables(stored, None),
-        list(charts.build_charts(stored)),
-        overview.describe(stored),
+        summary.build_tables(stored, None, map(fronts.build_table, found)),
+        [*map(fronts.build_chart, found), *charts.build_charts(stored)],
+        overview.describe(stored, found),
     )
     client.log_text(run_id, html, REPORT)
     link = mlflow_store.artifact_link(experiment_id, run_id, REPORT)

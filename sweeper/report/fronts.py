@@ -45,11 +45,13 @@ class SweepFront:
 
     Attributes:
         sweep: its name.
+        study: the id of its study.
         records: its ranked trials, by number.
         is_cut: the sweep is cut to a budget.
     """
 
     sweep: str
+    study: str
     criteria: Criteria
     records: Sequence[TrialRecord]
     front: Front
@@ -109,7 +111,8 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
     )
     exceeding = {point.trial.number for point in certified if point.exceeded}
     front = Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
-    return SweepFront(str(sweep["run"]), criteria, sorted(ranked, key=lambda record: record.number), front, is_cut)
+    by_number = sorted(ranked, key=lambda record: record.number)
+    return SweepFront(str(sweep["run"]), str(sweep["tag.sweeper.study"]), criteria, by_number, front, is_cut)
 
 
 def _to_record(number: int, row: Mapping[Any, Any], parameters: Sequence[str]) -> TrialRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,24 +12,29 @@ import pandas as pd
 from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.common.metrics import MEMORY_METRICS
 from sweeper.report.best import SPEED_UNITS, BestResult, MeasuredValue, list_varying_parameters, read_value
+from sweeper.report.front_overview import describe_front
+from sweeper.report.fronts import SweepFront
 from sweeper.report.store import Stored
 from sweeper.ui.format import TIE, count, format_number, format_point
 
 
-def describe(stored: Stored) -> str:
-    """Return the paragraph; without a complete trial only what was measured."""
-    result = _find_headline(stored)
+def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
+    """Return the paragraph; without a complete trial only what was measured. Of several objectives the front counts."""
+    headline = _find_headline(stored, fronts)
     sentences = [_describe_extent(stored)]
-    if result is not None:
-        sentences += [_describe_winner(result, stored), _describe_use(result)]
+    if isinstance(headline, BestResult):
+        sentences += [_describe_winner(headline, stored), _describe_use(headline)]
+    elif headline:
+        sentences.append(describe_front(headline))
     return " ".join(filter(None, sentences))
 
 
-def _find_headline(stored: Stored) -> BestResult | None:
-    """Return the best result of the latest sweep that has one."""
+def _find_headline(stored: Stored, fronts: Sequence[SweepFront]) -> BestResult | SweepFront | None:
+    """Return the front, or with one objective the best result, of the latest sweep that has one."""
     studies = list(stored.sweeps.sort_values("start")["tag.sweeper.study"]) if len(stored.sweeps) else []
-    ranked = sorted(stored.best_results, key=lambda result: studies.index(result.trial["tag.sweeper.study"]))
-    return ranked[-1] if ranked else None
+    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
+    found |= {front.study: front for front in fronts}
+    return found[max(found, key=studies.index)] if found else None
 
 
 def _describe_extent(stored: Stored) -> str:

@@ -136,6 +136,7 @@ OBJECTIVES = {"tokens_per_s": "maximize", "peak_device_gib": "minimize"}
 
 def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, certified: bool = False) -> None:
     """Write a sweep of four trials of a second each, all but the third on the front of speed and memory."""
+    folder.mkdir(exist_ok=True)
     tags = {**PARENT, "objectives": json.dumps(OBJECTIVES)}
     parent = {"params": {"sweep.gpus": 1}, "started_at": "now", "artifacts": {}, "tags": tags}
     written = Store(f"sqlite:///{folder}/mlflow.db", "offload", "study of a front", "trade", parent)
@@ -173,6 +174,27 @@ def test_the_front_of_several_objectives_is_cut_to_a_budget_too(tmp_path: Path) 
     assert result.code == 0 and (tmp_path / "report_front_trade.png").stat().st_size > 10_000
     page = Path(run_report(tmp_path, *three, "--out", str(tmp_path / "r.html")).out.strip()).read_text()
     assert page.count("<h2>Pareto front of trade") == 2  # the table and the chart
+
+
+def overview_of(folder: Path) -> str:
+    page = Path(run_report(folder, "--out", str(folder / "r.html")).out.strip()).read_text()
+    return page.split("<p class='overview'>")[1].split("</p>")[0]
+
+
+def test_the_headline_of_several_objectives_names_the_best_in_each_and_no_fastest(tmp_path: Path) -> None:
+    write_front(tmp_path)
+    text = overview_of(tmp_path)
+    assert "the fastest" not in text and "3 of 4 ranked trials are on the front" in text
+    assert "Best in tokens_per_s: trial 3 (budget=3) with speed 120 tokens/s, device 30 GiB; in peak_dev" in text
+    assert "trial 1 (budget=1) with speed 90 tokens/s, device 10 GiB. Each was measured once" in text
+
+
+def test_the_headline_says_how_sure_the_front_is(tmp_path: Path) -> None:
+    write_front(tmp_path, certified=True)
+    assert "Of 1 trial measured again in 3 rounds: 1 dominated." in overview_of(tmp_path)
+    write_front(tmp_path / "one", limits={"peak_device_gib": 15.0})
+    text = overview_of(tmp_path / "one")
+    assert "at least as good as every other in both tokens_per_s and peak_device_gib: trial 1 (" in text
 
 
 def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(
