@@ -12,37 +12,22 @@ has no spread there, and would decide by its last digit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 SAMPLES = 2000  # a share of 95% is known to within 1%
 
 
-@dataclass(frozen=True)
-class PointShare:
-    """How sure a point is.
+def share_points(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of the draws in which no other point dominates each point, and those in which one point does.
 
-    Attributes:
-        undominated: the share of the draws in which no other point dominates it.
-        dominated_by_one: the largest share of the draws in which the same other point dominates it.
-    """
-
-    undominated: float
-    dominated_by_one: float
-
-
-def share_points(losses: np.ndarray, resolutions: np.ndarray) -> list[PointShare]:
-    """Return the shares of each point.
+    The latter are of each pair: in which the first point dominates the second one.
 
     Args:
         losses: of each point, objective and round, the lower the better.
         resolutions: of each objective, the largest difference that does not count.
     """
     beats = find_dominated(draw_means(losses), resolutions)
-    undominated = 1.0 - beats.any(axis=0).mean(axis=1)
-    by_one = beats.mean(axis=2).max(axis=0)
-    return [PointShare(float(one), float(other)) for one, other in zip(undominated, by_one, strict=True)]
+    return 1.0 - beats.any(axis=0).mean(axis=1), beats.mean(axis=2)
 
 
 def draw_means(losses: np.ndarray) -> np.ndarray:

@@ -40,7 +40,8 @@ class FrontPoint:
         share: of the draws in which no other point dominates it.
         is_dominated: one other point dominates it for sure.
         is_on_front: no other point's means dominate its means.
-        same_as: numbers of the trials that cannot be told apart from it in any objective.
+        same_as: numbers of the trials that cannot be told apart from it in any objective, and of which none dominates
+            the other for sure.
         rounds: the number of rounds that are compared.
         exceeded: the limits that the median of its rounds is beyond, as text: then it is not on the front, and no other
             point is compared with it.
@@ -176,17 +177,19 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     losses, resolutions = _to_losses(values, criteria)
     exceeded = find_exceeded(measured, records, criteria)
     within = [n for n, point in enumerate(measured) if not exceeded[point.number]]
-    shares = dict(zip(within, share_points(losses[within], resolutions), strict=True)) if within else {}
+    undominated, beaten = share_points(losses[within], resolutions) if within else (np.empty(0), np.empty((0, 0)))
     nominal = find_dominated(losses[within].mean(axis=2, keepdims=True), resolutions) if within else np.empty((0, 0, 1))
     front = {n for place, n in enumerate(within) if not nominal[:, place, 0].any()}
     sure = 1 - FAMILY_ERROR / max(1, len(within) - 1)
-    same = _find_same(losses, resolutions)
+    ordered = {(within[one], within[other]) for one, other in zip(*np.nonzero(beaten >= sure), strict=True)}
+    dominated, shares = {other for _, other in ordered}, dict(zip(within, undominated.tolist(), strict=True))
+    same = _find_same(losses, resolutions, ordered)
     return [
         FrontPoint(
             trial=point,
             values={metric: mean_of_rounds(values[n, k]) for k, metric in enumerate(criteria.metrics)},
-            share=shares[n].undominated if n in shares else 0.0,
-            is_dominated=n in shares and shares[n].dominated_by_one >= sure,
+            share=shares.get(n, 0.0),
+            is_dominated=n in dominated,
             is_on_front=n in front,
             same_as=tuple(measured[other].number for other in same[n]),
             rounds=len(common),
@@ -210,12 +213,14 @@ def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.n
     return losses, resolutions
 
 
-def _find_same(losses: np.ndarray, resolutions: np.ndarray) -> list[list[int]]:
-    """Return of each point the others that cannot be told apart from it."""
+def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[int, int]]) -> list[list[int]]:
+    """Return of each point the others that cannot be told apart from it; of `ordered` pairs one dominates the other."""
     count, objectives, _ = losses.shape
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]
     for one, other in combinations(range(count), 2):
+        if {(one, other), (other, one)} & ordered:
+            continue
         differences = losses[one] - losses[other]
         pairs = zip(differences, resolutions, strict=True)
         if not any(_differs(student_interval(difference, level), resolution) for difference, resolution in pairs):

@@ -21,12 +21,12 @@ arrays = st.integers(1, 5).flatmap(
 @settings(max_examples=30, deadline=None)
 @given(arrays.map(lambda rows: np.array(rows[:5])))
 def test_shares_are_shares_and_a_dominated_point_changes_none(losses: np.ndarray) -> None:
-    shares = share_points(losses, NONE)
-    assert all(0 <= share.undominated <= 1 for share in shares)
-    assert sum(share.undominated for share in shares) >= 1 - 1e-9
+    undominated, beaten = share_points(losses, NONE)
+    assert all(0 <= share <= 1 for share in undominated) and undominated.sum() >= 1 - 1e-9
+    assert not beaten.diagonal().any()
     worse = losses[:1] + 1.0  # in every round and objective
-    with_worse = share_points(np.concatenate([losses, worse]), NONE)
-    assert with_worse[:-1] == shares and with_worse[-1].undominated == 0.0 and with_worse[-1].dominated_by_one == 1.0
+    shares, beaten = share_points(np.concatenate([losses, worse]), NONE)
+    assert (shares[:-1] == undominated).all() and shares[-1] == 0.0 and beaten[0, -1] == 1.0
 
 
 @settings(max_examples=50, deadline=None)
@@ -67,9 +67,9 @@ def verdicts(behind: float, *, rounds: int, others: int = 1, fewer_bytes: float 
         losses = np.zeros((others + 1, 2, rounds))
         losses[:, 0] = 0.01 * noise.standard_normal((others + 1, rounds)) + 0.02 * noise.standard_normal(rounds)
         losses[-1] += np.array([[behind], [-fewer_bytes]])
-        last = share_points(losses, FINE)[-1]
-        dominated += last.dominated_by_one >= 1 - 0.05 / others
-        on_front += last.undominated >= 0.95
+        undominated, beaten = share_points(losses, FINE)
+        dominated += beaten[:, -1].max() >= 1 - 0.05 / others
+        on_front += undominated[-1] >= 0.95
     return dominated / 400, on_front / 400
 
 
