@@ -84,7 +84,6 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.execution.shipping import SweepCode
         from sweeper.folders.warm_start import read_warm_start
         from sweeper.planning.plan import build_plan
-        from sweeper.sweep import Sweep
         from sweeper.tracking.mlflow_store import check_uri
         from sweeper.ui.plan_view import show_plan
 
@@ -100,6 +99,8 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         if config.plan:
             show_plan(plan)
             return COMPLETE
+        from sweeper.sweep import Sweep  # and with it the tables, plots and MLflow's views of results: not for a plan
+
         return Sweep(plan, command).run()
     except BrokenPipeError:
         raise

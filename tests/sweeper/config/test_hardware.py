@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
@@ -26,6 +27,16 @@ CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")
 def gpu_node(name: str, label: str, gpus: int = 8) -> Node:
     identities = tuple(GpuIdentity(number, "nvidia", name) for number in range(gpus)) if name else ()
     return Node("b", cpus=64, cpu_name="Xeon", gpus=gpus, accelerator=label, gpu_identities=identities)
+
+
+def test_the_catalogue_reads_files_as_the_configuration_does() -> None:
+    # Hydra composes `hardware=NAME` by OmegaConf, whose numbers differ from YAML's in some spellings (1e3).
+    for name, entry in catalogue().items():
+        composed = OmegaConf.to_container(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"))
+        assert isinstance(composed, dict)
+        assert {key: getattr(entry, key) for key in composed if key != "environment"} == {
+            key: value for key, value in composed.items() if key != "environment"
+        }, name
 
 
 @pytest.mark.parametrize(
