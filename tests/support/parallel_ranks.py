@@ -1,0 +1,191 @@
+"""Processes that train a divided model with gloo or NCCL between them, and the same training in one process."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import multiprocessing
+import socket
+import traceback
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from workloads import device as devices
+from workloads.api.contract import Rank
+from workloads.distributed import process_group
+from workloads.llama.model import Llama, rope_table
+from workloads.llama.shapes import MODELS
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
+from workloads.parallel.async_tp import separate_group_names
+from workloads.parallel.batches import Batch, TokenSource, local_sequences
+from workloads.parallel.layout import Layout
+from workloads.parallel.stage import build_initializer
+from workloads.parallel.train import Trainer
+
+CPU = torch.device("cpu")
+SHAPE = replace(MODELS["llama_tiny"], layers=4)
+LENGTH, BATCH, STEPS = 32, 8, 2
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The losses of all steps, and the first step's gradients and their norm."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    norm: float
+
+
+def draw_batch(document_tokens: int = 0) -> Batch:
+    """Return a batch of uniform tokens, whose sequences are packed with documents."""
+    lengths = TokenSource(SHAPE.vocabulary, LENGTH, 0, document_tokens).draw(0, range(BATCH)).document_lengths
+    return Batch(tokens(), lengths)
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, SHAPE.vocabulary, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A layout for the processes of `Ranks` to train; `sequence_number` differs between calls."""
+
+    sequence_number: int
+    layout: Layout
+    spec: ModelSpec
+
+
+def initialize(name: str, size: tuple[int, ...]) -> Tensor:
+    """Return a parameter's initial values, the embedding's so small that the gradients have to be clipped."""
+    values = build_initializer(0, CPU)(name, size)
+    return values / 50 if name == "embedding.weight" else values
+
+
+def train(call: Call, rank: Rank) -> Trained:
+    """Train a few steps. Returns the losses, and the whole gradients of the first step of this rank's stages."""
+    device, layout = devices.device_of(rank), call.layout
+    with process_group(rank, device):
+        if layout.async_tp:
+            separate_group_names(call.sequence_number)
+        groups = build_groups(layout, device.type)
+        stages = build_stages(call.spec, layout, groups, device, initialize)
+        trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
+        local = draw_batch(call.spec.document_tokens).select(local_sequences(layout, groups))
+        losses = [float(trainer.compute_gradients(local))]
+        gradients = gather_gradients(stages, SHAPE, layout.tp)
+        gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
+        trainer.update()
+        norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
+        return Trained(losses + [float(trainer.step(local)) for _ in range(STEPS - 1)], gradients, norm)
+
+
+def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:
+    torch.set_num_threads(1)
+    while (call := calls.get()) is not None:
+        faulthandler.dump_traceback_later(90)
+        world_size = call.layout.world_size
+        rank = Rank(
+            number,
+            world_size,
+            device,
+            rendezvous=f"127.0.0.1:{port + world_size}",
+            sequence_number=call.sequence_number,
+        )
+        try:
+            answers.put((number, train(call, rank)))
+        except Exception:
+            answers.put((number, traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Ranks:
+    """Processes that train one layout after the other, each in a new process group."""
+
+    def __init__(self, count: int, device: str = "cpu") -> None:
+        # Importing torch in a new process takes seconds; a process that has used a GPU cannot be forked.
+        self._device = device
+        context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+        self._calls = [context.Queue() for _ in range(count)]
+        self._answers = context.Queue()
+        self._sequence_number = 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._processes = [
+            context.Process(target=serve, args=(n, device, port, calls, self._answers), daemon=True)
+            for n, calls in enumerate(self._calls)
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            for n, process in enumerate(self._processes):
+                if device == "cuda":
+                    patch.setenv("CUDA_VISIBLE_DEVICES", str(n))  # as a worker sees it
+                process.start()
+
+    def train(self, layout: Layout, **fields: Any) -> list[Trained]:
+        """Train on as many processes as the layout has ranks. Returns each rank's result."""
+        self._sequence_number += 1
+        for calls in self._calls[: layout.world_size]:
+            calls.put(
+                Call(self._sequence_number, layout, ModelSpec(SHAPE, LENGTH, **({"dtype": torch.float32} | fields)))
+            )
+        results: dict[int, Trained] = {}
+        for _ in range(layout.world_size):
+            number, answer = self._answers.get(timeout=100)
+            if isinstance(answer, str):  # the other ranks may wait for this one forever
+                self.close()
+                self.__init__(len(self._processes), self._device)  # type: ignore[misc]
+                pytest.fail(answer)
+            results[number] = answer
+        return [results[number] for number in range(layout.world_size)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+
+def train_in_one_process(batch: Batch) -> Trained:
+    """Train the whole model by PyTorch in one process, each document alone, with nothing of what is tested."""
+    lengths = [[LENGTH]] * BATCH if batch.document_lengths is None else batch.document_lengths.tolist()
+    documents = [
+        (row[None, :-1][:, stop - length : stop], row[None, 1:][:, stop - length : stop])
+        for row, row_lengths in zip(batch.tokens, lengths, strict=True)
+        for stop, length in zip(itertools.accumulate(row_lengths), row_lengths, strict=True)
+    ]
+    model = Llama(SHAPE)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initialize(name, tuple(parameter.shape)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    rope = rope_table(SHAPE, LENGTH, CPU)
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
+    norms = []
+    for _ in range(STEPS):
+        losses.append(0.0)
+        for inputs, targets in documents:
+            loss = model(inputs, targets, rope[:, : inputs.shape[1]]) * inputs.numel() / (BATCH * LENGTH)
+            loss.backward()
+            losses[-1] += float(loss.detach())
+        gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert norms[0] > 1.0  # so that clipping has an effect
+    return Trained(losses, gradients, norms[0])
+
+
+def assert_same_training(trained: list[Trained], reference: Trained, tolerance: float = 1e-5) -> None:
+    """Check that every rank has the reference's losses, and that the ranks' gradients together are the reference's."""
+    gradients: dict[str, Tensor] = {}
+    for rank in trained:
+        assert rank.losses == pytest.approx(reference.losses, abs=tolerance)
+        assert rank.norm == pytest.approx(reference.norm, rel=tolerance)
+        gradients |= rank.gradients
+    assert gradients.keys() == reference.gradients.keys()
+    for name, gradient in reference.gradients.items():
+        error = (gradients[name] - gradient).abs().max() / gradient.abs().max()
+        assert error < tolerance, name

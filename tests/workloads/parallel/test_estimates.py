@@ -1,0 +1,165 @@
+"""The cost model of a layout: what takes more memory or more time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Node, Target, planned_target
+from tests.support.planner import machine_of
+from workloads.api.contract import Machine
+from workloads.llama.flops import model_flops_per_token
+from workloads.llama.shapes import MODELS
+from workloads.parallel import Parallel, ParallelParameters
+from workloads.parallel.estimates import build_job, estimate_memory_gib, estimate_speed
+from workloads.parallel.layout import Layout, Setting
+from workloads.parallel.rules import find_violation
+from workloads.planner.step import estimate_job, estimate_step
+
+H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
+
+
+def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
+    training = {name: fields.pop(name) for name in ("state", "block") if name in fields}
+    setting = Setting(MODELS[model], 8192, world_size, 8, **training)  # type: ignore[arg-type]
+    layout = Layout(global_batch=16, **fields)  # type: ignore[arg-type]
+    assert find_violation(layout, setting) is None
+    return estimate_memory_gib(layout, setting, H200)
+
+
+def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
+    one_rank_gib, copies_gib = memory_gib(world_size=1), memory_gib(dp_replicate=8)
+    assert copies_gib >= one_rank_gib > 120  # sixteen bytes a parameter
+    for degree in ("dp_shard", "tp", "pp"):
+        assert memory_gib(**{degree: 8}) < memory_gib(**{degree: 4, "dp_replicate": 2}) < copies_gib
+    full_gib, selective_gib = (memory_gib(dp_shard=8, checkpointing=kind) for kind in ("full", "selective"))
+    assert full_gib < selective_gib < memory_gib(dp_shard=8)
+    assert memory_gib(dp_shard=8) < memory_gib(dp_shard=8, reshard_after_forward=False) < copies_gib
+    assert memory_gib(cp=8, cp_method="ring") < memory_gib(cp=8)
+    assert memory_gib(dp_shard=8, micro_batch=1) < memory_gib(dp_shard=8, micro_batch=2)
+
+
+def test_fp32_state_takes_twice_the_memory_of_a_parameter_and_more_time() -> None:
+    """8B: 16 bytes a parameter instead of 8, and gradients that are reduced and kept in fp32."""
+    parameters = MODELS["llama3_8b"].parameters
+    for layout, least_bytes in ({"dp_shard": 8}, 6 / 8), ({"dp_shard": 8, "reshard_after_forward": False}, 2 + 6 / 8):
+        added_gib = memory_gib(**layout) - memory_gib(**layout, state="bf16")
+        assert least_bytes * parameters / 2**30 < added_gib < (least_bytes + 1) * parameters / 2**30
+    setting, layout = Setting(MODELS["llama3_8b"], 8192, 8, 8), Layout(dp_shard=8, global_batch=16)
+    fp32_s, bf16_s = (step_s(layout, replace(setting, state=state), H200) for state in ("fp32", "bf16"))
+    assert 1 < fp32_s / bf16_s < 1.1
+
+
+def step_s(layout: Layout, setting: Setting, machine: Machine) -> float:
+    return estimate_step(build_job(layout, setting), machine.cluster).total_s
+
+
+def test_a_machine_has_the_memory_bandwidth_of_its_hardware() -> None:
+    node = Node("n", 8, "a CPU", 2, "H200", ("NVIDIA H200",) * 2)
+    target = Target(catalogue()["h200"], "NVIDIA H200", (node,))
+    assert machine_of(target, 2).cluster.device.memory_gb_s == 4800
+    unknown = Target(replace(catalogue()["h200"], bandwidth_tb_s=None), "a GPU", (node,))
+    assert machine_of(unknown, 2).cluster.device.memory_gb_s == math.inf
+
+
+def planned_machine(name: str) -> Machine:
+    """Eight devices of one node, of which nothing was measured."""
+    return machine_of(planned_target(catalogue()[name], 8), 8)
+
+
+def test_ranks_of_a_node_have_the_links_among_themselves_alone_without_a_switch() -> None:
+    target = planned_target(catalogue()["mi300x"], 8)
+    for ranks, links in ((2, 1), (4, 3), (8, 7)):
+        topology = machine_of(target, ranks).cluster.topology
+        assert (topology.gpus_per_domain, topology.link_gb_s) == (ranks, pytest.approx(links * 64))
+    assert machine_of(planned_target(catalogue()["h200"], 8), 2).cluster.topology.link_gb_s == 450
+
+
+def with_topology(machine: Machine, **changes: Any) -> Machine:
+    cluster = machine.cluster
+    return replace(machine, cluster=replace(cluster, topology=replace(cluster.topology, **changes)))
+
+
+def with_memory_gb_s(machine: Machine, memory_gb_s: float) -> Machine:
+    device = replace(machine.cluster.device, memory_gb_s=memory_gb_s)
+    return replace(machine, cluster=replace(machine.cluster, device=device))
+
+
+def test_a_layout_of_small_groups_is_estimated_slower_where_gpus_have_links_in_pairs() -> None:
+    """Eight MI300X have seven links each: a pair uses one of them, a group of eight all."""
+    setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
+
+    def layout_s(machine: Machine, **degrees: int) -> float:
+        return step_s(Layout(global_batch=16, **degrees), setting, machine)
+
+    mi300x = planned_machine("mi300x")
+    switched = with_topology(mi300x, wiring="switch")
+    for degrees in ({"dp_shard": 8}, {"tp": 8}):
+        assert layout_s(mi300x, **degrees) == layout_s(switched, **degrees)
+    for degrees in ({"tp": 2, "dp_replicate": 4}, {"tp": 2, "dp_shard": 4}, {"tp": 4, "dp_shard": 2}):
+        assert layout_s(mi300x, **degrees) > layout_s(switched, **degrees)
+        assert layout_s(mi300x, **degrees) > layout_s(mi300x, dp_shard=8)
+
+
+def test_a_layout_fits_that_needs_less_than_what_the_driver_reports() -> None:
+    """By the vendor's 141 GB, taken as 141e9 bytes, 127.4 GiB fit on an H200; its driver reports 139.7 GiB."""
+    layout = {"tp": 4, "pp": 2, "stages_per_rank": 1, "micro_batch": 1, "global_batch": 32}
+    parameters = ParallelParameters(model="llama3_70b", sequence_length=8192, state="bf16", **layout)  # type: ignore[arg-type]
+    estimate = Parallel().estimate(parameters, planned_machine("h200"))
+    assert 127.4 < estimate.metrics["memory_gib"] < 135.5 and not estimate.unsupported_reason
+    assert Parallel().estimate(parameters, planned_machine("h100")).rule == "the layout fits into memory"
+
+
+def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
+    setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
+
+    def layout_s(machine: Machine = H200, **fields: object) -> float:
+        return step_s(Layout(global_batch=16, **fields), setting, machine)  # type: ignore[arg-type]
+
+    selective_s, full_s = (layout_s(dp_shard=8, checkpointing=kind) for kind in ("selective", "full"))
+    assert layout_s(dp_shard=8) < selective_s < full_s
+    two_nodes = with_topology(H200, gpus_per_domain=4)
+    assert layout_s(two_nodes, tp=8) > 1.5 * layout_s(tp=8)  # a ring over the four NICs of each node
+    interleaved_s, zero_bubble_s, zbv_s, dualpipev_s = (
+        layout_s(pp=8, stages_per_rank=2, schedule=schedule)
+        for schedule in ("interleaved", "zero_bubble", "zbv", "dualpipev")
+    )
+    assert zero_bubble_s < interleaved_s < layout_s(pp=8)
+    assert zbv_s < dualpipev_s < zero_bubble_s
+    assert layout_s(tp=8, async_tp=True) < layout_s(tp=8)
+    assert layout_s(cp=8, cp_method="ring") < layout_s(cp=8)
+    assert layout_s(two_nodes, cp=8, cp_method="ring") > layout_s(cp=8, cp_method="ring")
+    assert layout_s(dp_replicate=8) < layout_s(with_memory_gb_s(H200, 2400.0), dp_replicate=8)
+    unknown_memory = with_memory_gb_s(H200, math.inf)
+    stays_gathered: dict[str, object] = {"dp_shard": 8, "reshard_after_forward": False}
+    assert layout_s(unknown_memory, **stays_gathered) < layout_s(**stays_gathered)
+
+
+def on_nodes(machine: Machine, nodes: int) -> Machine:
+    ranks = nodes * machine.ranks_per_node
+    return replace(machine, world_size=ranks, cluster=replace(machine.cluster, gpus=ranks))
+
+
+def test_the_mfu_of_documents_counts_the_attention_within_them_alone() -> None:
+    layout, setting = Layout(dp_shard=8, global_batch=16), Setting(MODELS["llama3_8b"], 8192, 8, 8)
+    packed = replace(setting, document_tokens=512)
+    whole, within = (estimate_speed(layout, kind, H200) for kind in (setting, packed))
+    estimate = estimate_job(build_job(layout, setting), H200.cluster)
+    assert whole["mfu"] == pytest.approx(estimate.mfu) and within["tokens_per_s"] > whole["tokens_per_s"]
+    flops = model_flops_per_token(MODELS["llama3_8b"], packed.attended_length)
+    assert within["mfu"] == pytest.approx(within["tokens_per_s"] * flops / 8 / 989e12)
+
+
+def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
+    workload, parameters = Parallel(), ParallelParameters(dp_shard=8, micro_batch=2, global_batch=64)
+    one_node_tokens_per_s = workload.estimate(parameters, H200).metrics["tokens_per_s"]
+    previous_efficiency = 1.0
+    for nodes in (2, 4, 64, 1024):
+        estimate = workload.estimate(workload.scale(parameters, nodes), on_nodes(H200, nodes))
+        efficiency = estimate.metrics["tokens_per_s"] / one_node_tokens_per_s / nodes
+        assert not estimate.unsupported_reason and 0.5 < efficiency <= previous_efficiency
+        previous_efficiency = efficiency

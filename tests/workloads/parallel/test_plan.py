@@ -1,0 +1,66 @@
+"""A plan of layouts from the command line, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import CommandResult
+from workloads.planner.rules import DEGREES
+
+
+def test_a_plan_shows_tried_and_excluded_points_and_the_projection(
+    run_cli: Callable[..., CommandResult], tmp_path: Path
+) -> None:
+    result = run_cli("workload=parallel", "gpus=2", "plan=true", "projection.nodes=1,16", "price_per_hour=2.5")
+    assert result.code == 0, result.err
+    tried, excluded = (
+        int(n.replace(",", "")) for n in re.findall(r"(?m)^([\d,]+) (?:valid|excluded) points", result.out)
+    )
+    assert 0 < tried < 100 and tried + excluded == 2**5 * 2 * 3 * 3 * 3 * 2
+    assert "the degrees multiply to the number of ranks" in result.out
+    assert "fixed    model=llama_tiny sequence_length=64" in result.out
+    assert "dp_shard 2, micro-batch 4 x 1" in result.out and "of linear" in result.out and "assumptions:" in result.out
+    table = pd.read_csv(next(tmp_path.glob("sweeps/*/plan.csv")))
+    assert (
+        table.points.sum() == tried + excluded
+        and (table.unsupported_reason.isna().sum() == tried)
+        and not list(tmp_path.glob("sweeps/*/study.journal"))
+    )
+
+
+def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Callable[..., CommandResult]) -> None:
+    result = run_cli("workload=parallel", "model=llama3_70b", "gpus=16", "hardware=h200", "plan=true", "space.tp=8")
+    assert result.code == 0, result.err
+    assert "16 x h200, planned" in result.out and "the layout fits into memory" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpus=2", "space.tp=2", "space.dp_shard=2"], "“the degrees multiply to the number of ranks”"),
+        ([*(f"space.{name}=1" for name in DEGREES), "space.micro_batch=3"], "not a multiple of micro-batch 3"),
+        (["gpus=2", "workload.strategy=balanced", "model=llama3_70b"], "Available: llama3_8b, qwen2_5_7b"),
+        (
+            ["gpus=12", "hardware=h100", "plan=true", "workload.strategy=memory_optimized"],
+            "gpus=12: workload.strategy=memory_optimized has tp=4 x pp=2 for llama3_8b on nvidia",
+        ),
+        (["gpus=2", "hardware=h200"], "hardware=h200: not in the cluster"),
+        (["gpus=2", "projection.nodes=2,x"], "projection.nodes=2,x: must be numbers of nodes"),
+        (
+            ["gpus=16", "hardware=h100", "plan=true", "projection.nodes=1,2"],
+            "projection.nodes=1: copies of a trial of 16 GPUs fill multiples of 2 nodes of 8, such as",
+        ),
+        (["workload=matmul", "projection.nodes=2"], "projection.nodes: matmul cannot project to more nodes"),
+        (["gpus=2", "space.learning_rate=interval(0.1,0.2)"], "every point is estimated before"),
+    ],
+)
+def test_an_impossible_layout_is_refused_before_anything_starts(
+    run_cli: Callable[..., CommandResult], arguments: list[str], message: str
+) -> None:
+    result = run_cli("workload=parallel", *arguments)
+    assert result.code == 2 and message in result.err and len(result.err.splitlines()) <= 2

@@ -1,0 +1,72 @@
+"""Weights, gradients and optimizer states of a trainer, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.parallel_ranks import (
+    BATCH,
+    CPU,
+    LENGTH,
+    SHAPE,
+    tokens,
+)
+from workloads.api.contract import Infeasible, Rank
+from workloads.api.trial import run_trial
+from workloads.distributed import process_group
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
+from workloads.parallel.batches import Batch
+from workloads.parallel.fsdp import reduction_dtype
+from workloads.parallel.layout import Layout, State
+from workloads.parallel.stage import build_initializer
+from workloads.parallel.train import Trainer
+
+
+def test_an_invalid_layout_is_infeasible_before_ranks_wait_for_each_other() -> None:
+    with pytest.raises(Infeasible, match="= 2 ranks, but there are 4"):
+        run_trial("parallel", {"model": "llama_tiny", "dtype": "fp32", "dp_shard": 2}, Rank(0, 4, ranks_per_node=4))
+
+
+def test_gradients_of_bf16_products_are_accumulated_in_fp32_beside_fp32_weights() -> None:
+    """Eight micro-batches, with and without gathering the weights for each, and the bf16 state beside them."""
+    gradients, dtypes = {}, {}
+    with process_group(Rank(), CPU):
+        for dtype, state, reshard in CASES:
+            layout = Layout(global_batch=BATCH, reshard_after_forward=reshard)
+            groups = build_groups(layout, "cpu")
+            spec = ModelSpec(SHAPE, LENGTH, dtype, state=state)
+            stages = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
+            trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
+            trainer.compute_gradients(Batch(tokens()))
+            name = "blocks.0.down.weight"
+            gradients[dtype, state, reshard] = gather_gradients(stages, SHAPE, 1)[name].clone()
+            trainer.update()
+            dtypes[dtype, state, reshard] = trainer.state_dtypes() | ({reduction_dtype(stages[0])} - {None})
+    exact = gradients[CASES[0]]
+    errors = {case: float((gradient - exact).norm() / exact.norm()) for case, gradient in gradients.items()}
+    assert all(dtypes[case] == {torch.float32 if case[1] == "fp32" else torch.bfloat16} for case in CASES)
+    assert errors[CASES[1]] == pytest.approx(errors[CASES[2]], rel=0.01) and 0 < errors[CASES[1]] < errors[CASES[3]]
+
+
+CASES: list[tuple[torch.dtype, State, bool]] = [
+    (torch.float32, "fp32", True),
+    (torch.bfloat16, "fp32", True),
+    (torch.bfloat16, "fp32", False),
+    (torch.bfloat16, "bf16", True),
+]
+
+
+def test_a_tied_model_trains() -> None:
+    """Its head is its embedding, so the last stage has no head of its own."""
+    shape = replace(SHAPE, tied=True)
+    with process_group(Rank(), CPU):
+        layout = Layout(global_batch=2)
+        groups = build_groups(layout, "cpu")
+        spec = ModelSpec(shape, LENGTH, torch.float32)
+        stages = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU, is_tied=True))
+        trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
+        losses = [float(trainer.step(Batch(tokens()[:2]))) for _ in range(3)]
+    assert losses[0] > losses[1] > losses[2]

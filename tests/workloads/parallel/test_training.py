@@ -1,0 +1,133 @@
+"""A model divided over ranks trains as it does in one process: real processes, with gloo between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partialmethod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from tests.support.parallel_layouts import LAYOUTS, LONG_LAYOUTS, MANUAL_LAYOUTS
+from tests.support.parallel_ranks import (
+    BATCH,
+    CPU,
+    LENGTH,
+    SHAPE,
+    Ranks,
+    Trained,
+    assert_same_training,
+    draw_batch,
+    tokens,
+    train_in_one_process,
+)
+from workloads.api.contract import Rank
+from workloads.distributed import process_group
+from workloads.llama.sdpa import causal_attention
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages
+from workloads.parallel.layout import Layout
+from workloads.parallel.stage import build_initializer
+
+
+@pytest.mark.long(40)
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    assert_same_training(ranks.train(layout), reference)
+
+
+@pytest.mark.long(10)
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("layout", MANUAL_LAYOUTS, ids=str)
+def test_the_manual_block_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    assert_same_training(ranks.train(layout, block="manual"), reference)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_with_the_manual_block_trains_like_one_process(
+    layout: Layout, ranks: Ranks, reference: Trained
+) -> None:
+    if layout.tp * layout.cp > 1 or layout.schedule == "zero_bubble":
+        pytest.skip("the manual block has whole weights and sequences, and one backward pass")
+    assert_same_training(ranks.train(layout, block="manual"), reference)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", LONG_LAYOUTS, ids=str)
+def test_every_long_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    assert_same_training(ranks.train(layout), reference)
+
+
+PACKED = [
+    pytest.param(Layout(pp=2, dp_shard=2, checkpointing="full"), marks=pytest.mark.long(40)),
+    *(
+        pytest.param(layout, marks=pytest.mark.soak)
+        for layout in (
+            Layout(),
+            Layout(tp=2, micro_batch=4, checkpointing="selective"),
+            Layout(dp_replicate=2, dp_shard=2, micro_batch=2),
+            Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
+            Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
+            Layout(pp=2, stages_per_rank=2, schedule="dualpipev", checkpointing="full", reshard_after_forward=False),
+        )
+    ),
+]
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("layout", PACKED, ids=str)
+def test_packed_documents_train_as_each_of_them_alone(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    alone = train_in_one_process(draw_batch(document_tokens=12))
+    assert abs(alone.losses[0] - reference.losses[0]) > 1e-4
+    assert_same_training(ranks.train(replace(layout, global_batch=BATCH), document_tokens=12), alone)
+
+
+@pytest.mark.soak
+def test_packed_documents_train_alike_in_compiled_blocks(ranks: Ranks) -> None:
+    layout = Layout(tp=2, micro_batch=4, checkpointing="selective", global_batch=BATCH)
+    alone = train_in_one_process(draw_batch(document_tokens=12))
+    assert_same_training(ranks.train(layout, compiled=True, document_tokens=12), alone)
+
+
+COMPILED = [
+    Layout(dp_shard=2, micro_batch=4, checkpointing="selective"),
+    Layout(tp=2, micro_batch=4),
+    Layout(tp=2, dp_shard=2, micro_batch=4),
+    Layout(tp=2, micro_batch=4, checkpointing="full"),
+    Layout(tp=2, micro_batch=4, checkpointing="selective"),
+    Layout(cp=2, micro_batch=4),
+    Layout(pp=2, micro_batch=4),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", [replace(layout, global_batch=BATCH) for layout in COMPILED], ids=str)
+def test_every_compiled_layout_trains_like_one_process(layout: Layout, ranks: Ranks, reference: Trained) -> None:
+    assert_same_training(ranks.train(layout, compiled=True), reference)
+    if layout.tp * layout.cp == 1:
+        assert_same_training(ranks.train(layout, compiled=True, block="manual"), reference)
+
+
+def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph break would be measured as the layout's own time."""
+    graphs: list[GraphModule] = []
+
+    def run_eagerly(graph: GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(compile_module, backend=run_eagerly))
+    layout = Layout(schedule="zero_bubble", micro_batch=BATCH, global_batch=BATCH)  # its blocks are compiled whole
+    with process_group(Rank(), CPU):
+        spec, groups = ModelSpec(SHAPE, LENGTH, torch.float32, compiled=True), build_groups(layout, "cpu")
+        (stage,) = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
+        stage(tokens()[:, :-1])
+        assert len(graphs) == 1
+        stage.blocks["0"].attention = torch.compiler.disable(causal_attention)
+        with pytest.raises(RuntimeError, match=r"torch\.compiler\.disable"):
+            stage(tokens()[:, :-1])
