@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sweeper.common.criteria import Criteria
 from sweeper.common.intervals import student_interval
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Parameters, Space
@@ -92,7 +93,7 @@ def shuffle(sweep: RecordedSweep, seed: int) -> RecordedSweep:
 def count_trials(target: RecordedSweep, seed: int, source: RecordedSweep | None) -> int:
     """Return the trials of one search until one is within 2% of the best, started from `source` if there is one."""
     initial_points = source.better_half().legal_points(target.space) if source else []
-    settings = SearchSettings("tpe", seed, "rate", "maximize")
+    settings = SearchSettings("tpe", seed, Criteria.of({"rate": "maximize"}))
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder) / "study.journal", {"seed": seed}, target.space, settings, initial_points)
         for count in range(1, len(target.points) + 1):

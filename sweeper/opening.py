@@ -13,6 +13,7 @@ from sweeper.execution import lock
 from sweeper.folders.description import SweepDescription, describe_sweep
 from sweeper.planning.plan import Plan
 from sweeper.search.progress import DeviceUse, SweepProgress
+from sweeper.search.samplers import PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from sweeper.tracking import parent_run, provenance
 from sweeper.tracking.client import TrackingClient
@@ -75,7 +76,7 @@ def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
         sampler=search.sampler,
         seed=plan.config.seed,
         criteria=plan.criteria,
-        pruner=search.pruner,
+        pruner=PrunerSettings(search.pruner, search.min_steps, search.reduction_factor),
     )
     gc.disable()  # nothing of what is read is freed, and with 20,000 trials each full collection takes 0.4 s
     try:

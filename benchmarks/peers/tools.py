@@ -108,6 +108,14 @@ SWEEPER_COMMAND = Tool(
     SWEEPER_MEDIAN.files,
     read_sweeper,
 )
+SWEEPER_ASHA = Tool(
+    "sweeper, ASHA",
+    "sweeper",
+    ("python", "-m", f"{MODULES}.sweeper_asha"),
+    ("sweeper_asha.py",),
+    read_sweeper,
+    stops_early=True,
+)
 TUNE_ASHA = Tool(
     "Ray Tune, ASHA",
     "tune",
@@ -128,5 +136,5 @@ HYDRA_LOWERED = Tool(
     "hydra-optuna-sweeper, n_trials lowered by hand", "hydra", _HYDRA, _HYDRA_FILES, read_hydra, resume=_lower_trials
 )
 
-WHOLE = (SWEEPER, TUNE, HYDRA, HYDRA_PROCESSES, SWEEPER_COMMAND, SWEEPER_MEDIAN, TUNE_ASHA)
+WHOLE = (SWEEPER, TUNE, HYDRA, HYDRA_PROCESSES, SWEEPER_COMMAND, SWEEPER_MEDIAN, SWEEPER_ASHA, TUNE_ASHA)
 KILLED = (SWEEPER, TUNE, TUNE_EVERY_SECOND, HYDRA, HYDRA_LOWERED)

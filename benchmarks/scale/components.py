@@ -25,7 +25,7 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
     from optuna.trial import TrialState, create_trial
 
     from sweeper.common.criteria import Criteria
-    from sweeper.search.samplers import make_sampler
+    from sweeper.search.samplers import NO_PRUNER, make_sampler
     from sweeper.search.sampling import Ending, SamplingStudy
 
     distributions = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}
@@ -40,7 +40,7 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
             finished.append((number, trial, Ending(TrialState.COMPLETE, (value,))))
         row: dict[str, Any] = {"trials": mark}
         for sampler in [sampler for sampler, limit in MAX_TRIALS.items() if mark <= limit]:
-            sampling = SamplingStudy(sampler, "none", Criteria.of({"score": "maximize"}), distributions)
+            sampling = SamplingStudy(sampler, NO_PRUNER, Criteria.of({"score": "maximize"}), distributions)
             sampling.load(finished, {})
             times_ms = []
             for number in range(mark, mark + PROPOSALS):

@@ -59,12 +59,13 @@ def measure_search(seed: int, running: int, trials: int, many_running: int) -> d
 
     from sweeper.common.criteria import Criteria
     from sweeper.search import sampling
+    from sweeper.search.samplers import NO_PRUNER
 
     sampling.MANY_RUNNING = many_running
     distributions: Any = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}
     distributions["choice"] = CategoricalDistribution(list(range(CHOICES)))
     surface, rng = Surface(seed), random.Random(seed)
-    study = sampling.SamplingStudy("tpe", "none", Criteria.of({"score": "maximize"}), distributions)
+    study = sampling.SamplingStudy("tpe", NO_PRUNER, Criteria.of({"score": "maximize"}), distributions)
     in_flight: list[tuple[float, int, float]] = []
     now_s = best = ask_s = 0.0
     for number in range(trials):

@@ -106,11 +106,16 @@ class Search:
 
     Attributes:
         sampler: what chooses the parameters of the next trial; set by search=NAME.
+        pruner: what ends poor trials early: the median rule, or asynchronous successive halving.
+        min_steps: the first step at which a pruner ends a trial.
+        reduction_factor: of asha: from one rung to the next, and the number of trials of which one goes on.
         warm_start: a sweep of `dir`, or the path of a sweep's folder, whose best points are tried first.
     """
 
     sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc", "random", "grid"]
-    pruner: Literal["none", "median"] = "none"
+    pruner: Literal["none", "median", "asha"] = "none"
+    min_steps: int = field(default=5, metadata={"min": 1})
+    reduction_factor: int = field(default=4, metadata={"min": 2})
     initial_points: Any = None
     warm_start: str | None = None
 

@@ -190,9 +190,9 @@ def build_plan(
 def _check_pruner(resolved: ResolvedConfig) -> None:
     pruner = resolved.config.search.pruner
     if pruner != "none" and not resolved.workload.reports_steps:
-        raise UserInputError(
-            f"search.pruner={pruner}: {resolved.config.workload.name} reports no steps while it runs; use none"
-        )
+        name = resolved.config.workload.name
+        remedy = "give it a parameter report, or use none" if name == "function" else "use none"
+        raise UserInputError(f"search.pruner={pruner}: {name} reports no steps while it runs; {remedy}")
 
 
 def _find_correction(

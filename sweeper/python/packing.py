@@ -21,7 +21,7 @@ from sweeper.common.errors import UserInputError
 from workloads.api import registry
 
 FOLDER = "functions"
-RANK = "rank"  # a parameter of this name is given the rank (`workloads.function`)
+RANK, REPORT = "rank", "report"  # parameters of these names are none of the space (`workloads.function`)
 SCALARS = (str, int, float, bool, type(None))
 DIGEST_LENGTH = 12
 
@@ -50,7 +50,7 @@ def _settings(function: Callable[..., Any], space: Mapping[str, Any]) -> dict[st
     name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
     parameters = inspect.signature(function).parameters.values()
     named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
-    names = [item.name for item in named if item.name != RANK]
+    names = [item.name for item in named if item.name not in (RANK, REPORT)]
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         names += [key for key in space if key not in names and key != "env"]
     # Another default, such as a list, is left to the function.
@@ -63,6 +63,7 @@ def _settings(function: Callable[..., Any], space: Mapping[str, Any]) -> dict[st
         "parameters": [item for item in names if item not in left_out],
         "defaults": defaults,
         "takes_rank": any(item.name == RANK for item in named),
+        "takes_report": any(item.name == REPORT for item in named),
     }
 
 

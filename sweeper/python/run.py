@@ -28,8 +28,8 @@ def run(
     Args:
         overrides: the words of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf".
         workload: the name of a workload, or a function of yours. It takes the parameters of the space by name, and
-            `rank` if it has a parameter of this name. It returns a number, which is the objective `value`, or a dict
-            of metrics, of which `workload.objective=NAME` names the objective.
+            `rank` and `report` if it has parameters of these names. It returns a number, which is the objective
+            `value`, or a dict of metrics, of which `workload.objective=NAME` names the objective.
         space: the parameters by name: a list is a choice, a `range` a range, a text is in the grammar of spaces
             ("interval(0.1, 1)"), another value a constant.
 

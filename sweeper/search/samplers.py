@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -10,11 +11,11 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 
 from sweeper.config.space import Choice, Dimension, Range
+from sweeper.search.halving import SuccessiveHalving
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
 
 STARTUP_TRIALS = 5  # so many trials have to report a step before any is judged by it
-STARTUP_STEPS = 5  # no trial is pruned up to this step
 POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
 
 
@@ -29,13 +30,28 @@ def to_distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-def make_pruner(name: str) -> optuna.pruners.BasePruner:
-    """Return the pruner of this name.
+@dataclass(frozen=True)
+class PrunerSettings:
+    """A pruner by its name, with the first step at which it ends trials and, of asha, the reduction factor."""
 
-    median ends a trial whose best value so far is worse than the median of the other trials' up to the same step.
+    name: str = "none"
+    min_steps: int = 5
+    reduction_factor: int = 4
+
+
+NO_PRUNER = PrunerSettings()
+
+
+def make_pruner(settings: PrunerSettings) -> optuna.pruners.BasePruner:
+    """Return the pruner.
+
+    median ends a trial whose best value so far is worse than the median of the other trials' up to the same step; asha
+    one that is not among the best at a rung.
     """
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=STARTUP_STEPS)
+    if settings.name == "median":
+        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=settings.min_steps)
+    if settings.name == "asha":
+        return SuccessiveHalving(settings.min_steps, settings.reduction_factor)
     return optuna.pruners.NopPruner()
 
 

@@ -21,7 +21,7 @@ from sweeper.common.dominance import find_layers
 from sweeper.config.space import Parameters
 from sweeper.search.folding import StoredTrial
 from sweeper.search.parzen import ObservedTrials, ParzenSampler
-from sweeper.search.samplers import make_pruner, make_sampler, trial_seed
+from sweeper.search.samplers import PrunerSettings, make_pruner, make_sampler, trial_seed
 
 SAMPLER_STATE = "sampler"  # the attribute of a trial of the journal that has its generation, with NSGA-II
 GENERATION = ":generation"  # ends the name of the attribute in which a genetic algorithm of Optuna's keeps it
@@ -59,14 +59,14 @@ class SamplingStudy:
     """Running trials, by their numbers in the journal, and finished ones that the sampler and the pruner learn from."""
 
     def __init__(
-        self, sampler: str, pruner: str, criteria: Criteria, distributions: Mapping[str, BaseDistribution]
+        self, sampler: str, pruner: PrunerSettings, criteria: Criteria, distributions: Mapping[str, BaseDistribution]
     ) -> None:
         self._sampler = sampler
         self._pruner = pruner
         self._criteria = criteria
         self._distributions = dict(distributions)
         self._max_finished = MAX_FINISHED.get(sampler)
-        if self._max_finished is not None and pruner != "none":
+        if self._max_finished is not None and pruner.name != "none":
             self._max_finished = max(self._max_finished, MAX_JUDGED)
         self._running: dict[int, Trial] = {}
         self._unseen: dict[int, Parameters] = {}  # running trials that the sampler is not given
@@ -225,7 +225,7 @@ class SamplingStudy:
         ]
         kept = [trial for _, trial, _ in self._select(finished)]
         running = {number: dict(trial.params) for number, trial in self._running.items()}
-        unseen = [] if self._pruner != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
+        unseen = [] if self._pruner.name != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
         self._unseen |= {number: running.pop(number) for number in unseen}
         (self._study, self._observed), self._running = self._create_study(), {}
         self._study.add_trials(kept)

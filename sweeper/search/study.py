@@ -24,7 +24,7 @@ from sweeper.search.folding import StoredTrial
 from sweeper.search.identity import check_identity
 from sweeper.search.journal import RECORD, Journal
 from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
-from sweeper.search.samplers import make_sampler, to_distribution
+from sweeper.search.samplers import NO_PRUNER, PrunerSettings, make_sampler, to_distribution
 from sweeper.search.sampling import LEARNED_STATES, SAMPLER_STATE, Ending, SamplingStudy
 from sweeper.search.trial import Trial
 
@@ -49,13 +49,13 @@ class SearchSettings:
         sampler: tpe, gp, nsga2, cmaes, qmc, random or grid.
         seed: of the sampler.
         criteria: what is optimized, within which limits.
-        pruner: none or median.
+        pruner: what ends poor trials early.
     """
 
     sampler: str
     seed: int
     criteria: Criteria
-    pruner: str = "none"
+    pruner: PrunerSettings = NO_PRUNER
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 from sweeper.common.criteria import Criteria
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Range, Space
+from sweeper.search.samplers import NO_PRUNER, PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
@@ -23,7 +24,7 @@ def open_study(
     space: Space = WIDE,
     sampler: str = "random",
     *,
-    pruner: str = "none",
+    pruner: PrunerSettings = NO_PRUNER,
     criteria: Criteria = SCORE,
     **arguments: Any,
 ) -> Study:

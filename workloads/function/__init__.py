@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from dataclasses import field as data_field
@@ -15,10 +16,11 @@ from functools import cache
 from numbers import Real
 from typing import Any
 
-from workloads.api.contract import Measurement, Rank, Scalar, Workload
+from workloads.api.contract import Measurement, Pruned, Rank, Scalar, TrialTimeout, Workload
 
 VALUE = "value"  # the metric of a function that returns a number
 RANK = "rank"  # a parameter of this name is given the rank, and is none of the space
+REPORT = "report"  # likewise one of this name, what reports the steps
 # What a function may return beside metrics, from which all rates are derived as for any workload.
 RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_step", "matrix_dtype", "statistic")
 
@@ -34,6 +36,7 @@ class FunctionSettings:
         parameters: its parameters that a space may have.
         defaults: the defaults of those that have one.
         takes_rank: it has a parameter `rank`.
+        takes_report: it has a parameter `report`, and its trials may be pruned.
     """
 
     name: str
@@ -42,6 +45,7 @@ class FunctionSettings:
     parameters: list[str]
     defaults: dict[str, Scalar] = field(default_factory=dict)
     takes_rank: bool = False
+    takes_report: bool = False
 
 
 @cache
@@ -49,6 +53,38 @@ def load_function(code: str) -> Callable[..., Any]:
     """Return a packed function: the same one for every trial of a process, with what it keeps between its calls."""
     function: Callable[..., Any] = pickle.loads(base64.b64decode(code))
     return function
+
+
+class StepReport:
+    """Reports the steps of a function, which calls it as `report(value)` or `report({"loss": loss})` after each step.
+
+    It ends the trial, by an exception in the function: at `trial.timeout_s`, and where the pruner has found other
+    trials to be better at the same step.
+    """
+
+    def __init__(self, function: str, rank: Rank) -> None:
+        self._function, self._rank = function, rank
+        self._step, self._started_s = 0, time.monotonic()
+
+    def __call__(self, metrics: float | Mapping[str, Any]) -> None:
+        """Report that a step has ended.
+
+        Args:
+            metrics: the objective `value` after this step, or metrics by name.
+
+        Raises:
+            TypeError: it is neither.
+            Pruned: the trial ends, since other trials were better at the same step.
+            TrialTimeout: the trial has taken longer than `trial.timeout_s`.
+        """
+        values = metrics if isinstance(metrics, Mapping) else {VALUE: metrics}
+        numbers = {str(name): _number(self._function, "reported", name, value) for name, value in values.items()}
+        self._step += 1
+        reporter, timeout_s = self._rank.reporter, self._rank.timeout_s
+        if reporter and reporter.report(self._step, numbers):
+            raise Pruned
+        if time.monotonic() - self._started_s > timeout_s:
+            raise TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}")
 
 
 class Function(Workload):
@@ -70,13 +106,15 @@ class Function(Workload):
         optional = [(name, Any, data_field(default=value)) for name, value in settings.defaults.items()]
         function.Parameters = make_dataclass("FunctionParameters", [*required, *optional], frozen=True)
         function.benchmark_version = f"function/1 {settings.name} {settings.digest}"  # type: ignore[misc]
+        function.reports_steps = settings.takes_report  # type: ignore[misc]
         return function
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         assert self.settings is not None
         values = dict(vars(parameters))
-        given_rank = {RANK: rank} if self.settings.takes_rank else {}
-        returned = load_function(self.settings.code)(**values, **given_rank)
+        given: dict[str, Any] = {RANK: rank} if self.settings.takes_rank else {}
+        given |= {REPORT: StepReport(self.settings.name, rank)} if self.settings.takes_report else {}
+        returned = load_function(self.settings.code)(**values, **given)
         return _measurement(self.settings.name, values, returned)
 
 
@@ -90,15 +128,15 @@ def _measurement(name: str, executed: Mapping[str, Scalar], returned: Any) -> Me
     if not isinstance(values, Mapping):
         kind = "nothing" if returned is None else f"a {type(returned).__name__}"
         raise TypeError(f"{name} returned {kind}; it has to return a number or a dict of metrics")
-    metrics = {str(key): _number(name, key, value) for key, value in values.items() if key not in RAW_NAMES}
+    metrics = {str(key): _number(name, "returned", key, value) for key, value in values.items() if key not in RAW_NAMES}
     raw: dict[str, Any] = {key: values[key] for key in RAW_NAMES if key in values}
     raw["step_times_s"] = tuple(float(time_s) for time_s in raw.get("step_times_s", ()))
     return Measurement(executed=executed, metrics=metrics, **raw)
 
 
-def _number(name: str, key: object, value: Any) -> float:
+def _number(name: str, verb: str, key: object, value: Any) -> float:
     """Return a metric as a number; a tensor or an array of one value has one."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} returned {key}={value!r}, which is not a number") from error
+        raise TypeError(f"{name} {verb} {key}={value!r}, which is not a number") from error

@@ -123,3 +123,15 @@ def test_a_ctrl_c_ends_the_sweep_in_order_and_the_same_call_resumes_it(workspace
     code = code.replace("sweeper.run(", "result = sweeper.run(")
     done = python(code + "print(result.trials.outcome.eq('complete').sum())", workspace.path)
     assert done.stdout.strip() == "20", done.stderr
+
+
+@pytest.mark.long(40)
+def test_a_function_that_reports_its_steps_is_pruned_by_successive_halving(tmp_path: Path) -> None:
+    code = "import sweeper, time\ndef train(x, report):\n    for step in range(12):\n        time.sleep(0.1)\n"
+    code += (
+        "        report(x)\n    return x\nresult = sweeper.run('search=grid', 'search.pruner=asha', 'finals.top=0', "
+    )
+    code += "'search.min_steps=2', 'hardware=cpu', workload=train, space={'x': [9, 8, 7, 6]})\n"
+    code += "print(result.best.params['x'], *sorted(result.trials['outcome']))"
+    result = python(code, tmp_path)
+    assert result.stdout.split()[-5:] == ["9", "complete", "pruned", "pruned", "pruned"], result.stderr

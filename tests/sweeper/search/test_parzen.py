@@ -17,6 +17,7 @@ from sweeper.common.criteria import Criteria
 from sweeper.search import parzen
 from sweeper.search.axes import Axis
 from sweeper.search.parzen import Density, ObservedTrials, ParzenSampler
+from sweeper.search.samplers import NO_PRUNER
 from sweeper.search.sampling import Ending, SamplingStudy
 from tests.support.studies import SCORE
 
@@ -45,7 +46,7 @@ def run_trials(study: SamplingStudy, count: int, running: int, value: Any) -> di
 
 
 def test_optunas_sampler_proposes_while_few_trials_run_and_ours_while_many_do() -> None:
-    study = SamplingStudy("tpe", "none", SCORE, LINE)
+    study = SamplingStudy("tpe", NO_PRUNER, SCORE, LINE)
     run_trials(study, 64, 64, lambda params: params["x"])
     assert isinstance(study.make_sampler(1, 64), TPESampler)
     study.accept(64, study.ask(study.make_sampler(1, 64)))
@@ -55,17 +56,17 @@ def test_optunas_sampler_proposes_while_few_trials_run_and_ours_while_many_do() 
 
 
 def test_every_proposal_is_a_value_of_its_distribution() -> None:
-    study = SamplingStudy("tpe", "none", Criteria.of({"score": "minimize"}), SPACE)
+    study = SamplingStudy("tpe", NO_PRUNER, Criteria.of({"score": "minimize"}), SPACE)
     for params in run_trials(study, 160, 70, lambda params: abs(params["m"] - 64) + params["rate"]).values():
         optuna.trial.create_trial(value=0.0, params=dict(params), distributions=SPACE)  # raises for another value
         assert [type(params[name]) for name in SPACE] == [int, float, int, str, int]
 
 
 def test_a_resumed_study_proposes_what_an_uninterrupted_one_does() -> None:
-    study = SamplingStudy("tpe", "none", SCORE, SPACE)
+    study = SamplingStudy("tpe", NO_PRUNER, SCORE, SPACE)
     in_flight = run_trials(study, 160, 75, lambda params: -params["rate"])
     trials = {trial.number: trial for trial in study.trials}  # numbered in the order of their proposals
-    resumed = SamplingStudy("tpe", "none", SCORE, SPACE)
+    resumed = SamplingStudy("tpe", NO_PRUNER, SCORE, SPACE)
     ended = [(number, trial) for number, trial in trials.items() if trial.state is COMPLETE]
     finished = [(number, trial, Ending(COMPLETE, tuple(trial.values))) for number, trial in ended]
     resumed.load(finished, {number: trials[number] for number in in_flight})
@@ -77,7 +78,7 @@ def test_a_resumed_study_proposes_what_an_uninterrupted_one_does() -> None:
 
 
 def test_proposals_gather_where_results_are_good_and_keep_away_from_running_trials() -> None:
-    study = SamplingStudy("tpe", "none", SCORE, LINE)
+    study = SamplingStudy("tpe", NO_PRUNER, SCORE, LINE)
     run_trials(study, 300, 66, lambda params: -abs(params["x"] - 0.3))
     xs = [study.ask(study.make_sampler(1, number)).params["x"] for number in range(300, 330)]
     assert np.median(np.abs(np.array(xs) - 0.3)) < 0.1  # of random ones 0.25
@@ -86,7 +87,7 @@ def test_proposals_gather_where_results_are_good_and_keep_away_from_running_tria
 
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.FAIL])
 def test_infeasible_regions_are_left_and_failures_teach_nothing(state: TrialState) -> None:
-    study = SamplingStudy("tpe", "none", SCORE, LINE)
+    study = SamplingStudy("tpe", NO_PRUNER, SCORE, LINE)
     numbers = range(200)
     for number in numbers:
         study.accept(number, study.ask(optuna.samplers.RandomSampler(seed=number)))
@@ -155,7 +156,7 @@ def test_draws_follow_the_density_and_it_sums_to_one(axis: Axis) -> None:
 
 def test_a_proposal_with_8000_trials_running_takes_a_few_milliseconds() -> None:
     """200 asks and tells a second leave 5 ms for each; Optuna's TPE takes 35 to 60 ms here."""
-    study = SamplingStudy("tpe", "none", SCORE, dict.fromkeys("mnk", SPACE["m"]))
+    study = SamplingStudy("tpe", NO_PRUNER, SCORE, dict.fromkeys("mnk", SPACE["m"]))
     distributions = dict.fromkeys("mnk", SPACE["m"])
     study._unseen = {number: {} for number in range(8000)}
     study._study.add_trials(

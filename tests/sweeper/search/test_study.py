@@ -20,6 +20,7 @@ from sweeper.config.space import Interval, Range, Space, parse, point_key
 from sweeper.search import retries
 from sweeper.search import study as search_study
 from sweeper.search.journal import Journal
+from sweeper.search.samplers import PrunerSettings
 from sweeper.search.study import Study
 from tests.conftest import environment
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
@@ -130,13 +131,13 @@ for sampler in SAMPLERS:
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_pruner_compares_with_steps_of_an_earlier_run(tmp_path: Path, resumed: bool) -> None:
-    study = open_study(tmp_path, pruner="median")
+    study = open_study(tmp_path, pruner=PrunerSettings("median"))
     for score in range(10, 15):
         trial = ask_trial(study)
         assert not any(study.should_prune(trial.number, step, float(score)) for step in range(1, 10))
         study.tell(finished(trial, score=float(score)))
     if resumed:
-        study = open_study(tmp_path, pruner="median")
+        study = open_study(tmp_path, pruner=PrunerSettings("median"))
     slow, fast = ask_trial(study), ask_trial(study)
     assert [study.should_prune(slow.number, step, 1.0) for step in (1, 9)] == [False, True]
     assert not study.should_prune(fast.number, 9, 13.0)
