@@ -13,7 +13,7 @@ from sweeper.plan.text import differences_table, layouts_table, list_sections
 from workloads.planner.bands import find_band
 from workloads.planner.search import USABLE_MEMORY, Candidate
 from workloads.planner.step import rank_seconds
-from workloads.planner.timeline import DRAWN_SCHEDULES, build_timeline
+from workloads.planner.timeline import build_timeline
 from workloads.planner.words import describe
 
 STYLE = """
@@ -113,7 +113,7 @@ def _draw_memory(answer: Answer) -> str:
 
 def _draw_pipeline(answer: Answer) -> str:
     layout = answer.best.layout
-    if layout.pp == 1 or layout.schedule not in DRAWN_SCHEDULES:
+    if layout.pp == 1:
         return ""
     seconds = rank_seconds(answer.best_job, answer.problem.cluster)
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from workloads.planner.schedules import Kind
 from workloads.planner.timeline import Operation
 
 BAR_HEIGHT, ROW_HEIGHT = 26, 18  # pixels
@@ -35,7 +36,18 @@ MEMORY_COLOURS = {
     "runtime": "#999999",
     "reserved": "#cccccc",
 }
-FORWARD, BACKWARD = "#0072B2", "#009E73"
+PASS_COLOURS: Mapping[Kind, str] = {
+    "forward": "#0072B2",
+    "backward": "#009E73",
+    "backward_input": "#E69F00",
+    "backward_weight": "#CC79A7",
+}
+PASS_NAMES: Mapping[Kind, str] = {
+    "forward": "forward",
+    "backward": "backward",
+    "backward_input": "backward for inputs",
+    "backward_weight": "backward for weights",
+}
 CHUNK_SHADES = 5  # shades of stages of one rank
 
 
@@ -68,27 +80,29 @@ def draw_bars(bars: Sequence[Bar], colours: Mapping[str, str], unit: str, limit:
 
 
 def draw_timeline(operations: Sequence[Operation]) -> str:
-    """Return a row for each pipeline rank, with its forward passes in blue and its backward passes in green."""
+    """Return a row for each pipeline rank, with its passes in the colours of their kinds."""
     end_s = max(operation.stop_s for operation in operations)
     rows = []
     for rank in range(1 + max(operation.rank for operation in operations)):
         pieces = [_draw_operation(item, end_s) for item in operations if item.rank == rank]
         svg = f"<svg class='bar' height='{ROW_HEIGHT}' role='img'>{''.join(pieces)}</svg>"
         rows.append(f"<div class='rank'><span>{rank}</span>{svg}</div>")
-    legend = (
-        "<span><i style='background:#0072B2'></i>forward</span><span><i style='background:#009E73'></i>backward</span>"
+    used = {operation.action.kind for operation in operations}
+    legend = "".join(
+        f"<span><i style='background:{colour}'></i>{PASS_NAMES[kind]}</span>"
+        for kind, colour in PASS_COLOURS.items()
+        if kind in used
     )
-    axis = f"<div class='rank note'><span>rank</span><span>0</span><span class='end'>{end_s:.3g} s</span></div>"
+    axis = f"<div class='rank note'><span>rank</span><span>0</span><span class='end'>{end_s:.2g} s</span></div>"
     return f"<div class='legend'>{legend}</div>{''.join(rows)}{axis}"
 
 
 def _draw_operation(item: Operation, end_s: float) -> str:
-    colour = "#0072B2" if item.is_forward else "#009E73"
-    title = (
-        f"micro-batch {item.microbatch}, stage {item.chunk} of the rank, {'forward' if item.is_forward else 'backward'}"
-    )
+    action = item.action
+    title = f"micro-batch {action.microbatch}, stage {action.chunk} of the rank, {PASS_NAMES[action.kind]}"
     start, share = 100 * item.start_s / end_s, 100 * (item.stop_s - item.start_s) / end_s
-    opacity = 1 - 0.7 * (item.chunk % CHUNK_SHADES) / CHUNK_SHADES
+    opacity = 1 - 0.7 * (action.chunk % CHUNK_SHADES) / CHUNK_SHADES
+    colour = PASS_COLOURS[action.kind]
     return _rect(start, share, 0, ROW_HEIGHT, colour, title, f" class='pass' fill-opacity='{opacity:.2g}'")
 
 

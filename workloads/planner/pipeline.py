@@ -8,18 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from workloads.planner.job import V_SCHEDULES, Model, Schedule, TrainingLayout
+from workloads.planner.job import V_SCHEDULES, Model, TrainingLayout
 from workloads.planner.sizes import layer_kind, layer_kinds
-
-# The bubble relative to that of 1F1B with as many stages a rank. Zero bubble delays the weights' gradients,
-# a third of the work, into the bubble (arXiv 2401.10241); V schedules fill it but for a remainder.
-BUBBLE_SHARE: dict[Schedule, float] = {
-    "1f1b": 1.0,
-    "interleaved": 1.0,
-    "zero_bubble": 1 / 3,
-    "zbv": 0.1,
-    "dualpipev": 0.2,
-}
 
 
 @dataclass(frozen=True)
@@ -87,14 +77,23 @@ def head_rank(layout: TrainingLayout) -> int:
     return 0 if layout.schedule in V_SCHEDULES and layout.stages_per_rank > 1 else layout.pp - 1
 
 
-def bubble_s(rank_s: list[float], layout: TrainingLayout) -> float:
+def bubble_s(rank_s: list[float], layout: TrainingLayout, repeated_share: float = 0.0) -> float:
     """Return the seconds that the slowest rank waits while the pipeline fills and drains.
+
+    For each other rank one forward and one backward pass of a stage (arXiv 2104.04473, section 2.2). Where backward
+    passes are divided, F + I - W: the ranks that wait compute the gradients of weights (ZB-H1, arXiv 2401.10241). With
+    passes of equal length that holds for ZBV and DualPipeV too (`timeline`), since the optimizer waits for the last
+    rank. Published is no bubble for ZBV, whose ranks then start their optimizers one by one, without clipping the norm
+    of all gradients; and for DualPipe the same as here, if its forward passes are hidden beside backward ones.
 
     Args:
         rank_s: the seconds of each rank for one micro-batch, forward and backward.
+        repeated_share: of the forward pass, what the backward pass for inputs computes again.
     """
-    others = sum(rank_s) - max(rank_s)
-    return others / layout.stages_per_rank * BUBBLE_SHARE[layout.schedule]
+    others_s = (sum(rank_s) - max(rank_s)) / layout.stages_per_rank
+    if layout.schedule in ("1f1b", "interleaved"):
+        return others_s
+    return others_s * (1 + repeated_share) / (3 + repeated_share)
 
 
 def in_flight(rank: int, layout: TrainingLayout) -> float:

@@ -103,6 +103,11 @@ def _check_microbatches(job: Job, cluster: Cluster) -> str:
         return f"{layout.microbatches} micro-batches do not fill a pipeline of {layout.pp} ranks"
     if layout.schedule == "interleaved" and layout.microbatches % layout.pp:  # Megatron-LM: schedules.py
         return f"schedule interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not"
+    if layout.schedule == "dualpipev" and layout.microbatches < 2 * layout.pp:
+        return f"schedule dualpipev needs {2 * layout.pp} micro-batches, one for each stage"
+    rounds = layout.microbatches // layout.pp
+    if layout.schedule == "zero_bubble" and layout.microbatches % rounds:
+        return f"schedule zero_bubble needs a multiple of {rounds} micro-batches, {layout.microbatches} is not"
     return ""
 
 

@@ -20,6 +20,7 @@ class Setting:
 
     Attributes:
         checkpointed_share: of the blocks.
+        repeated_share: of the blocks whose whole forward pass is computed again.
         tokens: of a micro-batch on a GPU, before tensor parallelism divides them.
         residual_parts: into how many parts the residual stream is divided over tensor parallel ranks.
         is_sharded: weights are gathered for each use.
@@ -38,6 +39,7 @@ class Setting:
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
         layers = job.model.layers if layout.checkpointed_layers is None else layout.checkpointed_layers
         self.checkpointed_share = min(1.0, layers / job.model.layers)
+        self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp
         self.residual_parts = layout.tp if layout.sequence_parallel else 1
         self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")

@@ -26,6 +26,7 @@ from workloads.planner.optimizer import host_copies_s, optimizer_s
 from workloads.planner.pipeline import bubble_s, head_rank, rank_layers
 from workloads.planner.setting import Setting
 from workloads.planner.sizes import layer_kinds, model_flops_per_token
+from workloads.planner.timeline import PassTimes
 from workloads.planner.trainers import efficiencies, find_efficiency
 from workloads.planner.weights import Weights, block_gpu_weights, divided_weights, rank_weights
 
@@ -91,11 +92,11 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
     return _estimate_step(Setting(job, cluster), with_data_parallel=False).total_s
 
 
-def rank_seconds(job: Job, cluster: Cluster) -> list[tuple[float, float]]:
-    """Return the seconds of each pipeline rank's forward and backward pass of a micro-batch, for a timeline.
+def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
+    """Return the seconds of each pipeline rank's passes of a micro-batch, for a timeline.
 
-    Half of the exposed communication and of the copies goes to each pass. The slowest rank's seconds are those of
-    `estimate_job`.
+    Half of the exposed communication and of the copies goes to each direction. The slowest rank's seconds are those of
+    `estimate_job`. The weights' gradients take as long as those of the inputs, without what is computed again.
     """
     setting = Setting(job, cluster)
     efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
@@ -112,7 +113,8 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[tuple[float, float]]:
     busy_s = step.total_s - step.bubble - step.optimizer - step.pipeline - step.data_parallel
     busy_s += sum(blocks[some.layer].data * some.count for some in layers) * layout.microbatches
     scale = busy_s / layout.microbatches / max(sum(pair) for pair in passes)
-    return [(forward * scale, backward * scale) for forward, backward in passes]
+    repeated = setting.repeated_share
+    return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
 
 
 def _estimate_step(setting: Setting, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
@@ -137,7 +139,7 @@ def _step_time(setting: Setting, efficiency: float, with_data_parallel: bool) ->
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
         head_and_loss=head * micro if slowest == head_rank(layout) else 0.0,
         other_compute=sum((block.forward.other + block.backward.other) * count for block, count in counts),
-        bubble=bubble_s(rank_s, layout),
+        bubble=bubble_s(rank_s, layout, setting.repeated_share),
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),
@@ -177,12 +179,11 @@ def _at_average_power(setting: Setting, step: StepTime) -> StepTime:
 
 
 def _block_time(setting: Setting, layer: int, efficiency: float, with_data_parallel: bool) -> BlockTime:
-    layout = setting.layout
     share = setting.checkpointed_share
     block = operations.block_seconds(setting, layer)
     forward = block.forward * (1 / efficiency)
     backward = (block.backward + block.recomputed * share) * (1 / efficiency)
-    is_repeated = share if layout.checkpointing == "full" else 0.0
+    is_repeated = setting.repeated_share
     weights = block_gpu_weights(setting, layer)
     return BlockTime(
         forward,

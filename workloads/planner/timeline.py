@@ -2,85 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from workloads.planner.job import TrainingLayout
+from workloads.planner.job import V_SCHEDULES, TrainingLayout
+from workloads.planner.schedules import Action, Kind, list_actions
 
-DRAWN_SCHEDULES = ("1f1b", "interleaved")
+End = tuple[int, int, str]  # stage, micro-batch, and the direction that has ended
 
 
 @dataclass(frozen=True)
 class Operation:
-    """The forward or backward pass of a micro-batch through a stage.
-
-    Attributes:
-        rank: of the pipeline.
-        chunk: which of the rank's stages, from 0.
-        microbatch: from 0.
-    """
+    """A pass of a micro-batch through a stage, with its time."""
 
     rank: int
-    chunk: int
-    microbatch: int
-    is_forward: bool
+    action: Action
     start_s: float
     stop_s: float
 
 
-def build_timeline(layout: TrainingLayout, rank_s: Sequence[tuple[float, float]], microbatches: int) -> list[Operation]:
-    """Return the operations of a step with so many micro-batches, in the order in which they end.
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of a rank's passes of a micro-batch through all its stages; `weights` is a part of `backward`."""
+
+    forward_s: float
+    backward_s: float
+    weights_s: float
+
+    @property
+    def by_kind(self) -> Mapping[Kind, float]:
+        return {
+            "forward": self.forward_s,
+            "backward": self.backward_s,
+            "backward_input": self.backward_s - self.weights_s,
+            "backward_weight": self.weights_s,
+        }
+
+
+def build_timeline(layout: TrainingLayout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
+    """Return the passes of a step with so many micro-batches, in the order in which they end.
+
+    Sends take no time, and a rank does one thing at a time: a forward and a backward pass that DualPipeV has together
+    are one after the other, as PyTorch runs them.
 
     Args:
-        rank_s: seconds of each rank's forward and backward pass of a micro-batch through all its stages.
-
-    Raises:
-        ValueError: the schedule is not one of `DRAWN_SCHEDULES`.
+        ranks: the times of each rank; each of its stages takes an equal part.
     """
-    if layout.schedule not in DRAWN_SCHEDULES:
-        raise ValueError(f"schedule {layout.schedule}: no timeline. Available: {', '.join(DRAWN_SCHEDULES)}")
     pp, chunks = layout.pp, layout.stages_per_rank
-    waiting = [list(_order(rank, pp, chunks, microbatches)) for rank in range(pp)]
-    free_s, ends_s = [0.0] * pp, dict[tuple[int, int, bool], float]()
+    waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]
+    seconds = [{kind: value / chunks for kind, value in times.by_kind.items()} for times in ranks]
+    free_s, ends_s = [0.0] * pp, dict[End | None, float]({None: 0.0})
     done: list[Operation] = []
     while any(waiting):
         for rank in range(pp):
             while waiting[rank]:
-                chunk, microbatch, is_forward = waiting[rank][0]
-                stage = chunk * pp + rank
-                needs = _needs(stage, microbatch, is_forward, pp * chunks)
-                if needs is not None and needs not in ends_s:
+                action = waiting[rank][-1]
+                stage = find_stage(layout, rank, action.chunk)
+                needed = _needed_end(action, stage, pp * chunks)
+                if needed not in ends_s:
                     break
-                start_s = max(free_s[rank], 0.0 if needs is None else ends_s[needs])
-                stop_s = start_s + rank_s[rank][0 if is_forward else 1] / chunks
-                free_s[rank] = ends_s[stage, microbatch, is_forward] = stop_s
-                done.append(Operation(rank, chunk, microbatch, is_forward, start_s, stop_s))
-                waiting[rank].pop(0)
+                start_s = max(free_s[rank], ends_s[needed])
+                free_s[rank] = start_s + seconds[rank][action.kind]
+                ends_s[stage, action.microbatch, _direction(action.kind)] = free_s[rank]
+                done.append(Operation(rank, waiting[rank].pop(), start_s, free_s[rank]))
     return sorted(done, key=lambda operation: operation.stop_s)
 
 
-def _needs(stage: int, microbatch: int, is_forward: bool, stages: int) -> tuple[int, int, bool] | None:
-    """Return what has to end before a pass through a stage: its stage, micro-batch and direction; None for nothing."""
-    if is_forward:
-        return (stage - 1, microbatch, True) if stage else None
-    return (stage + 1, microbatch, False) if stage < stages - 1 else (stage, microbatch, True)
+def find_stage(layout: TrainingLayout, rank: int, chunk: int) -> int:
+    """Return which stage of the pipeline a rank's stage is."""
+    if layout.schedule in V_SCHEDULES and chunk:
+        return layout.pp * layout.stages_per_rank - 1 - rank
+    return chunk * layout.pp + rank
 
 
-def _order(rank: int, pp: int, chunks: int, microbatches: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield the chunk, micro-batch and direction of a rank's operations, in Megatron-LM's order (arXiv 2104.04473)."""
-    total = microbatches * chunks
-    warm_up = pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
-    warm_up = min(warm_up, total)
+def _direction(kind: Kind) -> str:
+    return "backward" if kind == "backward_input" else kind
 
-    def pass_of(place: int, is_forward: bool) -> tuple[int, int, bool]:
-        group, inside = divmod(place, pp * chunks)
-        chunk = inside // pp
-        return chunk if is_forward else chunks - 1 - chunk, group * pp + inside % pp, is_forward
 
-    for place in range(warm_up):
-        yield pass_of(place, True)
-    for place in range(warm_up, total):
-        yield pass_of(place, True)
-        yield pass_of(place - warm_up, False)
-    for place in range(total - warm_up, total):
-        yield pass_of(place, False)
+def _needed_end(action: Action, stage: int, stages: int) -> End | None:
+    """Return what has to end before a pass; None for nothing."""
+    if action.kind == "forward":
+        return (stage - 1, action.microbatch, "forward") if stage else None
+    if action.kind == "backward_weight":
+        return stage, action.microbatch, "backward"
+    return (stage + 1, action.microbatch, "backward") if stage < stages - 1 else (stage, action.microbatch, "forward")

@@ -129,7 +129,7 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
         for schedule in ("interleaved", "zero_bubble", "zbv", "dualpipev")
     )
     assert zero_bubble_s < interleaved_s < layout_s(pp=8)
-    assert zbv_s < dualpipev_s < zero_bubble_s
+    assert zbv_s == dualpipev_s < interleaved_s
     assert layout_s(tp=8, async_tp=True) < layout_s(tp=8)
     assert layout_s(cp=8, cp_method="ring") < layout_s(cp=8)
     assert layout_s(two_nodes, cp=8, cp_method="ring") > layout_s(cp=8, cp_method="ring")
