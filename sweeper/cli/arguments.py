@@ -62,7 +62,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """
     parser = CommandParser("sweeper", None)
     for names, options, _ in FLAGS:
-        parser.add_argument(*names, **options)  # type: ignore[arg-type]
+        parser.add_argument(*names, **options)
     parser.add_argument("overrides", nargs="*")
     values, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
@@ -82,5 +82,6 @@ def _check_modes(values: argparse.Namespace) -> None:
         raise UserInputError(f"{given[1]}: shows one configuration; leave -m out and give each key one value")
     if len(given) > 1:
         raise UserInputError(f"{given[0]} and {given[1]}: cannot be combined")
-    if values.resolve and not values.cfg:
-        raise UserInputError("--resolve: needs --cfg job")
+    for flag in ("resolve", "package"):
+        if getattr(values, flag) and not values.cfg:
+            raise UserInputError(f"--{flag}: needs --cfg job")

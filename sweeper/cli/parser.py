@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from itertools import pairwise
+from typing import Any, NoReturn
 
 from sweeper.common.errors import UserInputError
 from sweeper.common.text import printable
+
+OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w./@]*=")
 
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of the program `name`. With a text of help it has --help."""
 
     def __init__(self, name: str, help_text: str | None) -> None:
+        self._flags_with_value: set[str] = set()
         super().__init__(name, allow_abbrev=False, add_help=help_text is not None)
         self._help_text = help_text or ""
 
     def format_help(self) -> str:
         return self._help_text.lstrip()
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        if action.nargs is None:
+            self._flags_with_value.update(action.option_strings)
+        return action
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words; refuse a flag without its value, which would take the next word, such as plan=true."""
+        words = list(sys.argv[1:] if args is None else args)
+        for flag, value in pairwise(words):
+            if flag in self._flags_with_value and OVERRIDE.match(value):
+                self.error(f"{flag} {value}: the flag has no value; if that is one, write {flag}={value}")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message)}; see --help\n")

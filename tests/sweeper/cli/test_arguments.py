@@ -35,12 +35,26 @@ def test_the_flags_are_hydras() -> None:
         ("-m --info", ["--info", "leave -m out"]),
         ("--info --cfg job", ["--cfg and --info", "cannot be combined"]),
         ("--resolve", ["--resolve", "--cfg"]),
+        ("-p search", ["--package", "--cfg"]),
     ],
 )
 def test_a_wrong_flag_is_refused_with_the_reason(words: str, parts: list[str]) -> None:
     with pytest.raises(UserInputError) as caught:
         parse_arguments(words.split())
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize("words", ["-p plan=true", "--config-dir workload=matmul", "-cd +space.x=1", "--cfg plan=true"])
+def test_a_flag_takes_no_override_for_its_value(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(words.split())
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and "the flag has no value" in error and len(error.splitlines()) == 1
+
+
+def test_a_value_with_an_equals_sign_is_taken_after_one_and_as_a_path() -> None:
+    assert parse_arguments(["--config-dir=lr=3"]).config_dir == "lr=3"
+    assert parse_arguments(["--config-dir", "./lr=3"]).config_dir == "./lr=3"
 
 
 @pytest.mark.parametrize("word", ["--cfg", "--cfg nonsense", "--info nonsense"])
