@@ -103,7 +103,7 @@ def sweep(cluster: Cluster) -> RunningSweep:
             running.commands.update(command_lines(nodes))
             running.variables.update(environments(nodes))
 
-    watcher = Thread(target=watch)
+    watcher = Thread(target=watch, daemon=True)
     watcher.start()
     result = running.workspace.sweep("--config-dir=conf", "workload=own", "search=grid", "trial.retries=0")
     ended.set()

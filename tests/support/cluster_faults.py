@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tests.support.virtual_cluster import Cluster
 from tests.support.virtual_mlflow import start_mlflow, uri_of
-from tests.support.virtual_network import child_of
 
 WORKERS = ("first", "second")
 DRIVER, STORE = "driver", "store"
@@ -144,7 +143,9 @@ def shift_clock(node: str, world: World) -> Iterator[None]:
 
 @contextmanager
 def restart_store(_: str, world: World) -> Iterator[None]:
-    os.kill(child_of(world.server.pid), signal.SIGKILL)
+    for pid in world.network.nodes[STORE].pids():  # the server and its worker, which would keep the port
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     world.server.wait()
     yield
     world.server = start_mlflow(world.network.nodes[STORE], world.cluster.folder)

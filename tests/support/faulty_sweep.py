@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial
 
 from tests.conftest import environment, wait_for
 from tests.support.cluster_faults import Fault, World
-from tests.support.virtual_cluster import NodeWorkspace
+from tests.support.virtual_cluster import GPUS, NodeWorkspace
 
 
 @dataclass
@@ -83,7 +83,7 @@ class FaultySweep:
         self.world, self.applied = world, list[str]()
         self.faults_until_s = math.inf if minutes is None else 60 * minutes
         self.workspace = NodeWorkspace(folder, world.cluster, world.driver)
-        sizes = ["gpus=2", f"budget.trials={trials}", f"space.sleep_s={sleep_s}", f"space.ledger={folder}/ledger"]
+        sizes = [f"gpus={GPUS}", f"budget.trials={trials}", f"space.sleep_s={sleep_s}", f"space.ledger={folder}/ledger"]
         sizes += [] if minutes is None else [f"budget.time_s={60 * minutes:g}"]
         limits = ["trial.timeout_s=40", "trial.retries=20"]
         store = [f"tracking.uri={world.uri}"] if world.uri else []
@@ -157,13 +157,13 @@ class FaultySweep:
         (parent,) = (
             run for run in self.workspace.runs("sweep", store) if run.info.run_name == self.workspace.path.name
         )
-        runs = [
+        ended = [
             run
             for run in self.workspace.runs("trial", store)
-            if run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-            and run.data.tags["outcome"] != "cancelled"
-            and "remeasured_trial" not in run.data.tags  # nodes that are compared with one another
+            if run.data.tags["mlflow.parentRunId"] == parent.info.run_id and run.data.tags["outcome"] != "cancelled"
         ]
+        runs = [run for run in ended if "remeasured_trial" not in run.data.tags]
+        comparisons = len(ended) - len(runs)  # of nodes, at equal work, each of which the ledger has once more
         per_trial = Counter(run.data.tags["sweeper.trial"] for run in runs)
         lines = Counter((self.workspace.path / "ledger").read_text().splitlines())
         proposed = self._list_proposed()
@@ -176,7 +176,7 @@ class FaultySweep:
             sum(run.data.tags["outcome"] == "timed_out" for run in runs),
             len({str(trial.number) for trial in proposed} - per_trial.keys()),
             sum(count > 1 for count in per_trial.values()),
-            lines.total() - len(lines),
+            lines.total() - len(lines) - GPUS * comparisons,
             max((later - earlier for earlier, later in pairwise(ends_s)), default=0.0),
             duration_s,
             self._left_over(),

@@ -100,6 +100,7 @@ def run_processes(cases: Sequence[Case], folder: Path) -> list[Failure]:
         place = folder / f"process{number}"
         place.mkdir(parents=True)
         sample_path(case, place)
+        (folder / "home").mkdir(exist_ok=True)
         before = {path for path in folder.rglob("*") if place not in path.parents}
         reason = _run_process(case, place)
         if not reason and (made := {path for path in folder.rglob("*") if place not in path.parents} - before):
@@ -113,14 +114,12 @@ def _run_process(case: Case, place: Path) -> str:
     """Return what is wrong with a case that runs as a process, empty if nothing is."""
     command = ["unshare", *(["--net"] if os.geteuid() == 0 else ["--net", "--map-root-user"]), "--"]
     command += [sys.executable, "-m", "sweeper", *case.words]
-    home = place.parent / "home"
-    home.mkdir(exist_ok=True)
     started_s = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         result = subprocess.run(
             command,
             cwd=place,
-            env=environment(HOME=str(home)),
+            env=environment(HOME=str(place.parent / "home")),
             capture_output=True,
             text=True,
             errors="replace",
