@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 from yaml import YAMLError
 
@@ -79,11 +80,11 @@ def _check_launcher(arguments: Arguments) -> None:
 
 
 def _explain(error: Exception, arguments: Arguments) -> str:
-    """Return the error in a line; where what is allowed cannot be composed from a file, that file's error."""
+    """Return the error in a line; where what is allowed cannot be composed either, the error of that."""
     try:
         return explain(error, arguments)
-    except YAMLError as unreadable:
-        return explain(unreadable, arguments)
+    except (YAMLError, MissingConfigException) as nearer:
+        return explain(nearer, arguments)
 
 
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
@@ -102,7 +103,10 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 
     _check_groups(arguments)
     _check_launcher(arguments)
-    quoted = overrides.quote_spaces(arguments.overrides, multirun="multirun" in arguments.flags)
+    is_multirun = "multirun" in arguments.flags
+    quoted = overrides.quote_spaces(arguments.overrides, multirun=is_multirun)
+    if is_multirun:
+        overrides.check_count(quoted)
     sys.argv = ["sweeper", *arguments.format_flags(), *quoted]  # the name in Hydra's messages
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra prints what is wrong with the arguments, or with this raises it
     try:
@@ -111,6 +115,6 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
         raise
     except Exception as error:
         raise UserInputError(_explain(error, arguments)) from error
-    if not sweeps and "multirun" in arguments.flags:  # a file of the user's has selected a plugin
+    if not sweeps and is_multirun:  # a file of the user's has selected a plugin
         raise UserInputError("-m: only Hydra's basic launcher and sweeper are supported (hydra/launcher=basic)")
     return sweeps

@@ -123,10 +123,10 @@ def _parameters(workload: Workload, composed: DictConfig) -> list[Key]:
     """Return the parameters of the workload. Those of a command are known once it says what to run."""
     if workload.Settings is not None:
         try:
-            values: Any = OmegaConf.to_container(composed.command, resolve=False)
+            values: Any = OmegaConf.to_container(composed.get("command") or OmegaConf.create(), resolve=False)
             workload = workload.with_settings(build(workload.Settings, values, "command."))
         except UserInputError:
-            return [Key(f"space.{name}", Any, MISSING) for name in composed.space]
+            return [Key(f"space.{name}", Any, MISSING) for name in composed.get("space") or ()]
     return list(keys_of(workload.Parameters, "space."))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.errors import HydraException
 
+from sweeper.common.errors import UserInputError
 from sweeper.config.environment import check_name
 from sweeper.config.keys import keys_of
 from sweeper.config.schema import Config
@@ -16,6 +19,7 @@ from sweeper.config.schema import Config
 OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "topology.")
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
+MAX_SWEEPS = 1000  # of one command with -m
 VARIABLES = "space.env."
 TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
@@ -44,6 +48,34 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
             check_name(key.removeprefix(VARIABLES))
     quoted = [_quote(_reset(override), multirun) for override in overrides]
     return [f"++{override}" if override.startswith(OPTIONAL_SECTIONS) else override for override in quoted]
+
+
+def check_count(overrides: Sequence[str]) -> None:
+    """Check that -m makes a number of sweeps that a person can want: Hydra makes all of them before the first runs.
+
+    Raises:
+        UserInputError: for a range without an end, or more than MAX_SWEEPS.
+    """
+    total, parser = 1.0, OverridesParser.create()
+    for override in overrides:
+        try:
+            value = parser.parse_override(override).value()
+        except HydraException:
+            return  # Hydra reports what is wrong with it
+        count = 1.0
+        if isinstance(value, ChoiceSweep):
+            count = len(value.list)
+        elif isinstance(value, RangeSweep):
+            count = _count_range(value)
+        total *= count
+        if not total <= MAX_SWEEPS:
+            raise UserInputError(f"{override}: -m runs one sweep for each value, at most {MAX_SWEEPS:,} in all")
+
+
+def _count_range(value: RangeSweep) -> float:
+    """Return how many values a range has; not a finite number where it has no end."""
+    assert value.start is not None and value.stop is not None
+    return max(0.0, (value.stop - value.start) / value.step) if value.step else math.inf
 
 
 def unquote(overrides: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from sweeper.config.schema import Config
 from sweeper.config.validation import build, convert
 from workloads.api import registry
 from workloads.api.contract import Workload
+from workloads.api.recipes import is_architecture
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -122,6 +123,9 @@ def _check(config: Config) -> None:
         raise UserInputError(
             f"workload.name={config.workload.name}: unknown workload. {suggest(config.workload.name, registry.names())}"
         )
+    architecture = config.hardware.architecture
+    if architecture is not None and not is_architecture(architecture):
+        raise UserInputError(f"hardware.architecture={architecture}: must have the form of sm90, gfx942 or cpu")
     budget = config.budget
     if all(limit is None for limit in (budget.trials, budget.time_s, budget.patience, budget.gpu_hours, budget.cost)):
         raise UserInputError(

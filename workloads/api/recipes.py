@@ -126,6 +126,11 @@ def support(recipe: str, architecture: str) -> tuple[Support, str]:
     return level, f"{architecture.split()[0]} lacks {requested.needs}"
 
 
+def is_architecture(text: str) -> bool:
+    """Return whether a text has the form of an architecture."""
+    return bool(re.match(r"(cpu|sm\d+|gfx\S+)( |$)", text))
+
+
 def _is_native(recipe: Recipe, architecture: str) -> bool:
     kind, *instructions = architecture.split()
     if kind == "cpu":

@@ -103,6 +103,10 @@ WRONG = {
     "workload=parallel space.replicate=1": ["space.replicate", "space.dp_replicate"],
     "workload=command ++command.layout.tensor=2": ["command.layout.tensor=2", "command.layout.tp=2"],
     "workload=command command.run=[echo,'{tensor}'] +space.tp=2": ["{tensor}", "renamed in 0.2", "use {tp}"],
+    "hardware.architecture=-0.0": ["hardware.architecture=-0.0", "sm90, gfx942 or cpu"],
+    "-m topology.network_gb_s=tag(log,range(-inf,7))": ["range(-inf,7)", "at most 1,000 in all"],
+    "-m seed=range(0,100) budget.trials=range(1,100)": ["budget.trials=range(1,100)", "at most 1,000 in all"],
+    "--hydra-help hardware=0x10": ["hardware=0x10", "unknown hardware"],
     "hardware.memory_gb=80": ["hardware.memory_gb=80", "hardware.memory_gib", "driver"],
     "workload=matmul_layers space.layer=head": ["space.layer=head", "space.layer=lm_head"],
 }

@@ -125,3 +125,14 @@ def test_help_on_a_workload_that_is_not_installed_is_one_line(
     result = run_cli("--config-dir=conf", "workload=own", "--help")
     assert result.code == 2 and "workload.name=matmull: unknown workload" in result.err
     assert "Did you mean matmul?" in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rest", ["", "command: null\n"])
+def test_help_on_a_command_that_does_not_say_what_to_run_lists_its_keys(
+    run_cli: Callable[..., CommandResult], tmp_path: Path, rest: str
+) -> None:
+    file = tmp_path / "conf" / "workload" / "own.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# @package _global_\nworkload: {{name: command, objective: x, direction: maximize}}\n{rest}")
+    result = run_cli("--config-dir=conf", "workload=own", "--help")
+    assert result.code == 0 and "command.run" in result.out
