@@ -120,8 +120,9 @@ day.
   which a workload would have to write.
 - All gangs of a sweep have one size. Where they take all nodes, the rest of a gang waits until a failed node is
   repaired, and no smaller trial uses it.
-- A failure counts against all nodes of its gang, since the driver does not tell which one was at fault. Failures as
-  frequent as in the table drain a healthy node now and then: {sum(result["drained"] for result in results)} here.
+- A worker that is gone counts against its own node. An error that a rank reports counts against all nodes of its gang,
+  since the driver does not tell which one was at fault. Healthy nodes drained here:
+  {sum(result["drained"] for result in results)}.
 - The driver and the head run on one node each. One of the two is lost every {NODES / rate_d / 2:.0f} days on average.
   Then the sweep ends, and the same command resumes it on a cluster that has a head.
 """

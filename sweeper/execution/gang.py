@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from sweeper.common.trials import TrialResult, TrialStatus, rank_file_name
+from sweeper.common.trials import LOST_NODE, TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.node_clocks import NodeClocks
 from sweeper.execution.ray_internals import LOW_MEMORY
@@ -256,7 +256,10 @@ class Gang:
         now = time.time()
         started_at_s = now - (time.monotonic() - running.started_s)
         detail = self.label_lines(rank, detail or _read_log_tail(self.locations[rank].get("log")))
-        return TrialResult(status, started_at_s, now, reason, detail, where=self.location)
+        where = self.location
+        if status is TrialStatus.LOST:
+            where[LOST_NODE] = self.locations[rank]["node_id"]
+        return TrialResult(status, started_at_s, now, reason, detail, where=where)
 
 
 def _failure_status(result: RankResult) -> TrialStatus:

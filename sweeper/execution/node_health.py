@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult, TrialStatus
+from sweeper.common.trials import BAD, LOST_NODE, Remeasurement, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.space import point_key
 from sweeper.search.trial import Trial
 
@@ -69,7 +69,8 @@ class NodeObservation:
 
 
 def _node_ids(source: TrialRecord | TrialResult) -> tuple[str, ...]:
-    return tuple(str(source.where.get("node_ids") or "").split())
+    """Return the nodes that an attempt counts for: the one whose worker is gone, else all of its gang."""
+    return tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
 
 
 # ── failures ──
