@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult
 from sweeper.config.hardware import Node, Target
@@ -28,8 +29,9 @@ NO_ROUND = ComparisonRound(0, 0, {})
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    On a local cluster nothing ever changes. On CPUs, where one trial runs at a time, no node joins or is drained: only
-    the loss of the driver's node ends the sweep.
+    On a local cluster nothing ever changes. Nodes that join are used beside the others where more trials can run at
+    once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take the places of lost
+    ones. On CPUs no node is drained, and a trial's cores stay those of the plan.
 
     Attributes:
         target: the nodes in use, of all that have been in the cluster during the sweep.
@@ -48,7 +50,8 @@ class NodeMonitor:
         self._known_target = target  # with every node that was ever up
         self._stays_in_domain = target.fits_gpu_domain(resources.ranks, resources.host_gib)
         self._is_cluster = all(node.id for node in target.nodes)
-        self._enabled = self._is_cluster and target.is_gpu
+        self._compares = self._is_cluster and target.is_gpu
+        self._places = len(target.nodes)  # the most nodes that were in use at once
         self._discovery = cluster.NodeDiscovery()
         self._next_poll_s = 0.0
         self._unsuitable_ids = set[str]()
@@ -78,7 +81,7 @@ class NodeMonitor:
         fitting = target.count_gangs(
             resources.ranks, None, whole_nodes=resources.whole_nodes, host_gib=resources.host_gib
         )
-        return min(fitting, limit or fitting)
+        return min(fitting, limit or fitting) if target.is_gpu else limit or fitting
 
     def describe_drained(self) -> list[str]:
         """Return a line for each drained node, with the reason and the number of its trials."""
@@ -112,7 +115,7 @@ class NodeMonitor:
         if self._is_cluster and time.monotonic() >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + POLL_INTERVAL_S
             lines = self._poll_nodes(may_join)
-        if self._enabled and (self._suspects or self._has_new_comparison):
+        if self._compares and (self._suspects or self._has_new_comparison):
             lines += self._drain_nodes()
         return lines
 
@@ -130,26 +133,25 @@ class NodeMonitor:
 
     def _poll_nodes(self, may_join: bool) -> list[str]:
         """Remove lost nodes from the target and add those that joined. Returns a line for each kind of change."""
-        if not self._enabled:
-            cluster.list_nodes()
-            return []
+        used_ids = {node.id for node in self.target.nodes}
         known_ids = {node.id for node in self._known_target.nodes if node.id}
         new_nodes, up = self._discovery.poll(known_ids | self._unsuitable_ids)
         lines = [f"left out {node.address} {node.code_problem}" for node in new_nodes if node.code_problem]
         self._unsuitable_ids |= {node.id for node in new_nodes if node.id and node.code_problem}
-        new_nodes = [node for node in new_nodes if not node.code_problem]
         if lost := [node for node in self.target.nodes if node.id not in up | self._lost_ids]:
             self._lost_ids |= {node.id for node in lost if node.id}
-            suffix = "" if self._update_target() else "; no node is left, trials wait until one joins"
+            suffix = "" if self._update_target() else "; trials that do not fit on the others wait until one joins"
             lines.append(f"lost     {_describe_nodes(lost)}{suffix}")
-        is_limited = self._config.cluster.max_concurrent_trials is not None
-        known_target = self._known_target.with_nodes(new_nodes if may_join and not is_limited else ())
-        joined = known_target.nodes[len(self._known_target.nodes) :]
-        self._unsuitable_ids |= {node.id for node in new_nodes if node.id} - {node.id for node in joined}
-        if joined:
-            self._known_target = known_target
-            if self._update_target():
-                lines.append(f"joined   {_describe_nodes(joined)}")
+        new_nodes = [node for node in new_nodes if not node.code_problem]
+        known_target = self._known_target.with_nodes(new_nodes)
+        same = known_target.nodes[len(self._known_target.nodes) :]
+        self._unsuitable_ids |= {node.id for node in new_nodes if node.id} - {node.id for node in same}
+        self._known_target = known_target
+        if same:
+            is_limited = self._config.cluster.max_concurrent_trials is not None or not self.target.is_gpu
+            self._update_target(can_grow=may_join and not is_limited)
+        if joined := [node for node in self.target.nodes if node.id not in used_ids]:
+            lines.append(f"joined   {_describe_nodes(joined)}")
         return lines
 
     def _drain_nodes(self) -> list[str]:
@@ -170,13 +172,20 @@ class NodeMonitor:
                 lines.append(f"drained  {node.label}: {reasons[node.id]}")
         return lines
 
-    def _update_target(self) -> bool:
-        """Remove lost and drained nodes from the target. Returns False, and keeps the target, if no trial would fit."""
+    def _update_target(self, can_grow: bool = False) -> bool:
+        """Remove lost and drained nodes from the target, and fill their places. Returns whether a trial fits.
+
+        If none fits, the target stays as it is. With `can_grow` it takes all nodes that are known, otherwise no more
+        than it had.
+        """
         remaining = self._known_target.without_nodes(self._lost_ids | self.drained.keys())
-        if self.count_gangs(remaining):
+        if not can_grow:
+            remaining = replace(remaining, nodes=remaining.nodes[: self._places])
+        fits = self.count_gangs(remaining) if remaining.is_gpu else len(remaining.nodes) == self._places
+        if fits:
             self.target = remaining
-            return True
-        return False
+            self._places = max(self._places, len(remaining.nodes))
+        return bool(fits)
 
     # ── comparing nodes at equal work ──
 
@@ -194,7 +203,7 @@ class NodeMonitor:
         """
         threshold = self._config.cluster.drain_below
         node_ids = [node.id for node in self.target.nodes if node.id]
-        fits_one_node = self._enabled and self._resources.ranks <= min(node.gpus for node in self.target.nodes)
+        fits_one_node = self._compares and self._resources.ranks <= min(node.gpus for node in self.target.nodes)
         if threshold is None or not fits_one_node or len(node_ids) < 2 or best is None:
             return []
         number = ended // (TRIALS_BETWEEN_ROUNDS * len(node_ids))

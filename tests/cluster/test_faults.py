@@ -17,6 +17,7 @@ from tests.support.cluster_faults import (
     block_from_driver,
     cut_link,
     draw_faults,
+    kill_node,
     lose_node,
 )
 from tests.support.faulty_sweep import FaultySweep, Outcome
@@ -76,6 +77,18 @@ def test_a_sweep_on_cpus_ends_once_its_drivers_node_is_lost(world: World) -> Non
     sweep = FaultySweep(world, folder, trials=20, overrides=["hardware=cpu", "gpus=4"])
     outcome = sweep.run([Fault(cut_link, 45, DRIVER)], random.Random(0), (5.0, 6.0), limit_s=600)
     assert outcome.starts > 1, outcome
+    assert_nothing_lost(outcome, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_sweep_on_the_cpus_of_all_nodes_goes_on_with_a_node_that_comes_back(world: World) -> None:
+    """Its gang takes every core of the cluster, so nothing runs until the node has come back, under a new id."""
+    folder = world.cluster.folder / "all_cpus"
+    folder.mkdir()
+    sweep = FaultySweep(world, folder, trials=20, overrides=["hardware=cpu", "gpus=8"])
+    outcome = sweep.run([Fault(kill_node, 10)], random.Random(0), (5.0, 6.0), limit_s=300)
+    assert outcome.starts == 1, outcome
     assert_nothing_lost(outcome, 20)
 
 

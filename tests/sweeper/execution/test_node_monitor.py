@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.common.trials import LOST_NODE, Remeasurement, TrialRecord, TrialStatus
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node, select_target
 from sweeper.config.resolution import CONF, resolve
+from sweeper.config.schema import Hardware
 from sweeper.execution.gang_launcher import GangResources
 from sweeper.execution.node_health import TRIALS_BETWEEN_ROUNDS
 from sweeper.execution.node_monitor import NodeMonitor
@@ -140,3 +142,72 @@ def test_a_node_that_joins_with_other_code_is_left_out_by_name_once(monkeypatch:
         lines += monitor.poll_changes(may_join=True)
     assert len(lines) == 1 and lines[0].startswith("left out 10.0.0.9 has gpu-sweeper 0.1.0")
     assert used_nodes(monitor) == ["n0", "n1"]
+
+
+def cpu_node(name: str) -> Node:
+    return Node("10.0.0.1", 64, "cpu", id=name)
+
+
+class Joining:
+    """What `NodeDiscovery.poll` would return: the nodes that are up, of which a monitor asks for those it lacks."""
+
+    def __init__(self, monitor: NodeMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monitor = monitor
+        self.up = list(monitor.target.nodes)
+        monkeypatch.setattr(monitor._discovery, "poll", self._poll)
+
+    def _poll(self, known: set[str]) -> tuple[list[Node], set[str | None]]:
+        return [node for node in self.up if node.id not in known], {node.id for node in self.up}
+
+    def lines(self, *up: Node, may_join: bool = True) -> list[str]:
+        """Return the changes once exactly these nodes are up, by their first word."""
+        self.up, self._monitor._next_poll_s = list(up), 0.0
+        return [line.split()[0] for line in self._monitor.poll_changes(may_join=may_join)]
+
+
+def test_on_cpus_a_node_that_joins_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial's cores are those of all nodes of the plan, so another count of nodes would be another measurement."""
+    first, second, third, fourth = map(cpu_node, "abcd")
+    monitor = build_monitor(1)
+    monitor = NodeMonitor(
+        select_target(Hardware("cpu", kind="cpu"), [first, second], 1), monitor._config, GangResources(1), {}
+    )
+    cluster = Joining(monitor, monkeypatch)
+    assert cluster.lines(first, second, third) == [] and used_nodes(monitor) == ["a", "b"]
+    assert cluster.lines(first, third) == ["lost", "joined"] and used_nodes(monitor) == ["a", "c"]
+    assert cluster.lines(third) == ["lost"] and used_nodes(monitor) == ["a", "c"]
+    assert cluster.lines(third, fourth) == ["joined"] and used_nodes(monitor) == ["c", "d"]
+    assert monitor.count_gangs() == 1
+
+
+@pytest.mark.parametrize("overrides", [[], ["cluster.max_concurrent_trials=8"]], ids=["finals", "limited"])
+def test_where_no_further_node_is_used_one_still_replaces_a_lost_one(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = build_monitor(2, *overrides)
+    cluster = Joining(monitor, monkeypatch)
+    first, second = monitor.target.nodes
+    third = replace(first, id="n3")
+    assert cluster.lines(first, second, third, may_join=bool(overrides)) == [] and used_nodes(monitor) == ["n0", "n1"]
+    assert cluster.lines(second, third, may_join=bool(overrides)) == ["lost", "joined"]
+    assert used_nodes(monitor) == ["n1", "n3"]
+
+
+def test_a_node_that_joins_during_the_search_is_used_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = build_monitor(2)
+    cluster = Joining(monitor, monkeypatch)
+    first, second = monitor.target.nodes
+    assert cluster.lines(first, second, replace(first, id="n3")) == ["joined"] and monitor.count_gangs() == 24
+    assert cluster.lines(second) == ["lost"] and monitor.count_gangs() == 8
+
+
+def test_a_lost_attempt_counts_for_the_node_of_the_worker_that_is_gone() -> None:
+    """The other nodes of its gang are not at fault, however many of its attempts are lost."""
+    monitor = build_monitor(3, gpus=16)
+    for number in range(60):
+        gang = ["n0 n1", "n1 n2", "n0 n2"][number % 3]
+        is_lost = "n1" in gang
+        record = record_on(number, gang, TrialStatus.LOST if is_lost else TrialStatus.COMPLETE)
+        monitor.add_record(replace(record, where={**record.where, **({LOST_NODE: "n1"} if is_lost else {})}))
+    (line,) = monitor.poll_changes(may_join=True)
+    assert line.startswith("drained  10.0.0.1 (n1): ") and ", 0 of 20 elsewhere" in line
