@@ -13,6 +13,7 @@ from workloads.planner.estimate import JobEstimate
 from workloads.planner.job import Job
 from workloads.planner.memory import peak_memory_gib
 from workloads.planner.offers import OFFERS, fixed_by
+from workloads.planner.own_rules import find_own_violation
 from workloads.planner.questions import Comparison, TrainingRun, alternatives, compare, training_run
 from workloads.planner.rules import find_violation
 from workloads.planner.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
@@ -124,9 +125,12 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 def _explain_none_valid(problem: Problem) -> str:
     """Return the rule that the given fields break, as far as one layout shows it."""
     layout = replace(problem.job.layout, **problem.fixed)
-    violation = find_violation(replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus))
+    job = replace(problem.job, layout=layout)
+    violation = find_violation(job, replace(problem.cluster, gpus=layout.gpus))
     if violation:
         return violation.reason
+    if reason := find_own_violation(job):
+        return f"{reason}, with trainer=own"
     given = {**problem.given, "global_batch": problem.job.layout.global_batch}
     return f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}"
 

@@ -27,6 +27,7 @@ from workloads.planner.job import (
 )
 from workloads.planner.models import load_model
 from workloads.planner.offers import find_unsupported, fixed_by
+from workloads.planner.own_rules import SPLIT_SCHEDULES
 from workloads.planner.rules import DEGREES
 from workloads.planner.words import layout_words
 
@@ -101,6 +102,7 @@ def build_problem(request: PlanRequest) -> Problem:
         trainer=trainer,
         precision=request.precision,
         state=request.state,
+        compiled=trainer != OWN or given.get("schedule") not in SPLIT_SCHEDULES,
     )
     correction = _find_correction(trainer, cluster, calibration)
     return Problem(job, cluster, {**fixed_by(trainer), **given}, given, batch, calibration, correction)

@@ -63,9 +63,10 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
     tokens = job.layout.global_batch * job.sequence_length
+    eager = "" if job.compiled else ", not compiled"
     wiring = {"switch": "a switch", "pairs": "links between pairs", "host": "the processors"}[topology.wiring]
     lines = [
-        f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state; "
+        f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "

@@ -9,6 +9,7 @@ from typing import Any
 
 from workloads.planner.cluster import Cluster
 from workloads.planner.job import Checkpointing, Job, Sharding, TrainingLayout
+from workloads.planner.own_rules import find_own_violation
 from workloads.planner.rules import find_violation
 
 MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
@@ -89,7 +90,27 @@ class _Space:
                         **choices,
                     )
                     if find_violation(replace(self.job, layout=template), self.cluster) is None:
-                        yield Family(template, shards, checkpointings, reshardings)
+                        yield from self._list_legal(Family(template, shards, checkpointings, reshardings))
+
+    def _list_legal(self, family: Family) -> Iterator[Family]:
+        """Yield the family with the ways of checkpointing and resharding that the trainer runs, if there are any."""
+        pairs = [
+            (checkpointing, reshard)
+            for checkpointing in family.checkpointings
+            for reshard in family.reshardings
+            if not find_own_violation(
+                replace(
+                    self.job,
+                    layout=replace(family.template, checkpointing=checkpointing, reshard_after_forward=reshard),
+                )
+            )
+        ]
+        if len(pairs) == len(family.checkpointings) * len(family.reshardings):
+            yield family
+        elif pairs:
+            checkpointings, reshardings = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
+            template = replace(family.template, checkpointing=checkpointings[0], reshard_after_forward=reshardings[0])
+            yield Family(template, family.shards, checkpointings, reshardings)
 
     def _list_degrees(self) -> Iterator[_Degrees]:
         model, gpus = self.job.model, self.cluster.gpus
