@@ -33,6 +33,7 @@ from workloads.planner.words import layout_words
 
 OWN = "own"
 OWN_WORKLOAD = "parallel"  # whose sweeps measure this project's trainer
+COMMAND_WORKLOAD = "command"  # and other trainers, by their names
 TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
 SEARCHED_FIELDS = tuple(layout_words(TrainingLayout()))
 LAYOUT_FIELDS = frozenset(item.name for item in fields(TrainingLayout)) - {"global_batch"}
@@ -48,7 +49,7 @@ class Problem:
         given: those by the request.
         batch: the global batch of the request; None where it follows from the number of GPUs.
         calibration: the measured rates that the cluster's device has; None for the tables' rates.
-        correction: what sweeps on such a cluster have measured of this project's trainer; None for nothing.
+        correction: what sweeps on such a cluster have measured of the trainer; None for nothing.
     """
 
     job: Job
@@ -127,12 +128,11 @@ def _check_degrees(given: Mapping[str, Any], gpus: int | None) -> None:
 
 def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFile | None) -> Correction | None:
     """Return what sweeps have measured on such a cluster, in the file that is here if one is."""
-    if trainer != OWN:
-        return None
+    workload, measured = (OWN_WORKLOAD, OWN_WORKLOAD) if trainer == OWN else (COMMAND_WORKLOAD, trainer)
     per_node = min(cluster.gpus, cluster.topology.gpus_per_domain)
-    version, calibrated = load(OWN_WORKLOAD).benchmark_version, calibration.rates.date if calibration else ""
+    version, calibrated = load(workload).benchmark_version, calibration.rates.date if calibration else ""
     topology = cluster.topology.name
-    place = Place(cluster.device.name, OWN_WORKLOAD, cluster.gpus, per_node, topology, version, calibrated)
+    place = Place(cluster.device.name, measured, cluster.gpus, per_node, topology, version, calibrated)
     return corrections.find(corrections.read(Path()), place)
 
 

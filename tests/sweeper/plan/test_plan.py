@@ -245,17 +245,26 @@ def test_figures_have_no_more_digits_than_their_band_allows(value: float, error:
     assert round_to_band(value, error) == text
 
 
+@pytest.mark.parametrize(
+    ("trainer", "measured_name", "workload"),
+    [("own", "parallel", "parallel"), ("torchtitan", "torchtitan", "command"), ("megatron", "megatron", "command")],
+)
 def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trainer: str,
+    measured_name: str,
+    workload: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*SMALL, "tp=1", "pp=1"]
+    words = [*SMALL, "tp=1", "pp=1", f"trainer={trainer}"]
     planned = answer(read_request(words)).best.estimate
-    place = Place("h100", "parallel", 8, 8, "nodes of 8", load("parallel").benchmark_version)
+    place = Place("h100", measured_name, 8, 8, "nodes of 8", load(workload).benchmark_version)
     keep(tmp_path, Correction(place, 1.25, 7, 1.1, 1.3, "2026-11-20"))
     measured = answer(read_request(words))
     assert measured.best.estimate.step.total_s == pytest.approx(1.25 * planned.step.total_s)
     assert run(Namespace(words=words, html=None)) == 0
-    assert "measured  step times x 1.25, the median of 7 layouts" in capsys.readouterr().out
-    others = (["gpus=16"], ["gpus=8", "trainer=torchtitan"])
+    assert f"measured  step times x 1.25, the median of 7 layouts of {measured_name}" in capsys.readouterr().out
+    others = (["gpus=16", f"trainer={trainer}"], ["gpus=8", "trainer=nemo"])
     assert all(build_problem(read_request([*SMALL[:2], *other])).correction is None for other in others)
