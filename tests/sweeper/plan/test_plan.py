@@ -247,7 +247,7 @@ def test_figures_have_no_more_digits_than_their_band_allows(value: float, error:
 
 @pytest.mark.parametrize(
     ("trainer", "measured_name", "workload"),
-    [("own", "parallel", "parallel"), ("torchtitan", "torchtitan", "command"), ("megatron", "megatron", "command")],
+    [("own", "parallel", "parallel"), ("torchtitan", "torchtitan", "command")],
 )
 def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
     trainer: str,
