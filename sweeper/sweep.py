@@ -219,8 +219,12 @@ class Sweep:
             return []
         finals, repeated = self._config.finals, self._study.replaced | self._study.retried
         measured = [record for record in self._study.records.values() if record.number not in repeated]
-        finalists = select_finalists(self._progress.ranked_trials(), self._plan.criteria, finals.top)
-        return pending_remeasurements(finalists, len(finalists), finals.rounds, measured)
+        ranked = self._progress.ranked_trials()
+        if len(ranked) < 2:  # nothing to choose from
+            return []
+        return pending_remeasurements(
+            select_finalists(ranked, self._plan.criteria, finals.top), finals.rounds, measured
+        )
 
     # ── nodes ──
 

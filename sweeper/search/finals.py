@@ -64,19 +64,15 @@ class FinalistResult:
 
 
 def pending_remeasurements(
-    ranked: Sequence[TrialRecord], top: int, rounds: int, records: Iterable[TrialRecord]
+    finalists: Sequence[TrialRecord], rounds: int, records: Iterable[TrialRecord]
 ) -> list[tuple[TrialRecord, Remeasurement]]:
     """Return the trials to measure again, in order: every finalist once a round, each round starting with the next one.
 
-    Empty where there is only one trial to choose from.
-
     Args:
-        ranked: the complete trials of the search, the best first.
-        top: the number of finalists.
+        finalists: the trials to measure again, the best first.
         rounds: the number of rounds.
         records: all records, among them those of the finals.
     """
-    finalists = ranked[:top] if len(ranked) > 1 else []
     group = _group(finalists)
     measured = {
         (record.remeasurement.trial, record.remeasurement.round)

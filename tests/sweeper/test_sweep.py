@@ -203,3 +203,12 @@ def test_devices_measured_side_by_side_are_compared(workspace: Workspace) -> Non
     assert len(rows) == 2 and {row["trials"] for row in rows} == {"2"}
     for trial in csv.DictReader((sweep / "trials.csv").open()):
         assert float(trial["tflops_slowest_gpu"]) <= float(trial["tflops_fastest_gpu"])
+
+
+@pytest.mark.parametrize(("trials", "verdict"), [(1, ""), (2, "no verdict: only trial")])
+def test_one_finalist_is_measured_again_where_there_are_others(workspace: Workspace, trials: int, verdict: str) -> None:
+    """To know its interval; a single trial of a search has been measured alone anyway."""
+    finals = ["finals.top=1", "finals.rounds=2"]
+    result = workspace.run("workload=probe", "search=random", f"budget.trials={trials}", *finals)
+    assert result.code == 0 and verdict in result.out
+    assert ("remeasuring" in result.err) == bool(verdict)
