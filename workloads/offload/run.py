@@ -24,8 +24,8 @@ from workloads.llama.fp8_block import FP8_RECIPE
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters, allocator
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
-from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.engine import Engine
+from workloads.offload.kept_rates import MeasuredDevice, load_or_measure
 from workloads.offload.kernel_cache import keep_compiled_kernels
 from workloads.offload.memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
@@ -71,13 +71,15 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     )
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
     with allocator.device_memory_limit(device, parameters.device_gib):
-        rates = measure_device_rates(parameters.model, parameters.sequence_length, device, precision)
+        measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
         budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
-        prediction = find_fastest_plan(model, parameters.sequence_length, parameters.sequences_per_step, budget, rates)
+        prediction = find_fastest_plan(
+            model, parameters.sequence_length, parameters.sequences_per_step, budget, measured.rates
+        )
         print("\n".join(describe_plan(prediction)), flush=True)
         with Arena(_count_arena_bytes(prediction), device) as arena:
-            return _train(parameters, prediction, arena, device, precision, started)
+            return _train(parameters, prediction, measured, arena, device, precision, started)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
@@ -138,6 +140,7 @@ def _count_arena_bytes(prediction: Prediction) -> int:
 def _train(
     parameters: OffloadParameters,
     prediction: Prediction,
+    measured: MeasuredDevice,
     arena: Arena,
     device: torch.device,
     precision: Precision,
@@ -146,8 +149,7 @@ def _train(
     plan, shape = prediction.plan, MODELS[parameters.model]
     optimizer = AdamW(learning_rate=parameters.learning_rate)
     batches = _load_batches(parameters, plan)
-    kernel = select_attention_kernel(shape, plan.sequence_length, device, precision.dtype)
-    engine = Engine(shape, plan, arena, device, kernel, precision=precision, optimizer=optimizer)
+    engine = Engine(shape, plan, arena, device, measured.kernel, precision=precision, optimizer=optimizer)
     _set_weights(engine, parameters)
     activity = node_activity()
     setup_s = time.perf_counter() - started
@@ -171,7 +173,11 @@ def _train(
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | readings.machine_info()
-        | {"plan": "; ".join(describe_plan(prediction)), "attention": kernel.name}
+        | {
+            "plan": "; ".join(describe_plan(prediction)),
+            "attention": measured.attention,
+            "rates_age_s": round(max(0.0, time.time() - measured.measured_at)),
+        }
         | engine.describe_types()
         | arena.placement
         | allocator.describe(device)
