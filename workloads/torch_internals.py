@@ -7,8 +7,10 @@ version breaks it.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 
@@ -32,6 +34,18 @@ def forget_process_groups() -> None:
 
     if hasattr(debug, "_clear_sharding_prop_cache"):
         debug._clear_sharding_prop_cache()
+
+
+def input_style(module: nn.Module) -> str:
+    """Return the class of the parallel style that prepares a module's inputs; empty without tensor parallelism.
+
+    A style leaves nothing on a module but a hook around its own function.
+    """
+    for hook in module._forward_pre_hooks.values():
+        for cell in getattr(hook, "__closure__", None) or ():
+            if isinstance(cell.cell_contents, partial):
+                return cell.cell_contents.func.__qualname__.split(".")[0]
+    return ""
 
 
 def compile_error() -> type[Exception]:

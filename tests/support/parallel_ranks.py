@@ -7,19 +7,21 @@ import itertools
 import multiprocessing
 import socket
 import traceback
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.gloo_fp8 import fp8_over_gloo
 from workloads import device as devices
 from workloads.api.contract import Rank
 from workloads.distributed import process_group
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.shapes import MODELS
-from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fp8_gathers, gather_gradients
 from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.layout import Layout
@@ -33,11 +35,16 @@ LENGTH, BATCH, STEPS = 32, 8, 2
 
 @dataclass(frozen=True)
 class Trained:
-    """The losses of all steps, and the first step's gradients and their norm."""
+    """The losses of all steps, and the first step's gradients and their norm.
+
+    Attributes:
+        fp8_gathers: as in `workloads.parallel.apply.fp8_gathers`.
+    """
 
     losses: list[float]
     gradients: dict[str, Tensor]
     norm: float
+    fp8_gathers: dict[str, bool] = field(default_factory=dict)
 
 
 def draw_batch(document_tokens: int = 0) -> Batch:
@@ -52,11 +59,17 @@ def tokens() -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A layout for the processes of `Ranks` to train; `sequence_number` differs between calls."""
+    """A layout for the processes of `Ranks` to train.
+
+    Attributes:
+        sequence_number: differs between calls.
+        exact_fp8_sums: as in `fp8_over_gloo`.
+    """
 
     sequence_number: int
     layout: Layout
     spec: ModelSpec
+    exact_fp8_sums: bool = False
 
 
 def initialize(name: str, size: tuple[int, ...]) -> Tensor:
@@ -68,7 +81,9 @@ def initialize(name: str, size: tuple[int, ...]) -> Tensor:
 def train(call: Call, rank: Rank) -> Trained:
     """Train a few steps. Returns the losses, and the whole gradients of the first step of this rank's stages."""
     device, layout = devices.device_of(rank), call.layout
-    with process_group(rank, device):
+    is_emulated = call.spec.recipe.startswith("fp8") and device.type == "cpu"
+    emulation = fp8_over_gloo(exact_sums=call.exact_fp8_sums) if is_emulated else nullcontext()
+    with process_group(rank, device), emulation:
         if layout.async_tp:
             separate_group_names(call.sequence_number)
         groups = build_groups(layout, device.type)
@@ -80,7 +95,8 @@ def train(call: Call, rank: Rank) -> Trained:
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
         trainer.update()
         norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
-        return Trained(losses + [float(trainer.step(local)) for _ in range(STEPS - 1)], gradients, norm)
+        losses += [float(trainer.step(local)) for _ in range(STEPS - 1)]
+        return Trained(losses, gradients, norm, fp8_gathers(stages[0]))
 
 
 def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:
@@ -125,13 +141,12 @@ class Ranks:
                     patch.setenv("CUDA_VISIBLE_DEVICES", str(n))  # as a worker sees it
                 process.start()
 
-    def train(self, layout: Layout, **fields: Any) -> list[Trained]:
+    def train(self, layout: Layout, *, exact_fp8_sums: bool = False, **fields: Any) -> list[Trained]:
         """Train on as many processes as the layout has ranks. Returns each rank's result."""
         self._sequence_number += 1
+        spec = ModelSpec(SHAPE, LENGTH, **({"dtype": torch.float32} | fields))
         for calls in self._calls[: layout.world_size]:
-            calls.put(
-                Call(self._sequence_number, layout, ModelSpec(SHAPE, LENGTH, **({"dtype": torch.float32} | fields)))
-            )
+            calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums))
         results: dict[int, Trained] = {}
         for _ in range(layout.world_size):
             number, answer = self._answers.get(timeout=100)

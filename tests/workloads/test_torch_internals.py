@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import debug
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend
 
 from tests.support import canaries
 from workloads import torch_internals
+from workloads.api.contract import Rank
+from workloads.distributed import process_group
 
+CPU = torch.device("cpu")
 canary = partial(canaries.canary, "torch")
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The arguments by position of the functions in workloads/llama/attention_kernels.py and attention_rocm.py.
@@ -70,6 +75,14 @@ def test_dtensor_forgets_process_groups() -> None:
     with canary("torch.distributed.tensor.debug._clear_sharding_prop_cache", remedy):
         assert hasattr(debug, "_clear_sharding_prop_cache"), "it is gone"
         torch_internals.forget_process_groups()
+
+
+def test_a_parallel_style_can_be_read_from_its_hook() -> None:
+    layer = torch.nn.Linear(2, 2)
+    assert torch_internals.input_style(layer) == ""
+    with canary("hooks of torch.distributed.tensor.parallel", "Adapt input_style."), process_group(Rank(), CPU):
+        parallelize_module(layer, init_device_mesh("cpu", (1,)), ColwiseParallel())
+        assert torch_internals.input_style(layer) == "ColwiseParallel"
 
 
 def test_code_that_cannot_be_compiled_has_its_own_error() -> None:

@@ -44,7 +44,8 @@ from workloads.parallel.fsdp import shard_stage
 from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
 from workloads.planner.pipeline import stage_layers
-from workloads.precision.layers import apply_recipe, fill_buffers
+from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
+from workloads.torch_internals import input_style
 
 # A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
 BLOCK_PLAN: dict[str, ParallelStyle] = {
@@ -178,7 +179,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         ends = {name: style for name, style in ENDS_PLAN.items() if name in modules}
         parallelize_module(stage, groups.tp_mesh, ends)
         for block in stage.blocks.values():
-            parallelize_module(block, groups.tp_mesh, _block_plan(spec.recipe, device))
+            parallelize_module(block, groups.tp_mesh, _block_plan(spec.recipe))
     if layout.checkpointing != "none":
         for name, block in list(stage.blocks.items()):
             if not isinstance(block, ManualBackwardBlock):
@@ -202,13 +203,14 @@ def _compile_blocks(stage: Stage, layout: Layout, groups: Groups) -> None:
         compiled.compile(dynamic=False, fullgraph=fullgraph, options=options)  # type: ignore[union-attr]
 
 
-def _block_plan(recipe: str, device: torch.device) -> dict[str, ParallelStyle]:
+def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
     """Return the plan of a block. With a scale per tensor, inputs are cast to fp8 before they are gathered.
 
     With scales per row they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
-    torchtitan/models/llama3/infra/parallelize.py), and so they are by gloo, which has no fp8.
+    torchtitan/models/llama3/infra/parallelize.py). There PrepareFloat8ModuleInput casts once for the products of q, k
+    and v, and for those of gate and up; here each of these is one product, which casts its own input.
     """
-    if recipe != "fp8_tensorwise" or device.type == "cpu":
+    if recipe != "fp8_tensorwise":
         return BLOCK_PLAN
     from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
 
@@ -217,6 +219,15 @@ def _block_plan(recipe: str, device: torch.device) -> dict[str, ParallelStyle]:
         "output": Float8RowwiseParallel(output_layouts=Shard(1)),
         "gate_up": Float8ColwiseParallel(input_layouts=Shard(1)),
         "down": Float8RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def fp8_gathers(stage: Stage) -> dict[str, bool]:
+    """Return whether a block's weights are cast to fp8 before FSDP gathers them, and inputs before tensor parallel."""
+    layer = stage.first_block.qkv
+    return {
+        "fp8_all_gather": gathers_fp8(layer),
+        "fp8_tp_all_gather": input_style(layer) == "Float8ColwiseParallel",
     }
 
 

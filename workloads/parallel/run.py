@@ -24,7 +24,14 @@ from workloads.llama.sdpa import fastest_attention
 from workloads.llama.shapes import MODELS
 from workloads.offload import allocator
 from workloads.parallel import ParallelParameters
-from workloads.parallel.apply import Groups, ModelSpec, build_groups, build_stages, count_local_parameters
+from workloads.parallel.apply import (
+    Groups,
+    ModelSpec,
+    build_groups,
+    build_stages,
+    count_local_parameters,
+    fp8_gathers,
+)
 from workloads.parallel.async_tp import count_fused_calls, separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.communication import profile_communication
@@ -34,7 +41,8 @@ from workloads.parallel.garbage_collection import GarbageCollector, schedule_gar
 from workloads.parallel.rules import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
-from workloads.precision.layers import gathers_fp8, read_recipe
+from workloads.precision.formats import require_torchao
+from workloads.precision.layers import read_recipe
 from workloads.telemetry import GpuReadings, monitor_gpu
 
 GIB = 2**30
@@ -45,7 +53,8 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     """Train in this layout, together with the other ranks.
 
     Raises:
-        Infeasible: the layout is invalid, or the device does not support the data type or the attention.
+        Infeasible: the layout is invalid, the device does not support the data type or the attention, or torchao is
+            not installed.
     """
     device = devices.device_of(rank)
     violation = find_violation(
@@ -56,6 +65,8 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         raise Infeasible(violation.reason)
     if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
+    if _model_spec(parameters).recipe:
+        require_torchao()
     devices.release_memory(device)
     allocator.enable_expandable_segments(device)  # as torchtitan's run_train.sh sets it
     torch.compiler.reset()
@@ -111,9 +122,9 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         | {
             "layout": str(layout),
             "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),
-            "fp8_all_gather": gathers_fp8(_first_block(trainer.stages[0]).qkv),
             "parameters_kept": sum(map(count_local_parameters, trainer.stages)),
-        },
+        }
+        | fp8_gathers(trainer.stages[0]),
     )
 
 
@@ -216,20 +227,20 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
         "dp_shard": mesh["dp_shard_cp"].size() // cp,
         "tp": mesh["tp"].size(),
         "cp": cp,
-        "document_tokens": getattr(_first_block(stages[0]).attention, "document_tokens", 0),
-        "cp_method": getattr(_first_block(stages[0]).attention, "method", "allgather"),
+        "document_tokens": getattr(stages[0].first_block.attention, "document_tokens", 0),
+        "cp_method": getattr(stages[0].first_block.attention, "method", "allgather"),
         "pp": mesh["pp"].size(),
         "stages_per_rank": len(stages),
         "checkpointing": ", ".join(sorted(checkpointing)),
         "dtype": _block_dtype(stages[0]),
         "state": _state_dtype(trainer),
-        "block": "manual" if isinstance(_first_block(stages[0]), ManualBackwardBlock) else "pytorch",
+        "block": "manual" if isinstance(stages[0].first_block, ManualBackwardBlock) else "pytorch",
     }
 
 
 def _block_dtype(stage: Stage) -> str:
     """Return the data type or recipe of the matrix products of blocks."""
-    layer: Any = _first_block(stage).qkv
+    layer: Any = stage.first_block.qkv
     if recipe := read_recipe(layer):
         return recipe
     return DTYPE_NAMES[gathered_dtype(stage) or layer.weight.dtype]
@@ -243,7 +254,7 @@ def _state_dtype(trainer: Trainer) -> str:
 
 def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
     """Return the name of the attention kernel, and of PyTorch's function with the one that it takes on a GPU."""
-    block = _first_block(stage)
+    block = stage.first_block
     if isinstance(block, ManualBackwardBlock):
         return block.block_math.kernel.name
     if isinstance(block.attention, DocumentAttention):
@@ -251,9 +262,3 @@ def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
     if isinstance(block.attention, ContextAttention):
         return block.attention.kernel.name
     return f"scaled_dot_product_attention ({sdpa_kernel})" if sdpa_kernel else "scaled_dot_product_attention"
-
-
-def _first_block(stage: Stage) -> Any:
-    """Return the stage's first block, without its checkpointing wrapper."""
-    block = next(iter(stage.blocks.values()))
-    return getattr(block, "block", block)

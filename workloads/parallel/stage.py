@@ -153,6 +153,12 @@ class Stage(nn.Module):
         return self.head is not None
 
     @property
+    def first_block(self) -> Any:
+        """The stage's first block, without its checkpointing wrapper."""
+        block = next(iter(self.blocks.values()))
+        return getattr(block, "block", block)
+
+    @property
     def lm_head_weight(self) -> Tensor:
         """The head's weight, of the last stage."""
         assert self.head is not None
