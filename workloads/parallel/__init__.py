@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
-from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import shapes
 from workloads.parallel.estimates import estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
 from workloads.parallel.points import Listing
 from workloads.parallel.rules import find_violation
+from workloads.precision.support import unsupported_layer_rate_reason
 
 LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
 
@@ -48,7 +48,8 @@ class ParallelParameters:
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.
         dtype: data type of the matrix products. fp8, mxfp8 and nvfp4 apply to those of blocks (torchao's layers).
-            fp8_tensorwise also casts before weights are gathered, and before tensor parallel activations are.
+            fp8_tensorwise also casts before weights are gathered, and before tensor parallel activations are. Each
+            is refused where the device has no units or torchao no layer for it.
         state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
         block: pytorch compiles a plain block, in every layout; manual has a backward pass of its own, where tp and cp
@@ -80,7 +81,7 @@ class ParallelParameters:
     tp_across_nodes: bool = False
     compile: bool = True
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4"] = field(
-        default="bf16", metadata={"unsupported_reason": unsupported_rate_reason}
+        default="bf16", metadata={"unsupported_reason": unsupported_layer_rate_reason}
     )
     state: State = "fp32"
     block: BlockKind = "pytorch"

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Setting, uses_fsdp
 from workloads.planner.job import V_SCHEDULES
+from workloads.planner.precisions import find_precision
 from workloads.planner.rules import DEGREES, Violation
 
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
@@ -120,22 +121,27 @@ def _check_tied_head(layout: Layout, setting: Setting) -> str:
 
 
 def _check_low_precision(layout: Layout, setting: Setting) -> str:
-    """Check what torchao's layers support: sizes on a rank, and tensor parallelism with scales of a tensor or a row."""
+    """Check what torchao's layers support: tokens and sizes on a rank, and tensor parallelism in fp8 alone."""
     if setting.dtype in ("bf16", "fp32"):
         return ""
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         return f"{layout.schedule} splits the backward pass, which a layer in {setting.dtype} does not support"
     if layout.tp > 1 and not setting.dtype.startswith("fp8"):
         return f"dtype {setting.dtype} has no tensor parallel layers here: tp has to be 1"
-    sizes = {
-        "heads": setting.shape.heads * setting.shape.head_size,
-        "keys and values": 2 * setting.shape.kv_heads * setting.shape.head_size,
-        "intermediate size": setting.shape.intermediate_size,
+    multiple = find_precision(setting.dtype).multiple
+    tokens = layout.micro_batch * setting.sequence_length // layout.cp
+    if tokens % multiple:
+        return f"{setting.dtype} needs tokens in multiples of {multiple}, a micro-batch leaves {tokens} on a rank"
+    sizes_on_rank = {
+        "hidden size": setting.shape.hidden_size,
+        "heads": setting.shape.heads * setting.shape.head_size // layout.tp,
+        "keys and values": 2 * setting.shape.kv_heads * setting.shape.head_size // layout.tp,
+        "intermediate size": setting.shape.intermediate_size // layout.tp,
     }
     reasons = (
-        f"{setting.dtype} needs sizes in multiples of 16, tp {layout.tp} leaves {size // layout.tp} of {name}"
-        for name, size in sizes.items()
-        if size // layout.tp % 16
+        f"{setting.dtype} needs sizes in multiples of {multiple}, tp {layout.tp} leaves {size} of {name}"
+        for name, size in sizes_on_rank.items()
+        if size % multiple
     )
     return next(reasons, "")
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
-from workloads.api.recipes import unsupported_rate_reason
 from workloads.distributed import process_group
 from workloads.llama.attention import AttentionShape
 from workloads.llama.document_attention import DocumentAttention
@@ -43,6 +42,7 @@ from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializ
 from workloads.parallel.train import Trainer
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
+from workloads.precision.support import unsupported_layer_rate_reason
 from workloads.telemetry import GpuReadings, monitor_gpu
 
 GIB = 2**30
@@ -63,7 +63,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     )
     if violation is not None:
         raise Infeasible(violation.reason)
-    if reason := unsupported_rate_reason(parameters.dtype, devices.architecture(device)):
+    if reason := unsupported_layer_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     if _model_spec(parameters).recipe:
         require_torchao()

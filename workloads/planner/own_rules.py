@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from workloads.planner.job import V_SCHEDULES, Job
+from workloads.planner.precisions import find_precision
 
 SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # which compute gradients of inputs and of weights one after the other
 PLAIN_PRECISIONS = ("bf16", "fp32")
-MULTIPLE = 16  # of the sizes of products in fp8 and fp4
 
 
 def find_own_violation(job: Job) -> str:
@@ -54,14 +54,18 @@ def _check_methods(job: Job) -> str:
 
 
 def _check_low_precision(job: Job) -> str:
-    tp, model = job.layout.tp, job.model
+    layout, tp, model = job.layout, job.layout.tp, job.model
     if job.precision in PLAIN_PRECISIONS:
         return ""
     if tp > 1 and not job.precision.startswith("fp8"):
         return f"precision={job.precision}: has no tensor parallel layers, tp has to be 1"
+    multiple = find_precision(job.precision).multiple
+    tokens = layout.micro_batch * job.sequence_length // layout.cp
+    if tokens % multiple:
+        return f"precision={job.precision}: {tokens} tokens on a GPU are no multiple of {multiple}"
     sizes = (model.heads * model.head_size, 2 * model.kv_heads * model.head_size, model.intermediate_size)
-    if any(size // tp % MULTIPLE for size in sizes):
-        return f"precision={job.precision}: tp {tp} leaves sizes that are no multiples of {MULTIPLE}"
+    if any(size % multiple for size in (model.hidden_size, *(size // tp for size in sizes))):
+        return f"precision={job.precision}: tp {tp} leaves sizes that are no multiples of {multiple}"
     return ""
 
 

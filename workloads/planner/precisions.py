@@ -20,6 +20,7 @@ class Precision:
         instructions_gb_s: what the casts take beyond plain copies, for their instructions.
         gathered_bytes: of a weight, and of an activation before a tensor parallel product, that ranks gather.
         rate_share: of the rate of per-tensor scaled products.
+        multiple: of the tokens and sizes that torchao's layer supports.
     """
 
     dtype: str
@@ -28,6 +29,7 @@ class Precision:
     instructions_gb_s: float = 15_000
     rate_share: float = 1.0
     gathered_bytes: int = 2
+    multiple: int = 1
 
 
 # A cast with a scale of its own tensor reads bf16 twice and writes fp8 by rows and by columns; with the scale of the
@@ -40,16 +42,16 @@ PRECISIONS = {
     "bf16_amp": Precision("bf16"),
     "fp16_amp": Precision("fp16"),
     # torchtitan gathers in fp8 (enable_fsdp_float8_all_gather, Float8ColwiseParallel), Transformer Engine too.
-    "fp8_tensorwise": Precision("fp8", 6, 12, 4_600, gathered_bytes=1),
-    "fp8_rowwise": Precision("fp8", 10, 20, 4_600),
-    "fp8_rowwise_gw_hp": Precision("fp8", 6, 12, 4_600, 0.87),
-    "fp8_blockwise": Precision("fp8", 8, 12, 25_000, 0.78),
+    "fp8_tensorwise": Precision("fp8", 6, 12, 4_600, gathered_bytes=1, multiple=16),
+    "fp8_rowwise": Precision("fp8", 10, 20, 4_600, multiple=16),
+    "fp8_rowwise_gw_hp": Precision("fp8", 6, 12, 4_600, 0.87, multiple=16),
+    "fp8_blockwise": Precision("fp8", 8, 12, 25_000, 0.78, multiple=128),
     "fp8_te_delayed": Precision("fp8", 4, 0, gathered_bytes=1),
     "fp8_te_current": Precision("fp8", 6, 2, gathered_bytes=1),
     "fp8_te_blockwise": Precision("fp8", 4, 2, 15_000, 0.85),
     "fp8_te_mxfp8": Precision("fp8", 4, 2),
-    "mxfp8": Precision("fp8", 4, 8),
-    "nvfp4": Precision("fp4", 6, 3),
+    "mxfp8": Precision("fp8", 4, 8, multiple=32),
+    "nvfp4": Precision("fp4", 6, 3, multiple=128),
 }
 
 

@@ -11,17 +11,9 @@ from torch import nn
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import Support, support
-from workloads.precision.support import unsupported_layer_reason
+from workloads.planner.precisions import find_precision
+from workloads.precision.support import gemm_format, unsupported_layer_reason
 
-# The format of a training recipe's GEMMs, and the number that the layers' sizes must be multiples of.
-FORMATS = {
-    "fp8_tensorwise": ("fp8_tensorwise", 16),
-    "fp8_rowwise": ("fp8_rowwise", 16),
-    "fp8_rowwise_gw_hp": ("fp8_rowwise", 16),
-    "fp8_blockwise": ("fp8_blockwise", 128),
-    "mxfp8": ("mxfp8", 32),
-    "nvfp4": ("nvfp4", 128),
-}
 NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these layers
 # The names in torchao.float8 of the recipes that it converts.
 FLOAT8_RECIPES = {
@@ -53,8 +45,8 @@ def apply_recipe(
     """
     if recipe == "bf16":
         return module, _unranked_reason(*support("bf16", architecture))
-    gemm_format, multiple = FORMATS[recipe]
-    state, reason = support(gemm_format, architecture)
+    multiple = find_precision(recipe).multiple
+    state, reason = support(gemm_format(recipe), architecture)
     sizes = {size for layer in module.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape}
     if unfit_sizes := sorted(size for size in sizes | {tokens} if size % multiple):
         raise Infeasible(f"{recipe} needs inputs, outputs and tokens in multiples of {multiple}, not {unfit_sizes[0]}")

@@ -14,7 +14,7 @@ from workloads.api.contract import Energy, Measurement, Rank
 from workloads.energy import measure_energy
 from workloads.llama.model import swiglu
 from workloads.llama.shapes import MODELS
-from workloads.precision import LinearParameters, formats, layers
+from workloads.precision import LinearParameters, formats, layers, support
 from workloads.telemetry import monitor_gpu
 from workloads.timing import event_metrics, time_in_turns
 
@@ -148,7 +148,7 @@ def predict_speedup(
     The gradients' GEMMs are taken to last as long as the forward one. The reads that find a scale before its cast are
     not counted.
     """
-    gemm_format, _ = layers.FORMATS[parameters.recipe]
+    gemm_format = support.gemm_format(parameters.recipe)
     # With weight gradients in bf16, one GEMM of three stays in bf16 and neither of its operands is cast.
     bf16_gemms, casts = (1, (1, 2, 1)) if parameters.recipe == "fp8_rowwise_gw_hp" else (0, (2, 2, 2))
     bf16_s = gemms_s = moved_bytes = 0.0

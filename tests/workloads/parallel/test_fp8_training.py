@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.support.parallel_ranks import (
     BATCH,
@@ -60,6 +61,19 @@ def test_fp8_with_tensor_parallelism_trains_like_one_process(recipe: str, dp_sha
         for name, gradient in expected.gradients.items():
             assert (rank.gradients[name] - gradient).norm() < 0.02 * gradient.norm(), name
         assert rank.losses == pytest.approx(expected.losses, abs=0.02)
+
+
+@needs_torchao
+@pytest.mark.long(6)
+@pytest.mark.xdist_group("ranks")
+def test_emulated_mxfp8_trains_like_one_process_with_fsdp_and_near_bf16(ranks: Ranks) -> None:
+    one_rank = Layout(micro_batch=2, global_batch=BATCH)
+    (expected,) = ranks.train(one_rank, recipe="mxfp8", dtype=torch.bfloat16)
+    (bf16,) = ranks.train(one_rank, dtype=torch.bfloat16)
+    assert expected.losses == pytest.approx(bf16.losses, abs=0.02)
+    assert expected.losses != pytest.approx(bf16.losses, abs=1e-6)
+    for rank in ranks.train(replace(one_rank, dp_shard=2), recipe="mxfp8", dtype=torch.bfloat16):
+        assert rank.losses == pytest.approx(expected.losses, abs=1e-5)
 
 
 def test_a_missing_torchao_is_infeasible_before_ranks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,9 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
         (Layout(tp=2), {"dtype": "fp8_tensorwise"}, ""),
         (Layout(tp=2), {"dtype": "fp8_rowwise"}, ""),
         (Layout(tp=2), {"dtype": "mxfp8"}, "tp has to be 1"),
+        (Layout(dp_shard=2), {"dtype": "mxfp8", "sequence_length": 8208}, "needs tokens in multiples of 32"),
+        (Layout(dp_shard=2, micro_batch=2), {"dtype": "mxfp8", "sequence_length": 8208}, ""),
+        (Layout(dp_shard=2), {"dtype": "nvfp4", "sequence_length": 8256}, "needs tokens in multiples of 128"),
         (Layout(dp_shard=2), {"dtype": "nvfp4"}, ""),
         (Layout(dp_shard=2), {"dtype": "fp8_tensorwise", "block": "manual"}, "needs block pytorch"),
         (Layout(dp_shard=2), {"dtype": "fp32", "state": "bf16"}, "state has to be fp32"),
@@ -99,7 +102,8 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
     ],
 )
 def test_a_training_is_valid_or_names_what_it_needs(layout: Layout, training: dict[str, Any], reason: str) -> None:
-    setting = Setting(MODELS["llama3_8b"], 8192, layout.world_size, 8, **training)
+    training = {"sequence_length": 8192} | training
+    setting = Setting(MODELS["llama3_8b"], world_size=layout.world_size, ranks_per_node=8, **training)
     violation = find_violation(replace(layout, global_batch=4), setting)
     assert reason in violation.reason if violation else not reason
 

@@ -49,6 +49,18 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
             ["gpus=12", "hardware=h100", "plan=true", "workload.strategy=memory_optimized"],
             "gpus=12: workload.strategy=memory_optimized has tp=4 x pp=2 for llama3_8b on nvidia",
         ),
+        (
+            ["gpus=8", "hardware=h200", "plan=true", "space.dtype=mxfp8"],
+            "space.dtype=mxfp8 is emulated on this device: sm90 lacks units with a scale for each 32",
+        ),
+        (
+            ["gpus=8", "hardware=mi355x", "plan=true", "space.dtype=mxfp8"],
+            "space.dtype=mxfp8 is unsupported on this device: torchao's mxfp8 layer is for NVIDIA GPUs",
+        ),
+        (
+            ["gpus=8", "hardware=mi355x", "plan=true", "space.dtype=nvfp4"],
+            "space.dtype=nvfp4 is emulated on this device: gfx950 lacks fp4 matrix units of NVIDIA",
+        ),
         (["gpus=2", "hardware=h200"], "hardware=h200: not in the cluster"),
         (["gpus=2", "projection.nodes=2,x"], "projection.nodes=2,x: must be numbers of nodes"),
         (
