@@ -80,10 +80,11 @@ ROWS = [
     # torchtitan's local batch is what goes through the pipeline at once, in micro-batches of one.
     Row("pp 2", {"pp": 2}, {"parallelism.pipeline_parallel_degree": 2, "training.local_batch_size": 0}, is_mixed=False),
     Row("cp 2", {"cp": 2}, {"parallelism.context_parallel_degree": 2}),
+    # torchtitan's default: every second block, whole.
     Row(
         "dp_shard 2, selective checkpointing",
-        {"dp_shard": 2, "checkpointing": "selective"},
-        {"activation_checkpoint.mode": "selective"},
+        {"dp_shard": 2, "checkpointing": "full", "checkpointing_freq": 2},
+        {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"},
     ),
     Row(
         "dp_shard 2, full checkpointing",

@@ -18,7 +18,7 @@ LAYOUTS = [
     Layout(cp=2, dp_shard=2, micro_batch=4, checkpointing="full"),
     Layout(dp_shard=2, tp=2, micro_batch=4, checkpointing="selective"),
     Layout(pp=2, micro_batch=2),
-    Layout(pp=4, micro_batch=2),
+    Layout(pp=4, micro_batch=2, checkpointing="full", checkpointing_freq=2),
     Layout(pp=2, stages_per_rank=2, schedule="zbv", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, stages_per_rank=2, schedule="dualpipev", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, dp_shard=2, stages_per_rank=2, schedule="interleaved"),
@@ -30,6 +30,7 @@ MANUAL_LAYOUTS = [
     Layout(micro_batch=4),
     Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False, checkpointing="selective"),
     Layout(pp=2, dp_shard=2, micro_batch=2, checkpointing="full"),
+    Layout(checkpointing="selective", checkpointing_freq=2),
 ]
 # Slow ones, which combine what the layouts above have, and some that are contained in those.
 LONG_LAYOUTS = [
@@ -39,6 +40,7 @@ LONG_LAYOUTS = [
     Layout(pp=2, stages_per_rank=2, schedule="interleaved", micro_batch=2),
     Layout(pp=2, stages_per_rank=2, schedule="zero_bubble", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, dp_shard=2, checkpointing="full"),
+    Layout(dp_shard=2, tp=2, micro_batch=4, checkpointing="selective", checkpointing_freq=3),
     *(
         Layout(pp=2, stages_per_rank=2, schedule=schedule, reshard_after_forward=False, **fields)  # type: ignore[arg-type]
         for schedule in ("zbv", "dualpipev")

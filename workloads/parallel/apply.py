@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -157,13 +156,14 @@ def build_stages(
     return stages
 
 
-def _choose_block(spec: ModelSpec, layout: Layout, device: torch.device) -> Callable[[], Block]:
-    """Return a function that builds a block of the model, with a manual backward pass where the layout has one."""
+def _choose_block(spec: ModelSpec, layout: Layout, device: torch.device) -> Callable[[int], Block]:
+    """Return a function that builds a block of the model by its number."""
     shape = spec.shape
     if spec.block == "pytorch":
-        return partial(Block, shape)
+        return lambda _: Block(shape)
     kernel = fastest_kernel(AttentionShape.of_model(shape, spec.sequence_length, spec.dtype), device)
-    return partial(ManualBackwardBlock, BlockMath(shape, kernel, compiled=spec.compiled), layout.checkpointing)
+    block_math = BlockMath(shape, kernel, compiled=spec.compiled)
+    return lambda block: ManualBackwardBlock(block_math, layout.checkpointing_of(block))
 
 
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
@@ -180,10 +180,10 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         parallelize_module(stage, groups.tp_mesh, ends)
         for block in stage.blocks.values():
             parallelize_module(block, groups.tp_mesh, _block_plan(spec.recipe))
-    if layout.checkpointing != "none":
-        for name, block in list(stage.blocks.items()):
-            if not isinstance(block, ManualBackwardBlock):
-                stage.blocks[name] = CheckpointedBlock(block, layout.checkpointing)  # type: ignore[arg-type]
+    for name, block in list(stage.blocks.items()):
+        checkpointing = layout.checkpointing_of(int(name))
+        if checkpointing != "none" and not isinstance(block, ManualBackwardBlock):
+            stage.blocks[name] = CheckpointedBlock(block, checkpointing)  # type: ignore[arg-type]
     if spec.compiled and spec.block == "pytorch":
         _compile_blocks(stage, layout, groups)
     if uses_fsdp(layout, spec.state):

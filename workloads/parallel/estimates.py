@@ -27,6 +27,7 @@ def build_job(layout: Layout, setting: Setting) -> Job:
         layout=TrainingLayout(
             **{name: getattr(layout, name) for name in SHARED_FIELDS},
             sharding="fsdp2" if uses_fsdp(layout, setting.state) else "none",
+            checkpointed_layers=_checkpointed_layers(layout, setting.shape.layers),
             tp_overlap="async" if layout.async_tp else "none",
         ),
         sequence_length=setting.sequence_length,
@@ -37,6 +38,12 @@ def build_job(layout: Layout, setting: Setting) -> Job:
         manual_backward=setting.block == "manual",
         document_tokens=round(setting.attended_length) if setting.document_tokens else 0,
     )
+
+
+def _checkpointed_layers(layout: Layout, layers: int) -> int | None:
+    """Return how many of the model's blocks are checkpointed, as the planner counts them; None for all or none."""
+    is_partial = layout.checkpointing_freq > 1 and layout.checkpointing != "none"
+    return layers // layout.checkpointing_freq if is_partial else None
 
 
 def estimate_memory_gib(layout: Layout, setting: Setting, machine: Machine) -> float:

@@ -36,6 +36,7 @@ class Layout:
         global_batch: sequences in a step, of all ranks together.
         reshard_after_forward: weights are gathered again for the backward pass, and gradients are reduce-scattered
             after each micro-batch. If False, both stay whole through a step.
+        checkpointing_freq: one block in so many is checkpointed, as torchtitan's `selective_ac_option` counts them.
         cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
         async_tp: tensor parallel collectives run in parts beside the matrix products.
         cuda_graph: the passes of a step are recorded once and replayed.
@@ -51,6 +52,7 @@ class Layout:
     micro_batch: int = 1
     global_batch: int = 1
     checkpointing: Checkpointing = "none"
+    checkpointing_freq: int = 1
     reshard_after_forward: bool = True
     cp_method: ContextMethod = "allgather"
     async_tp: bool = False
@@ -79,6 +81,10 @@ class Layout:
     def total_stages(self) -> int:
         return self.pp * self.stages_per_rank
 
+    def checkpointing_of(self, block: int) -> Checkpointing:
+        """Return the checkpointing of a block of the model, the first one being 0."""
+        return self.checkpointing if (block + 1) % self.checkpointing_freq == 0 else "none"
+
     def __str__(self) -> str:
         """Describe the layout, such as `dp_shard 4 x tp 2, micro-batch 2 x 8`."""
         degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
@@ -86,6 +92,8 @@ class Layout:
         pipeline = f" ({self.schedule}, {self.total_stages} stages)" if self.pp > 1 else ""
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
+        if self.checkpointing_freq > 1:
+            checkpointing += f" of one block in {self.checkpointing_freq}"
         gathered = "" if self.reshard_after_forward else ", weights stay gathered"
         others = (", async tp" if self.async_tp else "") + (", CUDA graph" if self.cuda_graph else "")
         return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}{others}"

@@ -93,6 +93,16 @@ def _check_resharding(layout: Layout, setting: Setting) -> str:
     return "dp_shard 1 and cp 1 shard no weights in state bf16: reshard_after_forward has to be true"
 
 
+def _check_checkpointing(layout: Layout, setting: Setting) -> str:
+    if layout.checkpointing_freq == 1:
+        return ""
+    if layout.checkpointing == "none":
+        return "checkpointing none recomputes no block: checkpointing_freq has to be 1"
+    if layout.checkpointing_freq > setting.shape.layers:
+        return f"checkpointing_freq {layout.checkpointing_freq} recomputes none of {setting.shape.layers} blocks"
+    return ""
+
+
 def _check_split_backward(layout: Layout, setting: Setting) -> str:
     """Check what PyTorch needs to split a backward pass, first for inputs and then for weights."""
     schedule = layout.schedule
@@ -218,6 +228,7 @@ RULES: dict[str, Callable[[Layout, Setting], str]] = {
     "stages and schedule agree": _check_stages,
     "micro-batches fill the pipeline": _check_microbatches,
     "only sharded weights stay gathered": _check_resharding,
+    "checkpointing_freq selects blocks": _check_checkpointing,
     "a split backward pass is supported": _check_split_backward,
     "a tied head shares a stage with the embedding": _check_tied_head,
     "fp8 is supported": _check_low_precision,

@@ -37,6 +37,7 @@ from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.fsdp import gathered_dtype, reduction_dtype
 from workloads.parallel.garbage_collection import GarbageCollector, schedule_garbage_collection
+from workloads.parallel.layout import Layout
 from workloads.parallel.rules import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
@@ -210,7 +211,7 @@ def _peak_gib(local_bytes: int, device: torch.device) -> float:
 
 def _recomputed_products(parameters: ParallelParameters) -> dict[str, int]:
     """Return in how many layers each product is recomputed."""
-    layers = MODELS[parameters.model].layers
+    layers = MODELS[parameters.model].layers // parameters.checkpointing_freq
     products = {"none": (), "selective": ("gate", "up"), "full": ("qkv", "attention", "output", "gate", "up")}
     return dict.fromkeys(products[parameters.checkpointing], layers)
 
@@ -219,23 +220,33 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
     """Return the parameters, as far as possible read back from the model that ran."""
     stages = trainer.stages
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
-    blocks = [block for stage in stages for block in stage.blocks.values()]
-    checkpointing = {getattr(block, "checkpointing", "none") for block in blocks}
     requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    return requested | {
-        "dp_replicate": mesh["dp_replicate"].size(),
-        "dp_shard": mesh["dp_shard_cp"].size() // cp,
-        "tp": mesh["tp"].size(),
-        "cp": cp,
-        "document_tokens": getattr(stages[0].first_block.attention, "document_tokens", 0),
-        "cp_method": getattr(stages[0].first_block.attention, "method", "allgather"),
-        "pp": mesh["pp"].size(),
-        "stages_per_rank": len(stages),
-        "checkpointing": ", ".join(sorted(checkpointing)),
-        "dtype": _block_dtype(stages[0]),
-        "state": _state_dtype(trainer),
-        "block": "manual" if isinstance(stages[0].first_block, ManualBackwardBlock) else "pytorch",
-    }
+    return (
+        requested
+        | {
+            "dp_replicate": mesh["dp_replicate"].size(),
+            "dp_shard": mesh["dp_shard_cp"].size() // cp,
+            "tp": mesh["tp"].size(),
+            "cp": cp,
+            "document_tokens": getattr(stages[0].first_block.attention, "document_tokens", 0),
+            "cp_method": getattr(stages[0].first_block.attention, "method", "allgather"),
+            "pp": mesh["pp"].size(),
+            "stages_per_rank": len(stages),
+            "dtype": _block_dtype(stages[0]),
+            "state": _state_dtype(trainer),
+            "block": "manual" if isinstance(stages[0].first_block, ManualBackwardBlock) else "pytorch",
+        }
+        | _executed_checkpointing(parameters.layout, stages)
+    )
+
+
+def _executed_checkpointing(layout: Layout, stages: list[Stage]) -> dict[str, Scalar]:
+    """Return the layout's checkpointing where each of this rank's blocks has it; else what the blocks have."""
+    blocks = {int(name): block for stage in stages for name, block in stage.blocks.items()}
+    executed = {number: getattr(block, "checkpointing", "none") for number, block in blocks.items()}
+    if executed == {number: layout.checkpointing_of(number) for number in blocks}:
+        return {"checkpointing": layout.checkpointing, "checkpointing_freq": layout.checkpointing_freq}
+    return {"checkpointing": ", ".join(sorted(set(executed.values())))}
 
 
 def _block_dtype(stage: Stage) -> str:

@@ -137,11 +137,11 @@ class Stage(nn.Module):
     documents per sequence].
     """
 
-    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, build_block: Callable[[], Block]) -> None:
+    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, build_block: Callable[[int], Block]) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size) if layers.start == 0 else None
-        self.blocks = nn.ModuleDict({str(layer): build_block() for layer in layers})
+        self.blocks = nn.ModuleDict({str(layer): build_block(layer) for layer in layers})
         self.head = Head(shape) if layers.stop == shape.layers else None
 
     @property

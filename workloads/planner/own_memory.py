@@ -31,7 +31,6 @@ def is_own(setting: Setting) -> bool:
         and job.state in ("fp32", "bf16")
         and (layout.sharding == "fsdp2" or (layout.sharding == "none" and layout.dp_shard * layout.cp == 1))
         and layout.checkpointing in ("none", "selective", "full")
-        and layout.checkpointed_layers is None
         and not layout.offload_optimizer
     )
 
@@ -82,6 +81,9 @@ def _at_start(setting: Setting, rank: _RankSizes) -> StageMemory:
     """Return the memory at the start of the last backward pass, when all activations are saved."""
     element_bytes, state_bytes = setting.element_bytes, _state_bytes(setting)
     saved_elements = _activation_elements(setting, setting.layout.checkpointing)
+    checkpointed_layers = int(rank.layers * setting.checkpointed_share)  # the fewest that a rank may have
+    saved_by_all = checkpointed_layers * saved_elements
+    saved_by_all += (rank.layers - checkpointed_layers) * _activation_elements(setting, "none")
     loss_bytes = _logits_bytes(setting) + rank.head * element_bytes if rank.head else 0.0
     held_layers = 3 if _gathers_per_microbatch(setting) else 1  # two layers' weights, one layer's gradients
     # The buffer in which FSDP reduces gradients, those of the head while the last layer's are computed.
@@ -94,7 +96,7 @@ def _at_start(setting: Setting, rank: _RankSizes) -> StageMemory:
         **_states_gib(setting, rank),
         gradients=gradients * state_bytes / GIB,
         gathered=_gathered_elements(setting, rank) * element_bytes / GIB,
-        activations=microbatches * rank.layers * setting.tokens * saved_elements * element_bytes / GIB,
+        activations=microbatches * setting.tokens * saved_by_all * element_bytes / GIB,
         working=max(loss_bytes, backward_bytes) / GIB,
         runtime=RUNTIME_GIB,
     )

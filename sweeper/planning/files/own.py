@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from sweeper.common.errors import UserInputError
 from sweeper.planning.files.rendering import FileReading, RenderedFile, Support, canonical_layout
+from sweeper.planning.files.torchtitan_rules import find_interval
 from workloads.api import registry
 from workloads.api.models import find_shape_name, read_shape
 from workloads.planner.job import Job, Model, TrainingLayout
@@ -27,6 +28,13 @@ def _check_sharding(job: Job) -> str:
     if layout.dp_shard * layout.cp == 1 or layout.sharding == "fsdp2":
         return ""
     return f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
+
+
+def _check_checkpointed_layers(job: Job) -> str:
+    layers = job.layout.checkpointed_layers
+    if layers is None or find_interval(job) is not None:
+        return ""
+    return f"checkpointed_layers={layers} cannot be written: every n-th layer can"
 
 
 # What conf/workload/torchtitan.yaml leaves at one value.
@@ -74,6 +82,8 @@ def _build_parallel(job: Job) -> list[str]:
         parameter: getattr(job if name in JOB_FIELDS else job.layout, name)
         for name, parameter in _parameters_by_field().items()
     }
+    if interval := find_interval(job):
+        values["checkpointing_freq"] = interval
     return ["workload=parallel", *_overrides(values)]
 
 
@@ -98,7 +108,8 @@ def own_support() -> Support:
             values.setdefault(name, (FIXED.get(name, default),))
         elif get_origin(hint := hints[parameter]) is not None:  # a Literal
             values[name] = get_args(hint)
-    return Support("own", values, (_check_sharding,))
+    del values["checkpointed_layers"]
+    return Support("own", values, (_check_sharding, _check_checkpointed_layers))
 
 
 @cache
@@ -161,6 +172,8 @@ def read(text: str, gpus: int | None = None) -> FileReading:
         raise UserInputError(f"space.model={values['model']}: unknown model")
     read_fields = _read_fields(values)
     job_fields = {name: read_fields.pop(name) for name in JOB_FIELDS if name in read_fields}
+    if (interval := int(values.get("checkpointing_freq", 1))) > 1:
+        read_fields["checkpointed_layers"] = sizes["layers"] // interval
     trainer = "own" if workload == "parallel" else "torchtitan"
     layout = canonical_layout(TrainingLayout(**read_fields), sizes["layers"])
     return FileReading(trainer, layout, model=Model(**sizes), **(FIXED | job_fields))

@@ -38,6 +38,8 @@ def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
         assert memory_gib(**{degree: 8}) < memory_gib(**{degree: 4, "dp_replicate": 2}) < copies_gib
     full_gib, selective_gib = (memory_gib(dp_shard=8, checkpointing=kind) for kind in ("full", "selective"))
     assert full_gib < selective_gib < memory_gib(dp_shard=8)
+    every_second_gib = memory_gib(dp_shard=8, checkpointing="full", checkpointing_freq=2)
+    assert every_second_gib == pytest.approx((full_gib + memory_gib(dp_shard=8)) / 2, rel=0.05)
     assert memory_gib(dp_shard=8) < memory_gib(dp_shard=8, reshard_after_forward=False) < copies_gib
     assert memory_gib(cp=8, cp_method="ring") < memory_gib(cp=8)
     assert memory_gib(dp_shard=8, micro_batch=1) < memory_gib(dp_shard=8, micro_batch=2)
@@ -122,6 +124,7 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
 
     selective_s, full_s = (layout_s(dp_shard=8, checkpointing=kind) for kind in ("selective", "full"))
     assert layout_s(dp_shard=8) < selective_s < full_s
+    assert layout_s(dp_shard=8) < layout_s(dp_shard=8, checkpointing="full", checkpointing_freq=2) < full_s
     two_nodes = with_topology(H200, gpus_per_domain=4)
     assert layout_s(two_nodes, tp=8) > 1.5 * layout_s(tp=8)  # a ring over the four NICs of each node
     interleaved_s, zero_bubble_s, zbv_s, dualpipev_s = (

@@ -88,6 +88,9 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
 @pytest.mark.parametrize(
     ("layout", "training", "reason"),
     [
+        (Layout(checkpointing="full", checkpointing_freq=32), {}, ""),
+        (Layout(checkpointing="full", checkpointing_freq=33), {}, "recomputes none of 32 blocks"),
+        (Layout(checkpointing_freq=2), {}, "checkpointing_freq has to be 1"),
         (Layout(tp=2), {"dtype": "fp8_tensorwise"}, ""),
         (Layout(tp=2), {"dtype": "fp8_rowwise"}, ""),
         (Layout(tp=2), {"dtype": "mxfp8"}, "tp has to be 1"),

@@ -16,6 +16,7 @@ from workloads.api.trial import run_trial
 FIXED = {"model": "llama_tiny", "sequence_length": 64, "global_batch": 8, "micro_batch": 4, "compile": False}
 FIXED |= {"dtype": "fp32", "steps": 2}
 TRIALS = [FIXED | {"dp_shard": 2}, FIXED | {"tp": 2}, FIXED | {"dp_shard": 2, "block": "manual"}]
+TRIALS[1] |= {"checkpointing": "full", "checkpointing_freq": 2}  # read back from the blocks
 
 
 def run_trials(number: int, rendezvous: str, results: Any) -> None:

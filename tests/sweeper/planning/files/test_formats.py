@@ -31,6 +31,7 @@ SPACES = {
         "cp_method": ["allgather", "ring"],
         "document_tokens": [0, 512],
         "checkpointing": ["none", "selective", "full"],
+        "checkpointed_layers": [None, 16, 8],
         "precision": ["bf16", "fp8_tensorwise"],
         "state": ["fp32", "bf16"],
     },
