@@ -8,6 +8,7 @@ version breaks it.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,16 @@ def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
         RuntimeError: it would take none of those that are enabled.
     """
     return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
+
+
+def register_flash4(module: str) -> Any:
+    """Replace PyTorch's flash kernel by the functions _flash_attn_fwd and _flash_attn_bwd of a module.
+
+    The public switch calls this with flash-attn-4's own module alone, whose functions return more than PyTorch unpacks.
+    """
+    from torch.nn.attention import _fa4
+
+    return _fa4.register_flash_attention_fa4(module)
 
 
 def delay_gpu(cycles: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 # Set once in a process, to the same values by whatever test comes first: by pytest, Ray, Hydra's start, tinygrad, the
-# directories of compiled kernels and torch's compiler.
+# directories of compiled kernels, torch's compiler, and on a GPU FlashAttention 4's and Triton's imports.
 PROCESS_VARIABLES = {
     "PYTEST_CURRENT_TEST",
     "RAY_CLIENT_MODE",
@@ -27,9 +27,15 @@ PROCESS_VARIABLES = {
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TPU_SKIP_MDS_QUERY",
+    "TRITON_PTXAS_PATH",
 }
 # What torch.compile has made for a graph. The name is a digest of the source, so every test finds the same module.
 COMPILED = re.compile(r"torch\._inductor\.runtime\.compile_tasks\.c[a-z2-7]{51}|c[a-z2-7]{51}\.kernel")
+# What Triton compiles once in a process, in its cache, and the folder that FlashAttention 4's compiler adds.
+TRITON_MODULES = {"cuda_utils", "__triton_launcher", "hip_utils"}
+CUTLASS_FOLDER = "cutlass/base_dsl"
 
 
 def _read_loaded(name: str, read: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -111,7 +117,7 @@ def unchanged_process(name: str, watch: ModuleWatch | None = None) -> Iterator[N
     environment, state = dict(os.environ), {what: read() for what, read in READ_STATE.items()}
     yield
     leftovers = [*watch.list_changes(), *changed_variables(environment)]
-    leftovers += [f"sys.path entry {entry}" for entry in {*sys.path} ^ path if not entry.startswith(sys.prefix)]
+    leftovers += [f"sys.path entry {entry}" for entry in {*sys.path} ^ path if not _is_of_a_library(entry)]
     leftovers += [what for what, read in READ_STATE.items() if state[what] not in (None, read())]
     if leftovers:
         pytest.fail(f"{name} leaves behind: {', '.join(leftovers)}", pytrace=False)
@@ -121,6 +127,10 @@ def changed_variables(before: dict[str, str]) -> list[str]:
     """Return the environment variables that have another value than before."""
     names = (before.keys() | os.environ.keys()) - PROCESS_VARIABLES
     return sorted(f"os.environ[{name!r}]" for name in names if before.get(name) != os.environ.get(name))
+
+
+def _is_of_a_library(folder: str) -> bool:
+    return folder.startswith(sys.prefix) or folder.endswith(CUTLASS_FOLDER)
 
 
 def _is_same(name: str, module: ModuleType) -> bool:
@@ -136,7 +146,7 @@ def _is_installed(name: str, module: ModuleType | None, path: tuple[str, ...]) -
     """Return whether a module comes from one of these folders, from Python itself, or from something compiled."""
     if module is None:
         return False
-    if COMPILED.fullmatch(name):
+    if COMPILED.fullmatch(name) or name in TRITON_MODULES:
         return True
     file = getattr(module, "__file__", None)
     if file is not None and file.startswith("/"):

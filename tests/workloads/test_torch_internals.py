@@ -107,6 +107,14 @@ def test_asynchronous_tensor_parallelism_can_be_enabled() -> None:
         assert isinstance(torch.distributed.distributed_c10d._world.group_count, int)
 
 
+def test_pytorch_takes_flash_attention_4_from_a_module() -> None:
+    with canary("torch.nn.attention._fa4", "Adapt register_flash4 and workloads/llama/flash4.py."):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            torch_internals.register_flash4("no_such_module")
+        with pytest.raises(RuntimeError, match="does not expose FA4 kernels"):
+            torch_internals.register_flash4("json")
+
+
 def test_flash_attention_4_has_its_two_functions() -> None:
     """Where it is installed, which is on Linux with CUDA 13. It is pinned to one version."""
     assert re.search(r'"flash-attn-4\[cu13\]==[\w.]+;', (REPOSITORY / "pyproject.toml").read_text())

@@ -16,6 +16,7 @@ from workloads.attention import AttentionParameters
 from workloads.llama.attention import KERNELS
 from workloads.llama.attention_kernels import Gradients
 from workloads.llama.attention_rocm import rocm_attention_library
+from workloads.llama.flash4 import flash4_as_flash
 from workloads.llama.sdpa import choose_backend
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -96,27 +97,12 @@ def selected(kernel: str) -> Iterator[None]:
             except RuntimeError as error:
                 raise Infeasible(f"kernel={kernel}: {error}") from error
         if kernel == "flash4":
-            stack.enter_context(_flash4())
+            stack.enter_context(flash4_as_flash())
         if kernel == "math":
             stack.enter_context(_math_in_its_own_type())
         if kernel in BACKENDS:
             stack.enter_context(sdpa_kernel(BACKENDS[kernel]))
         yield
-
-
-@contextmanager
-def _flash4() -> Iterator[None]:
-    """Put FlashAttention 4 in the place of PyTorch's own, by the public switch of torch 2.13."""
-    if not hasattr(attention, "activate_flash_attention_impl"):
-        raise Infeasible(f"kernel=flash4 needs torch 2.13 or later, this is {torch.__version__}")
-    try:
-        attention.activate_flash_attention_impl("FA4")
-    except (ImportError, OSError, RuntimeError) as error:
-        raise Infeasible(f"kernel=flash4: pip install 'gpu-sweeper[flash4]' ({str(error).splitlines()[0]})") from error
-    try:
-        yield
-    finally:
-        attention.restore_flash_attention_impl()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +42,15 @@ class DocumentAttention:
 
 def _load_varlen() -> Callable[..., Tensor]:
     """Import PyTorch's function on use, since its module imports the compiler, and return attention by it."""
-    from torch.nn.attention.varlen import varlen_attn  # with these arguments from torch 2.13
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Older versions take grouped heads without being told (torch 2.11).
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
     def attend_varlen(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Tensor:
         packed_q, packed_k, packed_v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, k, v))
         out: Any = varlen_attn(
-            packed_q, packed_k, packed_v, offsets, offsets, longest, longest, window_size=(-1, 0), enable_gqa=True
+            packed_q, packed_k, packed_v, offsets, offsets, longest, longest, window_size=(-1, 0), **grouped
         )
         attn_out: Tensor = out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
         return attn_out

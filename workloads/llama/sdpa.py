@@ -8,13 +8,14 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn import attention, functional
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads import torch_internals
 from workloads.api.contract import Infeasible
 from workloads.llama.attention import KERNELS, AttentionShape, fastest_kernel
 from workloads.llama.attention_rocm import rocm_attention_library
+from workloads.llama.flash4 import can_replace_flash, flash4_as_flash
 
 # cuDNN's attention before FlashAttention: on an H200 620 TFLOP/s forward against 320. The mathematical one stores all
 # scores: a figure with it would be none of the device.
@@ -69,18 +70,14 @@ def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[s
         with fused_attention(shape, device) as name:
             yield name
         return
-    attention.activate_flash_attention_impl("FA4")  # the public switch of torch 2.13
-    try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            choose_backend(*_draw_inputs(shape, device))
-            yield "flash4"
-    finally:
-        attention.restore_flash_attention_impl()
+    with flash4_as_flash(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        choose_backend(*_draw_inputs(shape, device))
+        yield "flash4"
 
 
 def _flash4_is_fastest(shape: AttentionShape, device: torch.device) -> bool:
     """Return whether PyTorch can take FlashAttention 4, and it is the fastest kernel for a shape, timed in turns."""
-    if device.type == "cpu" or torch.version.hip or not hasattr(attention, "activate_flash_attention_impl"):
+    if device.type == "cpu" or not can_replace_flash():
         return False
     try:
         return fastest_kernel(shape, device).name == "flash4"
