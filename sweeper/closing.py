@@ -33,7 +33,10 @@ from sweeper.ui.results import Results
 from sweeper.ui.summary import Recording, Summary
 from workloads.api import secrets
 
-MLFLOW_PATIENCE_S = 20.0
+# A server that was restarted on a busy machine answered after 54 to 82 s. A person starts the command again; after a
+# batch job nobody may, and its runs would stay RUNNING. A sweep that is stopped has little time before it is killed.
+STORE_PATIENCE_S = 20.0
+STORE_PATIENCE_UNATTENDED_S = 120.0
 # A person does not wait for the report. A batch system kills what is left when the command has ended.
 REPORT_PATIENCE_S = 2.0
 REPORT_PATIENCE_UNATTENDED_S = 120.0
@@ -135,12 +138,21 @@ class FinishedRun:
         for name, text in texts.items():
             (self.plan.folder / name).write_text(text)
         plots = [] if self.is_interrupted else self._draw_plots(results, display)
+        patience_s = self._store_patience_s()
+        if tracking.last_error:
+            display.note(f"not written to MLflow yet ({tracking.last_error}): trying for up to {patience_s:g} s")
         if tracking.is_open and tracking.pending > MANY_PENDING:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
         if front is not None:
             tracking.log_front(front)
         files = {"artifacts": texts, "plots": plots}
-        return tracking.close({**message, **files, "digest": digest}, view, MLFLOW_PATIENCE_S)
+        return tracking.close({**message, **files, "digest": digest}, view, patience_s)
+
+    def _store_patience_s(self) -> float:
+        uri = self.plan.config.tracking.uri or "sqlite"
+        is_server = not uri.startswith("sqlite")  # a full disk or a locked file does not come back by a restart
+        is_short = self.is_interrupted or is_attended() or not is_server
+        return STORE_PATIENCE_S if is_short else STORE_PATIENCE_UNATTENDED_S
 
     def _describe_stop(self) -> str:
         """Return why the loop ended before the budget, and what to do if its trials failed."""

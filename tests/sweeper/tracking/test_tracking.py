@@ -302,12 +302,32 @@ def test_an_interruption_of_the_server_loses_no_result(workspace: Workspace, ser
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_server_that_is_away_for_40_s_after_the_last_trial_gets_all_results(
+    workspace: Workspace, server: Server
+) -> None:
+    arguments = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}", "progress=auto"]
+    process = workspace.start(*arguments)
+    wait_for(lambda: len(workspace.runs("trial", server.uri)) >= 2)
+    server.kill()
+    wait_for(lambda: workspace.states() == {"COMPLETE": 10})
+    time.sleep(40)
+    server.start()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    assert "not written to MLflow yet" in err and "trying for up to 120 s" in err
+    statuses = Counter(run.info.status for kind in ("trial", "sweep") for run in workspace.runs(kind, server.uri))
+    assert statuses == {"FINISHED": 11}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
 def test_results_that_a_server_missed_are_written_by_the_next_run(workspace: Workspace, server: Server) -> None:
     arguments = [*PROBE, "budget.trials=10", "space.sleep_s=0.3", f"tracking.uri={server.uri}"]
     process = workspace.start(*arguments)
     wait_for(lambda: len(workspace.runs("trial", server.uri)) >= 2)
     server.kill()
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)  # it waits for the server for 120 s
     assert process.returncode == 1
     assert "results are not written" in out and "the same command writes them" in out
     assert workspace.states() == {"COMPLETE": 10}
