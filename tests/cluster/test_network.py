@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -72,6 +73,17 @@ def test_a_signal_reaches_the_program_in_the_node(network: Network) -> None:
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     send_signal(process, signal.SIGINT)
     assert process.wait(timeout=10) == 7
+
+
+def test_a_node_outlives_all_of_its_programs(network: Network) -> None:
+    node = network.nodes["one"]
+    program = node.start("sleep", "1000")
+    killed = wait_for(lambda: node.pids_of("sleep\x001000") and node.pids())
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    program.wait(timeout=10)
+    wait_for(lambda: set(killed).isdisjoint(node.pids()), timeout_s=10)
+    assert node.run("hostname").stdout == "one\n"
 
 
 def test_nothing_is_left_when_the_creator_is_killed(namespaces: None) -> None:

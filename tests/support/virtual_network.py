@@ -43,7 +43,7 @@ hostname "$name"
 ip link set lo up
 echo ready
 trap : CHLD
-while :; do sleep infinity & wait $!; done
+while :; do sleep infinity & wait $! || :; done
 """
 
 
