@@ -2,7 +2,7 @@
 
 A case fails if it raises, if its exit code is not documented, if it prints a traceback, if it takes more than 10 s of
 CPU time or 120 s, or if it writes, renames or removes a file outside of its folder. Children have a network namespace
-with nothing but loopback and at most 4 GiB of address space.
+with nothing but loopback and at most 6 GiB of address space.
 """
 
 from __future__ import annotations
@@ -91,10 +91,7 @@ def import_entry() -> Callable[[], None]:
 
 
 def run_processes(cases: Sequence[Case], folder: Path) -> list[Failure]:
-    """Run each case as a process of its own, in a network namespace. Returns the failures.
-
-    Cases whose flag takes `plan=true` for its value are left out: they would start a sweep.
-    """
+    """Run each case as a process of its own, in a network namespace. Returns the failures."""
     failures = []
     for number, case in enumerate(cases):
         place = folder / f"process{number}"
