@@ -50,6 +50,11 @@ class ProgramFailed(Exception):
     """A program that the workload ran ended with an error, or its output has no measurement."""
 
 
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a file in any folder, and of none outside."""
+    return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+
+
 @dataclass(frozen=True)
 class ProgramOutput:
     """What is kept of a program that ran in a trial without a measurement.
@@ -216,7 +221,7 @@ class Measurement:
         energy: what the device drew; None on a CPU and where no driver reads the device.
         metrics: further raw metrics; each name ends in its unit. None of `workloads.api.derived` is allowed.
         machine_info: what the process read of its device and software.
-        files: further results by file name, such as a trace.
+        files: further results by file name, such as a trace; a name has no folder.
 
     Raises:
         ValueError: for values that no metric can be computed from, on the rank that measured them.
@@ -247,6 +252,9 @@ class Measurement:
             self._check_times(name)
         self._check_counts()
         self._check_metrics()
+        for name in self.files:
+            if not is_file_name(name):
+                raise ValueError(f"files[{name!r}]: must be the name of a file, without a folder")
 
     def _check_times(self, name: str) -> None:
         times_s = getattr(self, name)

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Literal
 
-from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload
+from workloads.api.contract import (
+    Estimate,
+    Infeasible,
+    Machine,
+    Measurement,
+    Rank,
+    Scalar,
+    Workload,
+    is_file_name,
+)
 from workloads.command.layouts import LAYOUT_FIELDS, estimate_layout
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.llama.shapes import MODELS
@@ -93,7 +102,7 @@ class CommandSettings:
 
     def _check_files(self) -> None:
         for name in map(str, self.files):
-            if name in ("", ".", "..") or "/" in name or "\0" in name:
+            if not is_file_name(name):
                 raise ValueError(
                     f"files.{name}: must be the name of a file, without a folder; it is written to {{output}}"
                 )

@@ -46,6 +46,7 @@ COMPLETE = Measurement(
         ({"metrics": {"tokens_per_s": 1e9}}, "tokens_per_s is derived from step_times_s and tokens_per_step"),
         ({"metrics": {"mfu": 0.9}}, "mfu is derived from step_times_s, flops_per_step and matrix_dtype"),
         ({"metrics": {"tflops_per_gpu_ci_low": 1.0}}, "tflops_per_gpu_ci_low is derived from"),
+        ({"files": {"../trace.json": b""}}, r"files\['../trace.json'\]: must be the name of a file, without a folder"),
     ],
 )
 def test_an_impossible_measurement_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -56,6 +56,21 @@ def test_a_program_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> N
     wait_for(lambda: program not in find_marked("SWEEPER_PROGRAM=", -1) and not output.exists())
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_links_that_a_program_leaves_in_its_output_are_not_followed(tmp_path: Path, is_replaced: bool) -> None:
+    """Neither a link in the folder nor one in its place."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kept").touch()
+    place = "sys.argv[1]" if is_replaced else "sys.argv[1] + '/log'"
+    program = f"import os, sys\nos.path.isdir({place}) and os.rmdir({place})\nos.symlink(sys.argv[2], {place})\n"
+    program += f"open({str(tmp_path / 'output')!r}, 'w').write(sys.argv[1])\n{STEPS}"
+    run = ["{python}", "-c", escape(program), "{output}", str(other)]
+    measurement = run_program("", run=run, sequence_length="1")
+    assert (other / "kept").exists() and set(measurement.files) == {"command.txt", "last_lines.txt", "log.txt"}
+    Path((tmp_path / "output").read_text()).unlink(missing_ok=True)
+
+
 def test_parameters_placeholders_and_variables_reach_the_program() -> None:
     program = """
 import json, os, sys, tomllib
