@@ -96,8 +96,9 @@ def leftover_processes(mark: str) -> list[str]:
 @pytest.mark.soak
 def test_a_sigterm_to_the_whole_process_group_ends_the_sweep_in_order(workspace: Workspace) -> None:
     """`timeout` and batch systems send it to every process of the group, Ray's own included."""
-    # Megatron is not installed: trials fail soon, one after the other.
-    process = workspace.start("workload=megatron", "gpus=2", "progress=always")
+    command = ["command.run='sleep 0.5; exit {code}'", "command.log={step_time_s: 'took ([0-9.]+)'}"]
+    space = ["space.code=range(1,100)", "objective=step_time_ms", "budget.same_failures=null"]
+    process = workspace.start("workload=command", *command, *space, "gpus=2", "progress=always")
     assert process.stderr is not None
     err = ""
     while "trial 1 failed" not in err:
