@@ -27,6 +27,7 @@ RULES = (
     (r"config directory '([^']+)' not found", r"--config-dir=\1: no such folder"),
     (r"force-add of config groups is not supported: '\+\+([^']+)'", r"++\1: a group is chosen without ++: \1"),
     (r"Incompatible key type '(\w+)'", r"a key in a YAML file is of type \1: it must be text"),
+    (r"Error merging override (.+)", r"\1: must be a mapping"),  # a list or a text for a section
     (r"Multiple values for (\w+)\.", r"\1: is chosen twice; leave one of them out"),
 )
 YAML_PROBLEMS = {

@@ -28,6 +28,7 @@ WRONG = {
     "trial.grace_s=nan": ["trial.grace_s=nan", "finite"],
     "space.m=choice(64.5,128)": ["space.m=64.5", "an integer"],
     "space.m=range(1,4,0.5)": ["space.m=3.5", "an integer"],
+    "budget=[1]": ["budget=[1]: must be a mapping"],
     "budget.trials=0": ["budget.trials=0", "at least 1"],
     "budget.time_s=0": ["budget.time_s=0", "at least"],
     "trial.timeout_s=-1": ["trial.timeout_s=-1", "at least"],
