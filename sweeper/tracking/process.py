@@ -26,17 +26,20 @@ import io
 import json
 import os
 import queue
+import re
 import runpy
 import sys
 import threading
 from typing import Any, TextIO
 
+from sweeper.common.errors import first_line
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 from sweeper.tracking.store import MlflowException, Store
 from workloads.api.secrets import mask
 
 RETRY_S = 1.0
+NO_ANSWER = re.compile(r"API request to (\w+://[^/\s]+)\S* failed with exception")  # of MLflow's client
 REPORT_MODULE = "sweeper.report.artifact"
 
 
@@ -97,7 +100,7 @@ class RecordingProcess:
                     break
                 except Exception as error:  # of whatever kind: repeating a message loses nothing
                     print(mask(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
-                    self._answer({"error": _describe(error)})
+                    self._answer({"error": describe_error(error)})
                     self._last_attempt_failed = True
                 if self._driver_gone.wait(RETRY_S):
                     return
@@ -175,14 +178,23 @@ def _trial_of(message: dict[str, Any]) -> int | None:
     return int(message["step"]["number"]) if "step" in message else None
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the line of a database's or a server's error that says what is wrong."""
     original = getattr(error, "orig", None)
     text = mask(str(original or error).strip())
+    if silent := NO_ANSWER.match(text):
+        return f"{silent[1]} does not answer: {mask(_first_cause(error))}"
     for line in text.splitlines():
         if "OperationalError)" in line:
             return line.split("OperationalError)", 1)[1].strip()[:300]
     return (text.splitlines() or [type(error).__name__])[0][:300]
+
+
+def _first_cause(error: BaseException) -> str:
+    """Return the system's reason of an error that libraries have wrapped, such as: Connection refused."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def main() -> None:

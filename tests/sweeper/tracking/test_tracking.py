@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.mlflow_view import TAG_PREFIX, RankedTrial, SweepView
+from sweeper.tracking.process import describe_error
 from sweeper.tracking.store import Store
 from tests.conftest import PROBE, Server, Workspace, environment, wait_for
 from tests.support.factories import trial_record
@@ -284,6 +286,14 @@ def test_a_failure_to_write_the_report_loses_no_other_result(uri: str, workspace
 
 
 # ── a server ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_server_that_does_not_answer_is_named_in_a_line_with_the_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(MlflowException) as caught:
+        MlflowClient(tracking_uri=f"http://me:a-password@{address}").get_experiment_by_name("e")
+    assert describe_error(caught.value) == f"http://me:***@{address} does not answer: Connection refused"
 
 
 @pytest.mark.soak
