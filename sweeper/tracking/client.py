@@ -19,6 +19,7 @@ from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 
 MAX_RESTARTS = 3
+REFUSAL_PATIENCE_S = 20.0  # of a server that refuses this user
 START_PATIENCE_S = 60.0  # on a busy machine the process took 20 s to import MLflow and open its store
 MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
 
@@ -62,6 +63,7 @@ class TrackingClient:
         self.experiment_id: str | None = None
         self.view_key = ""
         self.last_error = ""
+        self._is_refused = False  # by the last error
         self._start()
 
     @property
@@ -116,21 +118,22 @@ class TrackingClient:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
         Returns:
-            Whether everything is written. It gives up after `patience_s` seconds without progress. A process that
-            is still starting has START_PATIENCE_S.
+            Whether everything is written. It gives up after `patience_s` seconds without progress, at most
+            REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has START_PATIENCE_S.
         """
         with self._mutex:
             self._closing_message = {"close": results, "view": asdict(view)}
             self._send_waiting()
-        started_s = time.monotonic()
-        deadline_s = started_s + patience_s
+        started_s = progress_s = time.monotonic()
         progress = self._progress_count
-        while not self._closed.wait(0.05) and time.monotonic() < deadline_s:
+        while not self._closed.wait(0.05):
+            now_s = time.monotonic()
+            if now_s > progress_s + (min(patience_s, REFUSAL_PATIENCE_S) if self._is_refused else patience_s):
+                break
             self.restart_if_dead()
-            is_starting = not (self.is_open or self.last_error) and time.monotonic() < started_s + START_PATIENCE_S
+            is_starting = not (self.is_open or self.last_error) and now_s < started_s + START_PATIENCE_S
             if is_starting or self._progress_count > progress:
-                deadline_s = time.monotonic() + patience_s
-                progress = self._progress_count
+                progress_s, progress = now_s, self._progress_count
         self._close_input()
         return self._closed.is_set()
 
@@ -179,6 +182,7 @@ class TrackingClient:
             answer = json.loads(line)
             with self._mutex:
                 self.last_error = answer.get("error", "")
+                self._is_refused = answer.get("is_refused", False)
                 self._progress_count += "error" not in answer
                 if "opened" in answer:
                     self.experiment_id = answer["opened"]["experiment_id"]

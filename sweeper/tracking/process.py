@@ -14,7 +14,8 @@ descriptor that holds the sweep's lock.
     {"front": [numbers]}            {}
     {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
-A message that fails is answered with {"error": "…"} and repeated until it succeeds.
+A message that fails is answered with {"error": "…", "is_refused": whether the server refuses it} and repeated until it
+succeeds.
 
 It is a process of its own because MLflow takes seconds to import and milliseconds per write, for which the devices
 would wait, and because a server that hangs must not block the driver.
@@ -100,7 +101,7 @@ class RecordingProcess:
                     break
                 except Exception as error:  # of whatever kind: repeating a message loses nothing
                     print(mask(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
-                    self._answer({"error": describe_error(error)})
+                    self._answer({"error": describe_error(error), "is_refused": is_refusal(error)})
                     self._last_attempt_failed = True
                 if self._driver_gone.wait(RETRY_S):
                     return
@@ -188,6 +189,11 @@ def describe_error(error: Exception) -> str:
         if "OperationalError)" in line:
             return line.split("OperationalError)", 1)[1].strip()[:300]
     return (text.splitlines() or [type(error).__name__])[0][:300]
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether a server has answered that it does not do this for this user, as repeating will not change."""
+    return isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
 
 
 def _first_cause(error: BaseException) -> str:

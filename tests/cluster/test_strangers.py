@@ -19,7 +19,7 @@ from tests.support.virtual_mlflow import PORT, start_mlflow
 from tests.support.virtual_network import Node
 from tests.support.virtual_ports import HTTP, call_from, command_lines, environments, listeners, ray_methods
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 # By the names of variables, of the driver, of Ray's processes and of the program.
 SECRETS = {
     name: f"{name.lower()}-9b3f2a7c"
@@ -113,7 +113,6 @@ def sweep(cluster: Cluster) -> RunningSweep:
     return running
 
 
-@pytest.mark.timeout(600)
 def test_no_method_of_any_port_answers_without_the_token(cluster: Cluster, tmp_path: Path) -> None:
     workspace = NodeWorkspace(cluster.folder / "probed", cluster)
     workspace.path.mkdir()
