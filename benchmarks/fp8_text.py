@@ -129,7 +129,9 @@ def main() -> None:
         f"{args.model}, {args.steps} steps of {args.sequences} x {args.length} tokens: {tokens / len(text):.2f} times "
         f"{len(text):,} bytes of text, SHA-256 {hashlib.sha256(text).hexdigest()[:16]}"
     )
-    with Arena(0, device) as arena:
+    with Arena(0, device) as arena, args.out.open("w", newline="", buffering=1) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["step", *RUNS])
         engines = {name: build_engine(args, device, arena, RUNS[name], 2 if "," in name else 1) for name in RUNS}
         losses: dict[str, list[float]] = {name: [] for name in RUNS}
         times_s = dict.fromkeys(RUNS, 0.0)
@@ -138,6 +140,7 @@ def main() -> None:
                 started = time.perf_counter()
                 losses[name].append(take_step(engine, batch))
                 times_s[name] += time.perf_counter() - started
+            writer.writerow([step + 1, *(f"{values[-1]:.5f}" for values in losses.values())])
             if step == 0:
                 print_cosines(
                     "Cosines of fp8's gradients with bf16's, first step",
@@ -160,10 +163,6 @@ def main() -> None:
     for name in list(RUNS)[1:]:
         print_difference(name, losses, max(1, args.steps // 3))
     print("tokens/s, first step and its compilation included:", {n: round(tokens / s) for n, s in times_s.items()})
-    with args.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["step", *RUNS])
-        writer.writerows([n + 1, *(f"{values[n]:.5f}" for values in losses.values())] for n in range(args.steps))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from workloads.api.gpus import amd, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 from workloads.api.gpus.interface import TAINTING_SLOWDOWNS, Gpu, GpuReading
 
+# NVML's power is a mean over about a second: what it says of a shorter measurement is mostly the power before it.
+POWER_WINDOW_S = 1.0
 _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 
 
@@ -71,11 +73,14 @@ class GpuReadings:
             self.reasons |= {name for name, count in reading.slowdowns.items() if count > before.get(name, count)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read."""
+        """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read.
+
+        A measurement that is shorter than the driver's mean of the power has no power.
+        """
         metrics = {}
         if self.clocks_mhz:
             metrics["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
-        if self.powers_w:
+        if self.powers_w and self.ended_s - self.started_s >= POWER_WINDOW_S:
             metrics["power_w"] = max(self.powers_w)
         if self.temperatures_c:
             metrics["temperature_c"] = float(max(self.temperatures_c))

@@ -20,10 +20,17 @@ def test_a_cpu_has_no_readings() -> None:
 
 
 def test_a_power_cap_is_recorded_and_a_thermal_slowdown_taints() -> None:
-    capped = GpuReadings([1980, 1500, 1410], [690, 701], [60, 61], {"software_power_cap"}, reasons_known=True)
+    seen = ([1980, 1500, 1410], [690, 701], [60, 61], {"software_power_cap"})
+    capped = GpuReadings(*seen, reasons_known=True, started_s=5.0, ended_s=6.5)
     assert capped.metrics() == {"sm_clock_mhz": 1500, "power_w": 701, "temperature_c": 61}
     assert capped.machine_info() == {"slowed_by": "software_power_cap", "tainted": False}
     assert GpuReadings([900], [300], [90], {"hardware_thermal"}, reasons_known=True).machine_info()["tainted"] is True
+
+
+def test_a_measurement_of_less_than_a_second_has_no_power() -> None:
+    """The driver's power is a mean over about a second: 89 W were read at 1,478 TFLOP/s."""
+    burst = GpuReadings([1980], [89], [47], started_s=5.0, ended_s=5.022)
+    assert burst.metrics() == {"sm_clock_mhz": 1980, "temperature_c": 47}
 
 
 def test_a_tainted_measurement_is_repeated_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +62,8 @@ def test_a_gpu_reports_its_state_and_a_cold_cache_is_slower() -> None:
     cold = gemm.measure(MatmulParameters(**small, statistic="median_cold"), rank)
     warm = gemm.measure(MatmulParameters(**small, statistic="median_warm"), rank)
     assert sorted(cold.step_times_s)[25] > sorted(warm.step_times_s)[25]
-    assert cold.metrics["sm_clock_mhz"] > 300 and cold.metrics["temperature_c"] > 10 and cold.metrics["power_w"] > 30
+    assert cold.metrics["sm_clock_mhz"] > 300 and cold.metrics["temperature_c"] > 10
+    assert "power_w" not in cold.metrics  # 50 products take milliseconds
     assert "tainted" in cold.machine_info
     assert float(str(cold.machine_info["power_limit_w"])) > 30
 

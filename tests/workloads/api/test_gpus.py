@@ -100,6 +100,7 @@ def test_slowdowns_are_those_of_the_measurement(
     """Counters that were above zero before and do not rise are no slowdown. Only heat taints."""
     load(scenario)
     monkeypatch.setattr(telemetry, "find_gpu", lambda device: amd.open_gpus()[0])
+    monkeypatch.setattr(telemetry, "POWER_WINDOW_S", 0.0)
     with telemetry.monitor_gpu(torch.device("cuda", 0)) as readings:
         pass
     assert readings.machine_info() == {"slowed_by": slowed_by, "tainted": scenario == "hot"}
