@@ -22,7 +22,8 @@ PROVOKED = {
     "-cd nowhere": (RULES[4][0], "nowhere: no such folder"),
     "++workload=probe": (RULES[5][0], "++workload=probe: a group is chosen without ++"),
     "-cd mine workload=wrong": (RULES[6][0], "a key in a YAML file is of type NoneType: it must be text"),
-    "+workload=probe": (RULES[7][0], "workload: is chosen twice"),
+    "budget=[1]": (RULES[7][0], "budget=[1]: must be a mapping"),
+    "+workload=probe": (RULES[8][0], "workload: is chosen twice"),
     "seed=1,2": (SEVERAL_VALUES.pattern, "several values; add -m"),
     "bugdet.trials=5": (UNKNOWN_KEY.pattern, "bugdet.trials: unknown key"),
 }
