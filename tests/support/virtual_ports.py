@@ -62,7 +62,8 @@ def _address(text: str) -> str:
     """Return an address of the kernel's table: words of four bytes in the order of this machine."""
     words = [bytes.fromhex(text[start : start + 8]) for start in range(0, len(text), 8)]
     swapped = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    return str(ipaddress.ip_address(swapped))
+    address = ipaddress.ip_address(swapped)
+    return str(getattr(address, "ipv4_mapped", None) or address)  # ::ffff:127.0.0.1 is 127.0.0.1
 
 
 def _commands_by_socket(node: Node) -> dict[str, str]:
