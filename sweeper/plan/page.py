@@ -10,7 +10,7 @@ from sweeper.plan.answer import Answer, tokens_of_a_day
 from sweeper.plan.pictures import MEMORY_COLOURS, STEP_COLOURS, Bar, Point, draw_bars, draw_scaling, draw_timeline
 from sweeper.plan.rounding import round_to_band
 from sweeper.plan.text import differences_table, layouts_table, list_sections
-from workloads.planner.bands import find_band
+from workloads.planner.bands import bands, find_band
 from workloads.planner.search import USABLE_MEMORY, Candidate
 from workloads.planner.step import rank_seconds
 from workloads.planner.timeline import build_timeline
@@ -86,7 +86,7 @@ def _draw_steps(answer: Answer) -> str:
         low, high = (round_to_band(step.total_s * (1 + sign * error_share), error_share) for sign in (-1, 1))
         text = f"{round_to_band(step.total_s, error_share)} s ({low} to {high}): {describe(candidate.layout)}"
         bars.append(Bar(text, vars(step)))
-    return draw_bars(bars, STEP_COLOURS, "s")
+    return draw_bars(bars, STEP_COLOURS, "s", error_share=error_share)
 
 
 def _compare(answer: Answer, error_share: float) -> str:
@@ -108,7 +108,7 @@ def _draw_memory(answer: Answer) -> str:
         )
         for rank, name in ranks.items()
     ]
-    return draw_bars(bars, MEMORY_COLOURS, "GiB", limit=usable_gib)
+    return draw_bars(bars, MEMORY_COLOURS, "GiB", error_share=bands()["memory"].error_share, limit=usable_gib)
 
 
 def _draw_pipeline(answer: Answer) -> str:

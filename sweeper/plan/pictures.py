@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from sweeper.plan.rounding import round_to_band
 from workloads.planner.schedules import Kind
 from workloads.planner.timeline import Operation
 
@@ -59,8 +60,14 @@ class Bar:
     parts: Mapping[str, float]
 
 
-def draw_bars(bars: Sequence[Bar], colours: Mapping[str, str], unit: str, limit: float = 0.0) -> str:
-    """Return stacked bars of one scale, with their legend; a line marks the limit if there is one."""
+def draw_bars(
+    bars: Sequence[Bar], colours: Mapping[str, str], unit: str, *, error_share: float, limit: float = 0.0
+) -> str:
+    """Return stacked bars of one scale, with their legend; a line marks the limit if there is one.
+
+    Args:
+        error_share: of the estimates, which says how many digits their titles have.
+    """
     largest = max([limit, *(sum(bar.parts.values()) for bar in bars)])
     used = [name for name in colours if any(bar.parts.get(name) for bar in bars)]
     legend = "".join(f"<span><i style='background:{colours[name]}'></i>{escape(name)}</span>" for name in used)
@@ -69,7 +76,7 @@ def draw_bars(bars: Sequence[Bar], colours: Mapping[str, str], unit: str, limit:
         pieces, start = [], 0.0
         for name in used:
             share = 100 * bar.parts.get(name, 0.0) / largest
-            title = f"{name}: {bar.parts.get(name, 0.0):.4g} {unit}"
+            title = f"{name}: {round_to_band(bar.parts.get(name, 0.0), error_share)} {unit}"
             pieces.append(_rect(start, share, 0, BAR_HEIGHT, colours[name], title))
             start += share
         if limit:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from sweeper.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.plan.rounding import format_share, round_change, round_to_band
 from sweeper.ui.format import count
+from workloads.api.models import find_shape_name
 from workloads.planner.bands import find_band
 from workloads.planner.estimate import JobEstimate, StageMemory, StepTime
 from workloads.planner.questions import Comparison
@@ -54,7 +55,18 @@ def tail_lines(answer: Answer) -> list[str]:
         *_describe_alternatives(answer),
         *_describe_training(answer, band.error_share),
         f"band      {'at least ' if unsure else ''}{band.error_share:.0%}: {reason} (benchmarks/results/planner.md)",
-        *(f"unsure    {line}" for line in (*unsure, *answer.best.estimate.not_modelled)),
+        *(f"unsure    {line}" for line in (*unsure, *_describe_untrained(answer), *answer.best.estimate.not_modelled)),
+    ]
+
+
+def _describe_untrained(answer: Answer) -> list[str]:
+    """Return that this project's trainer does not train the planned model, where it does not."""
+    job = answer.problem.job
+    if job.trainer != "own" or find_shape_name(vars(job.model)):
+        return []
+    return [
+        f"workload=parallel does not train {answer.model}, which conf/model does not have: the plan is of a trainer "
+        "like it; trainer= names another one"
     ]
 
 

@@ -85,6 +85,8 @@ class CommandSettings:
             raise ValueError(f"trainer={self.trainer}: it has to be one of {', '.join(TRAINERS)}")
         if self.layout:
             self._check_layout()
+        if "pipeline_batch" in find_placeholders(self._templates) and "micro_batch" not in self.layout:
+            raise ValueError("{pipeline_batch}: needs layout.micro_batch")
 
     def _check_log(self) -> None:
         for name, expression in self.log.items():
@@ -116,9 +118,12 @@ class CommandSettings:
     @property
     def parameter_names(self) -> list[str]:
         """The parameters of the command: the placeholders in its templates and the names of its options."""
-        templates = [self.run, self.environment, self.files, self.global_batch, self.sequence_length, self.model]
-        templates += [self.dtype, self.layout, self.options]
-        return sorted((find_placeholders(templates) | set(self.options)) - set(PLACEHOLDERS))
+        return sorted((find_placeholders(self._templates) | set(self.options)) - set(PLACEHOLDERS))
+
+    @property
+    def _templates(self) -> list[Any]:
+        sizes = [self.global_batch, self.sequence_length, self.model, self.dtype]
+        return [self.run, self.environment, self.files, self.layout, self.options, *sizes]
 
 
 class Command(Workload):

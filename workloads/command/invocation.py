@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workloads.api.contract import Infeasible, Rank, Scalar
 from workloads.api.secrets import mask, masked, secret_values
 from workloads.api.visible_devices import restrict_program
 from workloads.command import CommandSettings
-from workloads.command.template import fill, format_value, render
+from workloads.command.template import fill, fill_all, format_value, render
 
 COMMAND_FILE = "command.txt"
 # The names of a trial's own files: a rendered file with one of them is kept as rendered_….
@@ -63,7 +65,7 @@ def build_invocation(
     Raises:
         Infeasible: a parameter has a value for which `options` has no words.
     """
-    return fill_invocation(settings, {**parameters, **placeholder_values(rank, output)}, rank)
+    return fill_invocation(settings, {**parameters, **placeholder_values(settings, parameters, rank, output)}, rank)
 
 
 def fill_invocation(settings: CommandSettings, values: Mapping[str, Scalar], rank: Rank) -> Invocation:
@@ -81,8 +83,30 @@ def fill_invocation(settings: CommandSettings, values: Mapping[str, Scalar], ran
     )
 
 
-def placeholder_values(rank: Rank, output: str) -> dict[str, Scalar]:
-    """Return the values of `template.PLACEHOLDERS`."""
+def placeholder_values(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: str
+) -> dict[str, Scalar]:
+    """Return the values of `template.PLACEHOLDERS`; `pipeline_batch` only where the layout has a batch."""
+    values = _rank_values(rank, output)
+    layout = fill_all(settings.layout, {**parameters, **values})
+    if "micro_batch" not in layout:
+        return values
+    batch = count_pipeline_batch(layout, int(fill(settings.global_batch, {**parameters, **values})), rank.world_size)
+    return values | {"pipeline_batch": batch}
+
+
+def count_pipeline_batch(layout: Mapping[str, Any], global_batch: int, ranks: int) -> int:
+    """Return the sequences that a data parallel rank takes at once: a micro-batch, or what fills a pipeline once.
+
+    torchtitan splits its local batch into a pipeline's micro-batches (torchtitan/distributed/pipeline_parallel.py).
+    """
+    if int(layout.get("pp", 1)) == 1:
+        return int(layout["micro_batch"])
+    per_copy = math.prod(int(layout.get(degree, 1)) for degree in ("tp", "pp", "cp"))
+    return max(1, global_batch * per_copy // ranks)
+
+
+def _rank_values(rank: Rank, output: str) -> dict[str, Scalar]:
     host, _, port = rank.rendezvous.rpartition(":")
     return {
         "rank": rank.rank,

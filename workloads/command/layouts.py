@@ -86,6 +86,8 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
         raise ValueError(reason)
     of_job = {name: given.pop(name) for name in JOB_FIELDS if name in given}
     layout = _fill_ranks(TrainingLayout(**given), machine.world_size, is_replicated="dp_shard" in given)
+    if trainer == "torchtitan" and "reshard_after_forward" not in given:
+        layout = replace(layout, reshard_after_forward=layout.pp == 1)  # its fsdp_reshard_after_forward=default
     if layout.dp_shard * layout.cp == 1:
         layout = replace(layout, sharding="none", reshard_after_forward=True)
     elif "sharding" not in given:

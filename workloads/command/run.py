@@ -69,7 +69,7 @@ def _measure_program(
     invocation = build_invocation(settings, parameters, rank, str(output))
     for name, text in invocation.files.items():
         (output / name).write_text(text)
-    work = read_declared_work(settings, parameters, placeholder_values(rank, str(output)))
+    work = read_declared_work(settings, parameters, placeholder_values(settings, parameters, rank, str(output)))
     log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader(), settings.warmup)
     meter = EnergyMeter(rank)
     program = _start(settings, invocation, rank, output, _stop_on_line(settings, rank, work, log, meter))

@@ -33,7 +33,7 @@ def program_files(
         Infeasible: a parameter has a value for which `options` has no words.
     """
     markers = {name: f"@{VARIABLES[name]}@" for name in _differing(settings, rank)}
-    values = {**parameters, **placeholder_values(rank, folder), **markers}
+    values = {**parameters, **placeholder_values(settings, parameters, rank, folder), **markers}
     invocation = fill_invocation(settings, values, rank)
     files = {name: invocation.mask(text) for name, text in invocation.files.items()}
     return {SCRIPT: invocation.mask(_script(settings, rank, invocation)), **files}

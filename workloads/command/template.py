@@ -28,6 +28,7 @@ PLACEHOLDERS = (
     "master_port",
     "output",
     "python",
+    "pipeline_batch",
 )
 
 Values = Mapping[str, Scalar]

@@ -30,6 +30,13 @@ def _check_sharding(job: Job) -> str:
     return f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
 
 
+def _check_reshard(job: Job) -> str:
+    layout = job.layout
+    if layout.dp_shard * layout.cp == 1 or layout.reshard_after_forward == (layout.pp == 1):
+        return ""
+    return f"reshard_after_forward={str(layout.reshard_after_forward).lower()} cannot be written with pp={layout.pp}"
+
+
 def _check_checkpointed_layers(job: Job) -> str:
     layers = job.layout.checkpointed_layers
     if layers is None or find_interval(job) is not None:
@@ -42,12 +49,13 @@ TITAN = Support(
     "workload=torchtitan",
     {
         "dp_replicate": (1,),
-        "pp": (1,),  # it fills no pipeline: its local batch is one micro-batch
         "ep": (1,),
-        "state": ("bf16",),
+        "schedule": ("1f1b",),
+        "stages_per_rank": (1,),
+        "state": ("fp32", "bf16"),
         "checkpointing": ("none", "full"),
         "checkpointed_layers": (None,),
-        "reshard_after_forward": (True,),
+        "reshard_after_forward": (True, False),
         "tp_overlap": ("none",),
         "cp_method": ("allgather",),
         "sharding": ("none", "fsdp2"),
@@ -56,8 +64,9 @@ TITAN = Support(
         "sequence_parallel": (True,),
         "document_tokens": (0,),
     },
-    (_check_sharding,),
+    (_check_sharding, _check_reshard),
 )
+TITAN_WEIGHTS = {"fp32": "float32", "bf16": "bfloat16"}
 TITAN_NAMES = ("global_batch", "tp", "pp", "cp", "micro_batch", "checkpointing")
 _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
@@ -93,6 +102,7 @@ def _build_torchtitan(job: Job) -> list[str]:
         raise UserInputError("workload=torchtitan: model cannot be written. Supported: llama3_8b")
     values: dict[str, Any] = {"assets": "ASSETS", "dataset_path": "TEXTS", "sequence_length": job.sequence_length}
     values |= {name: getattr(job.layout, name) for name in TITAN_NAMES}
+    values["weights"] = TITAN_WEIGHTS[job.state]
     return ["workload=torchtitan", *_overrides(values | {"compile": job.compiled, "precision": job.precision})]
 
 
@@ -201,4 +211,12 @@ def _torchtitan_values(values: dict[str, str], gpus: int | None) -> dict[str, st
     degrees = [int(values.get(name, 1)) for name in ("tp", "cp", "pp")]
     all_gpus = int(values["gpus"]) if values.get("gpus", "").isdigit() else gpus or 1
     dp_shard = all_gpus // (degrees[0] * degrees[1] * degrees[2])
-    return values | {"dp_shard": str(dp_shard), "dtype": values.get("precision", "bf16"), "state": "bf16"}
+    weights = values.get("weights", "float32")
+    state = next((ours for ours, theirs in TITAN_WEIGHTS.items() if theirs == weights), weights)
+    reshard = dp_shard * degrees[1] == 1 or degrees[2] == 1  # torchtitan's fsdp_reshard_after_forward=default
+    return values | {
+        "dp_shard": str(dp_shard),
+        "dtype": values.get("precision", "bf16"),
+        "state": state,
+        "reshard_after_forward": str(reshard).lower(),
+    }

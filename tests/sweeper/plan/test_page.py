@@ -26,13 +26,14 @@ def planned() -> Answer:
 
 
 def test_the_parts_of_a_bar_fill_its_share_of_the_longest() -> None:
-    drawn = draw_bars([Bar("first", {"a": 1.0, "b": 3.0}), Bar("second", {"a": 2.0})], {"b": "#111", "a": "#222"}, "s")
+    bars = [Bar("first", {"a": 1.0, "b": 3.0}), Bar("second", {"a": 2.0})]
+    drawn = draw_bars(bars, {"b": "#111", "a": "#222"}, "s", error_share=0.1)
     assert re.findall(r"<rect x='([\d.]+)%' y='0' width='([\d.]+)%'", drawn) == [
         ("0.000", "75.000"),
         ("75.000", "25.000"),
         ("0.000", "50.000"),
     ]
-    assert drawn.index("#111") < drawn.index("#222") and "<title>b: 3 s</title>" in drawn
+    assert drawn.index("#111") < drawn.index("#222") and "<title>b: 3.0 s</title>" in drawn
 
 
 def test_scaling_is_drawn_over_a_logarithmic_axis_with_its_band() -> None:

@@ -147,6 +147,14 @@ def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureF
     assert "slower    by" in printed and "Tensor parallel ranks exchange activations in every block" in printed
 
 
+@pytest.mark.parametrize(("model", "is_trained"), [("llama3_8b", True), ("mpt_7b", False)])
+def test_a_model_that_this_project_does_not_train_is_said(
+    model: str, is_trained: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Namespace(words=[f"model={model}", "hardware=h100", "gpus=8"], html=None))
+    assert (f"workload=parallel does not train {model}" not in capsys.readouterr().out) == is_trained
+
+
 def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
     words = ["model=llama3_8b", "hardware=h100", "gpus=8", "tp=1", "cp=1", "pp=1", "micro_batch=1"]
     wanted = 20e9

@@ -12,9 +12,9 @@ import yaml
 
 from tests.conftest import REPOSITORY, Workspace
 from tests.support.planner_estimates import cluster, job
-from workloads.api.contract import Estimate, Machine
+from workloads.api.contract import Estimate, Machine, Rank
 from workloads.api.registry import load
-from workloads.command.template import render
+from workloads.command.invocation import build_invocation
 from workloads.planner.step import estimate_job
 
 
@@ -33,6 +33,12 @@ def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:
     assert "tp=0, it has to be a whole number" in unsupported_reason(0, 1)
     three_ranks = Machine("gpu", "sm90", 3, 8, 131.0)
     assert "pp 3 does not divide 32 layers" in unsupported_reason(1, 3, three_ranks)
+
+
+def test_what_fills_a_pipeline_needs_a_micro_batch() -> None:
+    loaded: Any = load("command")
+    with pytest.raises(ValueError, match=r"{pipeline_batch}: needs layout\.micro_batch"):
+        loaded.Settings(run=["x", "--batch={pipeline_batch}"])
 
 
 def estimate(trainer: str, memory_gib: float = 600.0, **values: Any) -> Estimate:
@@ -85,10 +91,11 @@ def test_torchtitan_accepts_the_configuration_of_its_preset(workspace: Workspace
     pytest.importorskip("triton")
     pytest.importorskip("torchtitan", exc_type=ImportError)
     preset = yaml.safe_load((REPOSITORY / "conf/workload/torchtitan.yaml").read_text())
-    values = {"sequence_length": 8192, "global_batch": 16, "tp": 2, "pp": 1, "cp": 1, "micro_batch": 2}
-    values |= {"checkpointing": "full", "compile": True, "assets": "a", "dataset_path": "b", "output": "o"}
-    text = render("config.toml", preset["command"]["files"]["config.toml"], values)
-    (tmp_path / "config.toml").write_text(text)
+    values = preset["space"] | {"tp": 2, "pp": 1, "micro_batch": 2, "checkpointing": "full"}
+    loaded: Any = load("command")
+    rank = Rank(world_size=8, ranks_per_node=8)
+    files = build_invocation(loaded.Settings(**preset["command"]), values, rank, "o").files
+    (tmp_path / "config.toml").write_text(files["config.toml"])
     program = (
         "import sys; from torchtitan.config import ConfigManager as M; c = M().parse_args(sys.argv[1:]); "
         "print(c.parallelism.tensor_parallel_degree, c.training.seq_len, c.activation_checkpoint.mode, "

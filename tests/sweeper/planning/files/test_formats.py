@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,12 @@ from sweeper.common.errors import UserInputError
 from sweeper.planning.files.formats import FORMATS, canonical, read_layout, render
 from sweeper.planning.files.logged import read_printed_layout
 from sweeper.planning.files.own import own_support
+from tests.conftest import REPOSITORY
+from tests.support.planner_estimates import cluster
+from workloads.api.contract import Machine, Rank
+from workloads.api.registry import load
+from workloads.command.invocation import build_invocation
+from workloads.command.layouts import read_job
 from workloads.planner.job import Job, Model, TrainingLayout
 from workloads.planner.offers import RUNS
 
@@ -181,8 +189,27 @@ def test_a_pipeline_of_torchtitan_is_filled_by_one_local_batch() -> None:
     assert "pipeline_parallel_microbatch_size = 2" in text
 
 
-def test_our_command_for_torchtitan_is_its_preset() -> None:
-    job = example("torchtitan", state="bf16", checkpointing="full")
+@pytest.mark.parametrize("pp", [1, 2])
+def test_the_preset_of_torchtitan_writes_the_layout_that_is_estimated(pp: int) -> None:
+    preset = yaml.safe_load((REPOSITORY / "conf/workload/torchtitan.yaml").read_text())
+    command: Any = load("command")
+    given_settings = command.Settings(**preset["command"])
+    values = preset["space"] | {"tp": 2, "pp": pp, "micro_batch": 2, "global_batch": 32, "checkpointing": "full"}
+    text = build_invocation(given_settings, values, Rank(world_size=8, ranks_per_node=8), "o").files["config.toml"]
+    estimated = read_job(given_settings, values, Machine("gpu", "sm90", 8, 8, 80.0, cluster=cluster(8)))
+    assert f"local_batch_size = {2 if pp == 1 else 16}" in text
+    assert read_layout(text, gpus=8).layout == canonical(estimated, "torchtitan").layout
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "bf16", "checkpointing": "full"},
+        {"pp": 2, "dp_shard": 2, "micro_batch": 2, "global_batch": 32, "reshard_after_forward": False},
+    ],
+)
+def test_our_command_for_torchtitan_is_its_preset(values: dict[str, Any]) -> None:
+    job = example("torchtitan", **values)
     rendered = render(job, 8, "own")
     assert "workload=torchtitan " in rendered.text
     assert read_layout(rendered.text).job == canonical(job, "torchtitan")
