@@ -47,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
     def run(self, command: Callable[[argparse.Namespace], int]) -> NoReturn:
         """Run the command with the parsed arguments. Exits with its code, or with 2 for invalid input."""
         try:
-            sys.exit(command(self.parse_args()))
+            sys.exit(command(self.parse_intermixed_args()))
         except UserInputError as error:
             self.exit(2, f"{self.prog}: {printable(str(error))}\n")
         except BrokenPipeError:  # `| head` has closed the pipe

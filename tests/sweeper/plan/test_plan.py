@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +113,13 @@ def test_this_project_s_trainer_is_estimated_as_its_sweeps_are(words: list[str])
     job = build_job(layout, Setting(MODELS["llama3_1b"], 8192, 8, 8, compiled=True, state=state))
     assert (planned.layout.sharding == "none") == (words == ["tp=8", "state=bf16"])
     assert job.layout == planned.layout
+
+
+def test_options_may_stand_between_keys(tmp_path: Path) -> None:
+    words = ["model=llama3_8b", "--html", str(tmp_path / "p.html"), "hardware=h100", "gpus=8"]
+    ended = subprocess.run([sys.executable, "-m", "sweeper.plan", *words], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "p.html").exists()
 
 
 def test_a_required_key_is_named() -> None:
