@@ -1,13 +1,14 @@
 """Train a model on text in fp8 and in bf16, step by step in turns, and compare losses and gradients.
 
     python benchmarks/fp8_text.py [--model llama3_1b] [--steps 300] [--length 2048] [--sequences 4] [--device cuda]
+    python benchmarks/fp8_text.py --sequences 16 --runs fp8_tensorwise,fp8_blockwise
 
 The text is this repository's own: its Python, Markdown and YAML files, in the order of their names, one token per byte,
-in sequences that are drawn in a random order. Three runs start from the same random weights and see the same batches,
-with AdamW and fp32 master weights: bf16, bf16 with each batch in twice as many chunks, so that numbers round in another
-order, and fp8 (`dtype=fp8_tensorwise`). The second run shows how far rounding alone drives two runs apart. Before the
-first step and after the last one, with the weights of the bf16 run, the gradients of both recipes are compared by layer
-and matrix. Losses go into `results/fp8_text_losses.csv`.
+in sequences that are drawn in a random order. All runs start from the same random weights and see the same batches,
+with AdamW and fp32 master weights: bf16, and by default bf16 with each batch in twice as many chunks, so that numbers
+round in another order, and fp8 by each recipe. The second run shows how far rounding alone drives two runs apart.
+Before the first step and after the last one, with the weights of the bf16 run, the gradients of the recipes are
+compared with those of bf16 by layer and matrix. Losses go into `results/fp8_text_losses.csv`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from workloads.llama.fp8_block import FP8_RECIPE
+from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.shapes import MODELS
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
@@ -40,7 +41,7 @@ from workloads.offload.plan import LayerPlan, Plan
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "conf", "docs", "sweeper", "tests", "workloads")
 SUFFIXES = (".py", ".md", ".yaml")
-RUNS = {"bf16": "", "bf16, other chunks": "", "fp8": FP8_RECIPE}
+OTHER_CHUNKS = "bf16 in other chunks"
 Cosines = dict[str, list[float]]
 
 
@@ -94,10 +95,11 @@ def compare_gradients(expected: Engine, actual: Engine) -> Cosines:
     return cosines
 
 
-def print_cosines(title: str, cosines: Cosines) -> None:
-    print(f"\n{title}, by layer from the first one on:")
-    for name, values in cosines.items():
-        print(f"  {name}: {' '.join(f'{value:.4f}' for value in values)}; lowest {min(values):.4f}")
+def print_cosines(title: str, engines: dict[str, Engine], recipes: list[str]) -> None:
+    for recipe in recipes:
+        print(f"\n{title}: cosines of the gradients in {recipe} with those in bf16, from the first layer on:")
+        for name, values in compare_gradients(engines["bf16"], engines[recipe]).items():
+            print(f"  {name}: {' '.join(f'{value:.4f}' for value in values)}; lowest {min(values):.4f}")
 
 
 def print_difference(name: str, losses: dict[str, list[float]], last: int) -> None:
@@ -118,6 +120,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--runs", default=",".join((OTHER_CHUNKS, *FP8_RECIPES)), help="beside bf16")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fp8_text_losses.csv")
@@ -129,12 +132,17 @@ def main() -> None:
         f"{args.model}, {args.steps} steps of {args.sequences} x {args.length} tokens: {tokens / len(text):.2f} times "
         f"{len(text):,} bytes of text, SHA-256 {hashlib.sha256(text).hexdigest()[:16]}"
     )
+    runs = ["bf16", *args.runs.split(",")]
+    recipes = [name for name in runs if name in FP8_RECIPES]
     with Arena(0, device) as arena, args.out.open("w", newline="", buffering=1) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["step", *RUNS])
-        engines = {name: build_engine(args, device, arena, RUNS[name], 2 if "," in name else 1) for name in RUNS}
-        losses: dict[str, list[float]] = {name: [] for name in RUNS}
-        times_s = dict.fromkeys(RUNS, 0.0)
+        writer.writerow(["step", *runs])
+        engines = {
+            name: build_engine(args, device, arena, name if name in recipes else "", 1 + (name == OTHER_CHUNKS))
+            for name in runs
+        }
+        losses: dict[str, list[float]] = {name: [] for name in runs}
+        times_s = dict.fromkeys(runs, 0.0)
         for step, batch in enumerate(draw_batches(text, args.steps, args.sequences, args.length)):
             for name, engine in engines.items():
                 started = time.perf_counter()
@@ -142,25 +150,19 @@ def main() -> None:
                 times_s[name] += time.perf_counter() - started
             writer.writerow([step + 1, *(f"{values[-1]:.5f}" for values in losses.values())])
             if step == 0:
-                print_cosines(
-                    "Cosines of fp8's gradients with bf16's, first step",
-                    compare_gradients(engines["bf16"], engines["fp8"]),
-                )
+                print_cosines("First step", engines, recipes)
             if (step + 1) % max(1, args.steps // 10) == 0:
                 print(
                     f"step {step + 1}: {', '.join(f'{name} {values[-1]:.4f}' for name, values in losses.items())}",
                     flush=True,
                 )
         trained = engines["bf16"].copy_weights()
-        for name in ("bf16", "fp8"):
+        for name in ("bf16", *recipes):
             engines[name].load(trained.__getitem__)
             take_step(engines[name], batch)
-        print_cosines(
-            f"After {args.steps} steps, both with the weights of bf16",
-            compare_gradients(engines["bf16"], engines["fp8"]),
-        )
+        print_cosines(f"After {args.steps} steps, with the weights of bf16", engines, recipes)
     print()
-    for name in list(RUNS)[1:]:
+    for name in runs[1:]:
         print_difference(name, losses, max(1, args.steps // 3))
     print("tokens/s, first step and its compilation included:", {n: round(tokens / s) for n, s in times_s.items()})
 

@@ -2,8 +2,9 @@
 
     python benchmarks/offload.py [--rows 8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload] [--steps 1]
     python benchmarks/offload.py --rows cpu_offload_small
-    python benchmarks/offload.py --rows 8b_8k_fp8 --steps 3   # bf16 and fp8 in turns, at four budgets
-    python benchmarks/offload.py --rows qwen_1k,qwen14b_1k --steps 2
+    python benchmarks/offload.py --rows 8b_8k_fp8 --steps 3     # bf16 and fp8 in turns, at four budgets
+    python benchmarks/offload.py --rows 8b_8k_recipes --steps 3 # bf16, one scale for a matrix, scales of blocks
+    python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8 --steps 2
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
 
@@ -64,11 +65,12 @@ ROWS = {
         for host_gib, device_gib in ((8, 130), (75, 78), (70, 40), (60, 24))
         for dtype in ("bf16", "fp8_tensorwise")
     ],
-    "qwen_1k": [Row("qwen2_5_7b", 1024, 8, 130, 128, dtype=dtype) for dtype in ("fp8_tensorwise", "bf16")],
-    "qwen14b_1k": [
-        Row("qwen2_5_14b", 1024, 112, 78, 128, 6336),
-        Row("qwen2_5_14b", 1024, 112, 78, 128, 9370, dtype="fp8_tensorwise"),
+    "8b_8k_recipes": [
+        Row("llama3_8b", 8192, 8, 130, 16, dtype=dtype) for dtype in ("fp8_blockwise", "bf16", "fp8_tensorwise")
     ],
+    "qwen_1k": [Row("qwen2_5_7b", 1024, 8, 130, 128, dtype=dtype) for dtype in ("fp8_tensorwise", "bf16")],
+    "qwen14b_1k": [Row("qwen2_5_14b", 1024, 112, 78, 128, 6336)],
+    "qwen14b_1k_fp8": [Row("qwen2_5_14b", 1024, 112, 78, 128, 9370, dtype="fp8_tensorwise")],
     "8b_8k_large": [Row("llama3_8b", 8192, 75, 78, 68, 11406)],  # steps as large as those of the reference
     "1b_8k": [Row("llama3_1b", 8192, 4, 78, 64, 55090)],
     "8b_512": [Row("llama3_8b", 512, 70, 78, 256, 13135)],

@@ -1,6 +1,6 @@
 """Matrices in fp8 with one scale each, their products, and their casts in plain PyTorch.
 
-The recipe, `fp8_tensorwise` in `workloads.api.recipes`: weights, activations and gradients are e4m3. A scale is the
+The recipe is `fp8_tensorwise` in `workloads.api.recipes`: weights, activations and gradients are e4m3. A scale is the
 power of two that brings a matrix's largest magnitude between 224 and 448, the largest number of the type. It is that of
 the matrix itself, not of an earlier step. The norm of x is the exception: its scale is that of its upper bound, the
 square root of its features times the norm's largest weight. The values of a matrix are so far above the smallest normal
@@ -26,7 +26,7 @@ class Fp8Matrix(NamedTuple):
 
     Attributes:
         data: [rows, summed] in fp8.
-        scale: an fp32 number on the matrix's device.
+        scale: fp32 on the matrix's device: one number, or those of blocks (`workloads.llama.fp8_blocks`).
     """
 
     data: Tensor
@@ -47,6 +47,12 @@ def scale_of(amax: Tensor) -> Tensor:
 def norm_scale(weight: Tensor) -> Tensor:
     """Return the scale of any RMS norm with this weight. No feature's norm exceeds the square root of their number."""
     return scale_of(weight.float().abs().amax() * math.sqrt(len(weight)))
+
+
+def halve(matrix: Fp8Matrix) -> tuple[Fp8Matrix, Fp8Matrix]:
+    """Return the upper and the lower half of a matrix's rows."""
+    upper, lower = matrix.data.chunk(2)
+    return Fp8Matrix(upper, matrix.scale), Fp8Matrix(lower, matrix.scale)
 
 
 def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
@@ -89,13 +95,19 @@ def cast_both(x: Tensor) -> tuple[Fp8Matrix, Fp8Matrix]:
     return rows, transpose(rows)
 
 
+def cast_weight(weight: Tensor, *, rows: bool, columns: bool) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:
+    """Return a weight and its transpose in fp8, each where it is wanted."""
+    matrix = cast_rows(weight)
+    return matrix if rows else None, transpose(matrix) if columns else None
+
+
 def transpose(matrix: Fp8Matrix) -> Fp8Matrix:
     return Fp8Matrix(matrix.data.t().contiguous(), matrix.scale)
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float, scale: Tensor) -> Fp8Matrix:
     """Return the norm of x in fp8."""
-    return Fp8Matrix(_divide(_norm(x, weight, eps), scale), scale)
+    return Fp8Matrix(_divide(norm(x, weight, eps), scale), scale)
 
 
 def add_and_norm_rows(x: Tensor, addend: Tensor, weight: Tensor, eps: float, scale: Tensor) -> tuple[Tensor, Fp8Matrix]:
@@ -108,23 +120,31 @@ def norm_backward(
     x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor
 ) -> tuple[Tensor, Tensor, Fp8Matrix]:
     """Return the gradient of x plus `d_residual`, that of weight, and the transpose of the norm of x in fp8."""
+    d_x, d_weight = differentiate_norm(x, weight, d_out, d_residual, eps)
+    return d_x, d_weight, transpose(norm_rows(x, weight, eps, scale))
 
-    def norm(x: Tensor, weight: Tensor) -> Tensor:
-        return _norm(x, weight, eps)
 
-    _, vjp = torch.func.vjp(norm, x.float(), weight.float())  # type: ignore[misc]
+def differentiate_norm(
+    x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x plus `d_residual`, and that of weight."""
+
+    def of_norm(x: Tensor, weight: Tensor) -> Tensor:
+        return norm(x, weight, eps)
+
+    _, vjp = torch.func.vjp(of_norm, x.float(), weight.float())  # type: ignore[misc]
     d_x, d_weight = vjp(d_out.float())
-    normed = transpose(norm_rows(x, weight, eps, scale))
-    return (d_x + d_residual.float()).to(x.dtype), d_weight.to(weight.dtype), normed
+    return (d_x + d_residual.float()).to(x.dtype), d_weight.to(weight.dtype)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm of x in fp32."""
     return functional.rms_norm(x.float(), weight.shape, weight.float(), eps)
 
 
 def swiglu_rows(gate: Tensor, up: Tensor) -> Fp8Matrix:
     """Return silu(gate) * up in fp8."""
-    return cast_rows(_swiglu(gate.float(), up.float()))
+    return cast_rows(swiglu(gate.float(), up.float()))
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
@@ -132,9 +152,15 @@ def swiglu_backward(gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matr
 
     Both gradients have one scale, so that one product sums over both.
     """
-    hidden, vjp = torch.func.vjp(_swiglu, gate.float(), up.float())  # type: ignore[misc]
-    return cast_columns(hidden), *cast_both(torch.cat(vjp(d_hidden.float()), dim=1))
+    hidden, d_gate_up = differentiate_swiglu(gate, up, d_hidden)
+    return cast_columns(hidden), *cast_both(d_gate_up)
 
 
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def differentiate_swiglu(gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return silu(gate) * up, and the gradients of gate and up side by side, in fp32."""
+    hidden, vjp = torch.func.vjp(swiglu, gate.float(), up.float())  # type: ignore[misc]
+    return hidden, torch.cat(vjp(d_hidden.float()), dim=1)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up

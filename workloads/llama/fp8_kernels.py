@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workloads.llama.fp8 import FP8, Fp8Matrix
+from workloads.llama.fp8 import FP8, Fp8Matrix, halve, multiply, norm_scale
 from workloads.llama.fp8_scale_kernels import find_scale
 from workloads.llama.fp8_swiglu_kernels import swiglu_backward, swiglu_rows
+from workloads.llama.norm_kernels import differentiate_norm
 
-__all__ = ["add_and_norm_rows", "cast_both", "cast_columns", "cast_rows", "norm_backward", "norm_rows"]
-__all__ += ["swiglu_backward", "swiglu_rows"]
+__all__ = ["add_and_norm_rows", "cast_both", "cast_columns", "cast_rows", "cast_weight", "halve", "multiply"]
+__all__ += ["norm_backward", "norm_rows", "norm_scale", "swiglu_backward", "swiglu_rows"]
 
 CAST_TILE = {"BLOCK_TOKENS": 128, "BLOCK_FEATURES": 64, "num_warps": 8}  # the fastest of six on an H200
-NORM_BACKWARD_PROGRAMS = 1056  # eight for each multiprocessor of an H200
 
 
 @triton.jit
@@ -112,6 +112,13 @@ def cast_both(x: Tensor) -> tuple[Fp8Matrix, Fp8Matrix]:
     return Fp8Matrix(rows, scale), Fp8Matrix(columns, scale)
 
 
+def cast_weight(weight: Tensor, *, rows: bool, columns: bool) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:
+    """Return a weight and its transpose in fp8, each where it is wanted."""
+    scale = find_scale(weight)
+    by_rows, by_columns = _launch_cast(weight, scale, rows=rows, columns=columns)
+    return Fp8Matrix(by_rows, scale) if rows else None, Fp8Matrix(by_columns, scale) if columns else None
+
+
 # ── the norm ──
 
 
@@ -149,40 +156,10 @@ def add_and_norm_rows(x: Tensor, addend: Tensor, weight: Tensor, eps: float, sca
     return total, Fp8Matrix(rows, scale)
 
 
-@triton.jit
-def _norm_backward_kernel(  # type: ignore[no-untyped-def]
-    x, weight, d_out, d_residual, d_x, d_weight, factors, tokens, features, eps, BLOCK: tl.constexpr
-):
-    n = tl.arange(0, BLOCK)
-    inside = n < features
-    w = tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
-    d_w = tl.zeros([BLOCK], tl.float32)
-    for row in range(tl.program_id(0), tokens, tl.num_programs(0)):
-        at = row * features + n
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
-        later = tl.load(d_residual + at, mask=inside, other=0.0).to(tl.float32)
-        factor = 1.0 / tl.sqrt(tl.sum(value * value, 0) / features + eps)
-        normed = value * factor
-        d_w += d * normed
-        d *= w
-        gradient = (d - normed * (tl.sum(d * normed, 0) / features)) * factor + later
-        tl.store(d_x + at, gradient.to(d_x.dtype.element_ty), mask=inside)
-        tl.store(factors + row, factor)
-    tl.store(d_weight + tl.program_id(0) * features + n, d_w, mask=inside)
-
-
 def norm_backward(
     x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor
 ) -> tuple[Tensor, Tensor, Fp8Matrix]:
     """Return the gradient of x plus `d_residual`, that of weight, and the transpose of the norm of x in fp8."""
-    tokens, features = x.shape
-    d_x = torch.empty_like(x)
-    factors = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    programs = min(NORM_BACKWARD_PROGRAMS, tokens)
-    d_weight = torch.empty(programs, features, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(features)
-    tensors = (x, weight, d_out, d_residual, d_x, d_weight, factors)
-    _norm_backward_kernel[(programs,)](*tensors, tokens, features, eps, BLOCK=block, num_warps=4)
+    d_x, d_weight, factors = differentiate_norm(x, weight, d_out, d_residual, eps)
     columns = _launch_cast(x, scale, rows=False, columns=True, factors=(factors, weight))[1]
-    return d_x, d_weight.sum(0).to(weight.dtype), Fp8Matrix(columns, scale)
+    return d_x, d_weight, Fp8Matrix(columns, scale)

@@ -21,12 +21,17 @@ def _amax_kernel(x, partial, numel, BLOCK: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit
-def _scale_kernel(partial, scale, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the scale of a matrix from its largest magnitude: `workloads.llama.fp8.scale_of` on the bits of fp32."""
-    bits = tl.max(tl.load(partial + tl.arange(0, COUNT)), 0).to(tl.int32, bitcast=True)
+def scale_of(amax):  # type: ignore[no-untyped-def]
+    """`workloads.llama.fp8.scale_of`: scales from the largest magnitudes, on the bits of fp32."""
+    bits = amax.to(tl.int32, bitcast=True)
     exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
     value = (exponent << 23).to(tl.float32, bitcast=True)
-    tl.store(scale, tl.where(bits >= 0x7F800000, float("nan"), value))
+    return tl.where(bits >= 0x7F800000, float("nan"), value)
+
+
+@triton.jit
+def _scale_kernel(partial, scale, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(scale, scale_of(tl.max(tl.load(partial + tl.arange(0, COUNT)), 0)))
 
 
 def finish_scale(partial: Tensor) -> Tensor:

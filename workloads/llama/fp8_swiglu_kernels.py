@@ -25,7 +25,7 @@ def _swiglu_amax_kernel(gate, up, partial, numel, BLOCK: tl.constexpr):  # type:
 
 
 @triton.jit
-def _swiglu_derivatives(g, u, d):  # type: ignore[no-untyped-def]
+def swiglu_derivatives(g, u, d):  # type: ignore[no-untyped-def]
     """Return the output, and the gradients of gate and up."""
     sigmoid = tl.sigmoid(g)
     silu = g * sigmoid
@@ -43,7 +43,7 @@ def _swiglu_backward_amax_kernel(  # type: ignore[no-untyped-def]
         g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
         u = tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
         d = tl.load(d_hidden + at, mask=at < numel, other=0.0).to(tl.float32)
-        hidden, d_gate, d_up = _swiglu_derivatives(g, u, d)
+        hidden, d_gate, d_up = swiglu_derivatives(g, u, d)
         hidden_peak = tl.maximum(hidden_peak, tl.abs(hidden))
         d_peak = tl.maximum(d_peak, tl.maximum(tl.abs(d_gate), tl.abs(d_up)))
     tl.store(hidden_partial + tl.program_id(0), tl.max(hidden_peak, 0))
@@ -92,7 +92,7 @@ def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
     g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
     d = tl.load(d_hidden + at, mask=inside, other=0.0).to(tl.float32)
-    hidden, d_gate, d_up = _swiglu_derivatives(g, u, d)
+    hidden, d_gate, d_up = swiglu_derivatives(g, u, d)
     inverse = 1.0 / tl.load(d_scale)
     dtype = d_rows.dtype.element_ty
     at = t[:, None] * (2 * features) + n[None, :]

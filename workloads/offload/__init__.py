@@ -25,8 +25,9 @@ class OffloadParameters:
         model: the model that is trained.
         sequence_length: tokens of each sequence.
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
-        dtype: data type of weights, gradients and activations. With fp8_tensorwise they are bf16, and the operands of
-            the matrix products of blocks are fp8 (`workloads.llama.fp8`); embedding, attention and head stay in bf16.
+        dtype: data type of weights, gradients and activations. With fp8_tensorwise (`workloads.llama.fp8`) and
+            fp8_blockwise (`workloads.llama.fp8_blocks`) they are bf16, and the operands of the matrix products of
+            blocks are fp8; embedding, attention and head stay in bf16.
         master_weights: keep a copy of the weights in fp32, which AdamW updates. With dtype=fp32 the weights are that.
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale
             for each block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: as the weights,
@@ -48,7 +49,7 @@ class OffloadParameters:
     model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
-    dtype: Literal["bf16", "fp32", "fp8_tensorwise"] = "bf16"
+    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = "bf16"
     master_weights: Literal["none", "fp32"] = "none"
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
     warmup: int = field(default=1, metadata={"min": 0})

@@ -20,7 +20,7 @@ from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.llama.fp8_block import FP8_RECIPE
+from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters, allocator
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
@@ -41,7 +41,7 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, FP8_RECIPE: torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
@@ -90,15 +90,15 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     """
     if reason := unsupported_rate_reason(parameters.dtype, architecture):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    dtype, is_fp8 = DTYPES[parameters.dtype], parameters.dtype == FP8_RECIPE
+    dtype, is_fp8 = DTYPES[parameters.dtype], parameters.dtype in FP8_RECIPES
     if is_fp8 and architecture.startswith("gfx"):
-        raise Infeasible(f"dtype={FP8_RECIPE} has kernels for NVIDIA GPUs alone in this workload")
+        raise Infeasible(f"dtype={parameters.dtype} has kernels for NVIDIA GPUs alone in this workload")
     if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
         raise Infeasible("optimizer_states=int8 needs the package torchao: pip install 'gpu-sweeper[precision]'")
     precision = Precision(
         dtype,
         master_weights=parameters.master_weights == "fp32" and dtype != torch.float32,
-        recipe=FP8_RECIPE if is_fp8 else "",
+        recipe=parameters.dtype if is_fp8 else "",
         optimizer_states=parameters.optimizer_states,
     )
     if parameters.sequence_length % precision.token_multiple:

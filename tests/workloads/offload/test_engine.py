@@ -18,6 +18,7 @@ from workloads.api.trial import run_trial
 from workloads.llama.attention import KERNELS
 from workloads.llama.block import BlockMath
 from workloads.llama.flops import hardware_flops_per_token
+from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.shapes import MODELS, LlamaShape
 from workloads.offload import run
@@ -47,12 +48,13 @@ SHAPE = replace(MODELS["llama_tiny"], layers=5)
 OPTIMIZER = AdamW(learning_rate=1e-3, epsilon=1e-4)
 # The second step starts from the weights and states that the first one wrote.
 LENGTH, SEQUENCES, CHUNKS, ROUNDS, STEPS = 16, 2, 3, 2, 2
+FP8_LENGTH = 64  # chunks of 128 tokens, which products with scales of blocks need on a GPU
 LOCATIONS: list[Location] = ["device", "host"]
 
 
-def draw_tokens(rounds: int) -> list[torch.Tensor]:
+def draw_tokens(rounds: int, length: int = LENGTH) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    size = (rounds, CHUNKS, SEQUENCES, LENGTH + 1)
+    size = (rounds, CHUNKS, SEQUENCES, length + 1)
     return [torch.randint(0, SHAPE.vocabulary, size, generator=generator) for _ in range(STEPS)]
 
 
@@ -170,23 +172,24 @@ def test_any_mixture_of_placements_trains_like_plain_pytorch(
 
 
 def train_in_fp8(
-    layer: LayerPlan, device: torch.device, segments: int = 1
+    recipe: str, layer: LayerPlan, device: torch.device, segments: int = 1
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train in fp8 with all layers placed alike. Return the losses and the weights."""
-    precision = Precision(torch.bfloat16, recipe="fp8_tensorwise")
+    precision = Precision(torch.bfloat16, recipe=recipe)
     plan = build_plan([layer] * SHAPE.layers, layer.optimizer_states, ROUNDS, segments)
-    kernel = select_attention_kernel(SHAPE, LENGTH, device, torch.bfloat16)
+    kernel = select_attention_kernel(SHAPE, FP8_LENGTH, device, torch.bfloat16)
     with Arena(64 * 2**20, device) as arena:
+        plan = replace(plan, sequence_length=FP8_LENGTH)
         engine = Engine(SHAPE, plan, arena, device, kernel, precision=precision, optimizer=OPTIMIZER)
         engine.initialize(0)
-        losses = [float(engine.step(batch)) for batch in draw_tokens(ROUNDS)]
-        assert engine.matrix_dtype == engine.describe_types()["type_of_block_products"] == "fp8_tensorwise"
+        losses = [float(engine.step(batch)) for batch in draw_tokens(ROUNDS, FP8_LENGTH)]
+        assert engine.matrix_dtype == engine.describe_types()["type_of_block_products"] == recipe
         return losses, engine.copy_weights()
 
 
 @cache
-def train_in_fp8_in_memory(device: torch.device) -> tuple[list[float], dict[str, torch.Tensor]]:
-    return train_in_fp8(place(), device)
+def train_in_fp8_in_memory(recipe: str, device: torch.device) -> tuple[list[float], dict[str, torch.Tensor]]:
+    return train_in_fp8(recipe, place(), device)
 
 
 FP8_PLACEMENTS = [
@@ -199,12 +202,13 @@ FP8_PLACEMENTS = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recipe", FP8_RECIPES)
 @pytest.mark.parametrize("layer", FP8_PLACEMENTS, ids=lambda layer: layer.activations[0].saved)
-def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan, device: str) -> None:
+def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan, device: str, recipe: str) -> None:
     """Recomputed and moved activations have the same scales, so that losses and weights are the same to the last bit.
     On a GPU, whose attention adds up gradients in any order, weights differ by a few updates of single numbers."""
-    losses, weights = train_in_fp8(layer, torch.device(device))
-    expected_losses, expected_weights = train_in_fp8_in_memory(torch.device(device))
+    losses, weights = train_in_fp8(recipe, layer, torch.device(device))
+    expected_losses, expected_weights = train_in_fp8_in_memory(recipe, torch.device(device))
     if device == "cpu":
         assert losses == expected_losses
         assert all(torch.equal(weights[name], weight) for name, weight in expected_weights.items())
@@ -214,10 +218,11 @@ def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan,
         torch.testing.assert_close(weights[name], weight, rtol=0.01, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_segments_in_fp8_train_nearly_like_whole_sequences() -> None:
+@pytest.mark.parametrize("recipe", FP8_RECIPES)
+def test_segments_in_fp8_train_nearly_like_whole_sequences(recipe: str) -> None:
     """Each segment has its own scales, so that single numbers round differently."""
-    expected_losses, expected_weights = train_in_fp8_in_memory(CPU)
-    losses, weights = train_in_fp8(place("host", "host", "device", "attention", "host"), CPU, segments=2)
+    expected_losses, expected_weights = train_in_fp8_in_memory(recipe, CPU)
+    losses, weights = train_in_fp8(recipe, place("host", "host", "device", "attention", "host"), CPU, segments=2)
     assert losses == pytest.approx(expected_losses, rel=2e-3)
     before = initial_weights(Precision(torch.bfloat16))
     for name, weight in expected_weights.items():

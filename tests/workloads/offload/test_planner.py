@@ -202,6 +202,12 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
     with pytest.raises(Infeasible, match="sequence_length=40: dtype=fp8_tensorwise needs a multiple of 16"):
         run.select_precision(parameters, "sm90")
     assert run.select_precision(replace(parameters, sequence_length=48), "sm90").recipe == "fp8_tensorwise"
+    in_blocks = replace(parameters, dtype="fp8_blockwise", sequence_length=192)
+    with pytest.raises(Infeasible, match="sequence_length=192: dtype=fp8_blockwise needs a multiple of 128"):
+        run.select_precision(in_blocks, "sm90")
+    with pytest.raises(Infeasible, match="dtype=fp8_blockwise is emulated on this device: sm100 lacks 1x128"):
+        run.select_precision(in_blocks, "sm100")
+    assert run.select_precision(replace(in_blocks, sequence_length=256), "sm90").recipe == "fp8_blockwise"
 
 
 def test_what_ran_is_read_back_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

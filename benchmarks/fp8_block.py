@@ -1,0 +1,185 @@
+"""Time one block in bf16 and in fp8 on a GPU, its products and casts, and compare its gradients.
+
+    python benchmarks/fp8_block.py [--model llama3_8b] [--tokens 16384] [--repeats 9]
+
+Random normal input and weights, one chunk of sequences of 8192 tokens. After 3 s of load everything takes turns, and
+each time is a median. The rate of a cast counts its inputs and its outputs once, also where it reads them twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads.llama import fp8_blocks_kernels, fp8_kernels
+from workloads.llama.fp8 import Fp8Matrix
+from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, build_block_math
+from workloads.llama.model import Block, rope_table
+from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.offload.device_rates import select_attention_kernel
+from workloads.timing import time_in_turns
+
+LENGTH = 8192
+LOAD_S = 3.0
+CASTS = {"fp8_tensorwise": fp8_kernels, "fp8_blockwise": fp8_blocks_kernels}
+Calls = dict[str, Callable[[], Any]]
+
+
+def draw(*size: int) -> Tensor:
+    return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+
+
+def build_passes(shape: LlamaShape, tokens: int) -> tuple[Calls, dict[str, dict[str, Tensor]]]:
+    """Return forward and backward of each recipe, and the block's output and gradients by recipe."""
+    device = torch.device("cuda", 0)
+    kernel = select_attention_kernel(shape, LENGTH, device, torch.bfloat16)
+    with torch.device("meta"):
+        sizes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
+    weights = {name: draw(*size).mul_(0.02).add_(len(size) == 1) for name, size in sizes.items()}
+    x, d_out, rope = draw(tokens, shape.hidden_size), draw(tokens, shape.hidden_size), rope_table(shape, LENGTH, device)
+    calls, results = Calls(), dict[str, dict[str, Tensor]]()
+    for recipe in BLOCK_MATH_CLASSES:
+        block = build_block_math(shape, kernel, recipe, compiled=True)
+        operands = block.cast_weights(weights)
+        out, activations = block.forward(operands, x, rope, None)
+        gradients: dict[str, Tensor] = {}
+        results[recipe] = gradients | {"out": out}
+        results[recipe]["x"] = block.backward(operands, gradients, dict(activations), rope, d_out)
+        results[recipe] |= {name: gradient.clone() for name, gradient in gradients.items()}
+        calls[f"{recipe or 'bf16'}: forward"] = lambda b=block, o=operands: b.forward(o, x, rope, None)
+        calls[f"{recipe or 'bf16'}: backward"] = lambda b=block, o=operands, g=gradients, a=activations: b.backward(
+            o, g, dict(a), rope, d_out
+        )
+        if recipe:
+            calls[f"{recipe}: cast of the weights for one pass"] = lambda b=block: b.cast_weights(
+                weights, backward=False
+            )
+    return calls, results
+
+
+def build_products(shape: LlamaShape, tokens: int) -> Calls:
+    """Return the twelve products of a block in each recipe, each as one call."""
+    features = {
+        "qkv": ((shape.heads + 2 * shape.kv_heads) * shape.head_size, shape.hidden_size),
+        "output": (shape.hidden_size, shape.heads * shape.head_size),
+        "gate_up": (2 * shape.intermediate_size, shape.hidden_size),
+        "down": (shape.hidden_size, shape.intermediate_size),
+    }
+    calls = Calls()
+    for outputs, inputs in features.values():
+        weight, x, d = draw(outputs, inputs), draw(tokens, inputs), draw(tokens, outputs)
+        for recipe, casts in CASTS.items():
+            rows, columns = casts.cast_weight(weight, rows=True, columns=True)
+            (x_rows, x_columns), (d_rows, d_columns) = casts.cast_both(x), casts.cast_both(d)
+            pairs = {"forward": (x_rows, rows), "input gradient": (d_rows, columns)}
+            pairs["weight gradient"] = (d_columns, x_columns)
+            for name, pair in pairs.items():
+                _append(
+                    calls,
+                    f"{recipe}: products, {name}",
+                    lambda c=casts, p=pair, f=name == "forward": c.multiply(*p, fast=f),
+                )
+        for name, pair in {
+            "forward": (x, weight.t()),
+            "input gradient": (d, weight),
+            "weight gradient": (d.t(), x),
+        }.items():
+            _append(calls, f"bf16: products, {name}", lambda p=pair: torch.mm(*p))
+    return calls
+
+
+def _append(calls: Calls, name: str, call: Callable[[], Any]) -> None:
+    """Let a call run after those of the same name."""
+    earlier = calls.get(name)
+
+    def run_both() -> None:
+        if earlier:
+            earlier()
+        call()
+
+    calls[name] = run_both
+
+
+def build_casts(shape: LlamaShape, tokens: int) -> tuple[Calls, dict[str, int]]:
+    """Return every cast of each recipe, and the bytes of its inputs and outputs."""
+    x, addend, d_out, later = (draw(tokens, shape.hidden_size) for _ in range(4))
+    gate, up, d_hidden = (draw(tokens, shape.intermediate_size) for _ in range(3))
+    weight, eps = draw(shape.hidden_size), shape.norm_eps
+    calls, moved_bytes = Calls(), {}
+    for recipe, casts in CASTS.items():
+        scale = casts.norm_scale(weight)
+        arguments = {
+            "cast_rows": (gate,),
+            "cast_columns": (gate,),
+            "cast_both": (gate,),
+            "norm_rows": (x, weight, eps, scale),
+            "add_and_norm_rows": (x, addend, weight, eps, scale),
+            "norm_backward": (x, weight, d_out, later, eps, scale),
+            "swiglu_rows": (gate, up),
+            "swiglu_backward": (gate, up, d_hidden),
+        }
+        for name, values in arguments.items():
+            cast = getattr(casts, name)
+            calls[f"{recipe}: {name}"] = lambda f=cast, v=values: f(*v)
+            moved_bytes[f"{recipe}: {name}"] = _count_bytes(values) + _count_bytes(cast(*values))
+    calls["copy"] = gate.clone
+    return calls, moved_bytes | {"copy": 2 * gate.nbytes}
+
+
+def _count_bytes(values: Any) -> int:
+    if isinstance(values, Tensor):
+        return values.nbytes
+    return sum(_count_bytes(value) for value in values) if isinstance(values, (tuple, Fp8Matrix)) else 0
+
+
+def measure_medians_s(calls: Calls, repeats: int) -> dict[str, float]:
+    device, started = torch.device("cuda", 0), time.perf_counter()
+    while time.perf_counter() - started < LOAD_S:
+        for call in calls.values():
+            call()
+        torch.cuda.synchronize()
+    times_s = time_in_turns(list(calls.values()), device, warmup=1, repeats=repeats, cold_cache=False)
+    return {name: statistics.median(readings) for name, readings in zip(calls, times_s, strict=True)}
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama3_8b", choices=MODELS)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    shape = MODELS[args.model]
+    torch.manual_seed(0)
+    print(
+        f"# One block of {args.model}, {args.tokens} tokens: {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    )
+    calls, results = build_passes(shape, args.tokens)
+    for name, seconds in measure_medians_s(calls, args.repeats).items():
+        print(f"{name}: {seconds * 1e3:.2f} ms")
+    for recipe in FP8_RECIPES:
+        cosines = {
+            name: float(cosine_similarity(value.float().flatten(), results[""][name].float().flatten(), dim=0))
+            for name, value in results[recipe].items()
+        }
+        print(f"{recipe}: cosines with bf16:", ", ".join(f"{name} {cosine:.4f}" for name, cosine in cosines.items()))
+    del calls, results
+    for name, seconds in measure_medians_s(build_products(shape, args.tokens), args.repeats).items():
+        print(f"{name}: {seconds * 1e3:.2f} ms")
+    calls, moved_bytes = build_casts(shape, args.tokens)
+    for name, seconds in measure_medians_s(calls, args.repeats).items():
+        print(f"{name}: {seconds * 1e6:.0f} us, {moved_bytes[name] / seconds / 1e9:,.0f} GB/s")
+
+
+if __name__ == "__main__":
+    main()
