@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--replay", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.what == "rates":
         for model, length in (name.split(":")[:2] for name in args.names):
             store_rates(model, int(length))

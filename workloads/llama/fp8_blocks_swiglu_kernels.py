@@ -11,8 +11,10 @@ from workloads.llama.fp8_block_tiles import store_columns, store_rows
 from workloads.llama.fp8_blocks import BLOCK, allocate_matrix
 from workloads.llama.fp8_swiglu_kernels import swiglu_derivatives
 
-ROW_TILE = {"BLOCK_TOKENS": 32, "BLOCK_FEATURES": BLOCK, "num_warps": 8}
-COLUMN_TILE = {"BLOCK_TOKENS": BLOCK, "BLOCK_FEATURES": 32, "num_warps": 8}
+# The fastest of six to eight each on an H200.
+FORWARD_TILE = {"BLOCK_TOKENS": 32, "BLOCK_FEATURES": BLOCK, "num_warps": 4}
+ROW_TILE = {"BLOCK_TOKENS": 64, "BLOCK_FEATURES": BLOCK, "num_warps": 8}
+COLUMN_TILE = {"BLOCK_TOKENS": BLOCK, "BLOCK_FEATURES": 64, "num_warps": 8}
 
 
 @triton.jit
@@ -33,7 +35,7 @@ def swiglu_rows(gate: Tensor, up: Tensor) -> Fp8Matrix:
     """Return silu(gate) * up in fp8."""
     tokens, features = gate.shape
     rows = allocate_matrix(tokens, features, gate.device)
-    _swiglu_kernel[_grid(tokens, features, ROW_TILE)](gate, up, *rows, tokens, features, **ROW_TILE)
+    _swiglu_kernel[_grid(tokens, features, FORWARD_TILE)](gate, up, *rows, tokens, features, **FORWARD_TILE)
     return rows
 
 
