@@ -60,9 +60,11 @@ def test_what_a_test_leaves_behind_is_named(
 
 def test_what_a_library_imports_and_what_is_restored_is_no_leftover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wave", None)
+    monkeypatch.setitem(sys.modules, "__triton_launcher", ModuleType("__triton_launcher"))
     del sys.modules["wave"]
     with unchanged_process("this test"):
         importlib.import_module("wave")
+        sys.modules["__triton_launcher"] = ModuleType("__triton_launcher")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OF_THIS_TEST", "1")
             patch.setitem(sys.modules, "stand_in_module", ModuleType("stand_in_module"))

@@ -33,7 +33,8 @@ PROCESS_VARIABLES = {
 }
 # What torch.compile has made for a graph. The name is a digest of the source, so every test finds the same module.
 COMPILED = re.compile(r"torch\._inductor\.runtime\.compile_tasks\.c[a-z2-7]{51}|c[a-z2-7]{51}\.kernel")
-# What Triton compiles once in a process, in its cache, and the folder that FlashAttention 4's compiler adds.
+# What Triton compiles, in its cache: each new kind of launcher takes the name of the one before. And the folder that
+# FlashAttention 4's compiler adds.
 TRITON_MODULES = {"cuda_utils", "__triton_launcher", "hip_utils"}
 CUTLASS_FOLDER = "cutlass/base_dsl"
 
@@ -134,8 +135,13 @@ def _is_of_a_library(folder: str) -> bool:
 
 
 def _is_same(name: str, module: ModuleType) -> bool:
-    """Return whether a module is still there; transformers replaces itself while it is imported, from the same file."""
+    """Return whether a module is still there, or was replaced by the library that made it.
+
+    transformers replaces itself while it is imported, from the same file.
+    """
     now = sys.modules.get(name)
+    if name in TRITON_MODULES:
+        return now is not None
     if now is module or name.partition(".")[0] in ("sweeper", "workloads", "tests"):
         return now is module
     file = getattr(now, "__file__", None)
