@@ -4,7 +4,7 @@
     python benchmarks/offload.py --rows cpu_offload_small
     python benchmarks/offload.py --rows 8b_8k_fp8 --steps 3     # bf16 and fp8 in turns, at four budgets
     python benchmarks/offload.py --rows 8b_8k_recipes --steps 3 # bf16, one scale for a matrix, scales of blocks
-    python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8 --steps 2
+    python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8,qwen14b_1k_states --steps 2
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
 
@@ -50,6 +50,8 @@ class Row:
     sequences: int
     reference_tokens_per_s: float | None = None
     dtype: str = "bf16"
+    optimizer_states: str | None = None
+    master_weights: str = "none"
 
 
 # CPUOffloadPolicy runs last, and once in a process, because it does not free its host memory.
@@ -71,6 +73,10 @@ ROWS = {
     "qwen_1k": [Row("qwen2_5_7b", 1024, 8, 130, 128, dtype=dtype) for dtype in ("fp8_tensorwise", "bf16")],
     "qwen14b_1k": [Row("qwen2_5_14b", 1024, 112, 78, 128, 6336)],
     "qwen14b_1k_fp8": [Row("qwen2_5_14b", 1024, 112, 78, 128, 9370, dtype="fp8_tensorwise")],
+    "qwen14b_1k_states": [
+        Row("qwen2_5_14b", 1024, 112, 78, 128, optimizer_states=states, master_weights="fp32")
+        for states in ("bf16", "int8")
+    ],
     "8b_8k_large": [Row("llama3_8b", 8192, 75, 78, 68, 11406)],  # steps as large as those of the reference
     "1b_8k": [Row("llama3_1b", 8192, 4, 78, 64, 55090)],
     "8b_512": [Row("llama3_8b", 512, 70, 78, 256, 13135)],
@@ -92,6 +98,8 @@ def measure_row(row: Row, steps: int) -> str:
         "device_gib": row.device_gib,
         "steps": steps,
         "dtype": row.dtype,
+        "optimizer_states": row.optimizer_states,
+        "master_weights": row.master_weights,
     }
     started = time.perf_counter()
     try:
@@ -107,7 +115,8 @@ def measure_row(row: Row, steps: int) -> str:
         f"{measurement.hardware_flops_per_step / step_s / peak:5.1%} | "
         f"{metrics['copy_wait_share']:5.1%} | {metrics['optimizer_share']:5.1%} | "
         f"{metrics['peak_device_gib']:6.1f} | {metrics['peak_host_gib']:6.1f} | "
-        f"{metrics['copied_gib_per_step']:6.0f} | {metrics['sm_clock_mhz']:5.0f} | {time.perf_counter() - started:4.0f}"
+        f"{metrics['copied_gib_per_step']:6.0f} | {metrics['sm_clock_mhz']:5.0f} | "
+        f"{metrics['startup_s']:5.1f} | {time.perf_counter() - started:4.0f}"
     )
 
 
@@ -181,12 +190,13 @@ def main() -> None:
     print("model, dtype, tokens per sequence, tokens per step, host/device GiB")
     print(
         "tokens/s | predicted | reference | MFU | HFU | copy wait | optimizer | peak device, host GiB | "
-        "copied GiB per step | SM MHz | total s\n"
+        "copied GiB per step | SM MHz | startup s | total s\n"
     )
     for name in args.rows.split(","):
         for row in ROWS[name]:
             print(
-                f"{row.model} {row.dtype} {row.sequence_length} {row.sequences * row.sequence_length} "
+                f"{row.model} {row.dtype} {row.optimizer_states or ''} {row.sequence_length} "
+                f"{row.sequences * row.sequence_length} "
                 f"{row.host_gib:g}/{row.device_gib:g}: {measure_row(row, args.steps)}",
                 flush=True,
             )

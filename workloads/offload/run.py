@@ -51,7 +51,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
         ArithmeticError: the loss is not finite.
     """
-    started = time.perf_counter()
+    start = _Start()
     keep_compiled_kernels()
     device = devices.device_of(rank)
     allocator.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
@@ -73,13 +73,16 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     with allocator.device_memory_limit(device, parameters.device_gib):
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
+        start.end_part("rates")
         budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
         prediction = find_fastest_plan(
             model, parameters.sequence_length, parameters.sequences_per_step, budget, measured.rates
         )
         print("\n".join(describe_plan(prediction)), flush=True)
+        start.end_part("plan")
         with Arena(_count_arena_bytes(prediction), device) as arena:
-            return _train(parameters, prediction, measured, arena, device, precision, started)
+            start.end_part("host memory")
+            return _train(parameters, prediction, measured, arena, device, precision, start)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
@@ -137,6 +140,19 @@ def _count_arena_bytes(prediction: Prediction) -> int:
     return math.ceil(prediction.host_bytes) + (8 * chunks_on_host + 16 * (len(plan.layers) + 1)) * ALIGNMENT_BYTES
 
 
+class _Start:
+    """The seconds of the parts of a trial's start, in their order."""
+
+    def __init__(self) -> None:
+        self._part_began_s = time.perf_counter()
+        self.parts_s: dict[str, float] = {}
+
+    def end_part(self, name: str) -> None:
+        """Say that what has run since the part before was this one."""
+        now_s = time.perf_counter()
+        self.parts_s[name], self._part_began_s = now_s - self._part_began_s, now_s
+
+
 def _train(
     parameters: OffloadParameters,
     prediction: Prediction,
@@ -144,7 +160,7 @@ def _train(
     arena: Arena,
     device: torch.device,
     precision: Precision,
-    started: float,
+    start: _Start,
 ) -> Measurement:
     plan, shape = prediction.plan, MODELS[parameters.model]
     optimizer = AdamW(learning_rate=parameters.learning_rate)
@@ -152,7 +168,7 @@ def _train(
     engine = Engine(shape, plan, arena, device, measured.kernel, precision=precision, optimizer=optimizer)
     _set_weights(engine, parameters)
     activity = node_activity()
-    setup_s = time.perf_counter() - started
+    start.end_part("weights")
     with monitor_gpu(device) as readings:
         run = _run_steps(engine, batches, parameters.warmup, readings)
     copied_bytes = engine.copy_streams.copied_bytes
@@ -160,7 +176,8 @@ def _train(
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
     metrics = readings.metrics() | _compute_metrics(run, prediction) | _memory_metrics(arena, device)
-    metrics["startup_s"] = setup_s + run.times_s[0] - statistics.median(run.times_s)
+    start.parts_s["first step"] = run.times_s[0] - statistics.median(run.times_s)
+    metrics["startup_s"] = sum(start.parts_s.values())
     metrics["copied_gib_per_step"] = copied_bytes / len(batches) / GIB
     return Measurement(
         executed=_executed_parameters(parameters, engine, batches, run),
@@ -175,6 +192,7 @@ def _train(
         | readings.machine_info()
         | {
             "plan": "; ".join(describe_plan(prediction)),
+            "startup": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in start.parts_s.items()),
             "attention": measured.attention,
             "rates_age_s": round(max(0.0, time.time() - measured.measured_at)),
         }

@@ -64,7 +64,7 @@ def test_small_trials_run_on_the_gpus_that_large_ones_leave_free(tmp_path: Path,
     large_sweep = start_sweep(large, cluster, 60, "space.sleep_s=0.5", "gpus=4")
     wait_for(lambda: count_completions(large))
     small_sweep = start_sweep(small, cluster, 12, "space.sleep_s=0.5", "gpus=1")
-    _, err = small_sweep.communicate(timeout=60)
+    _, err = small_sweep.communicate(timeout=150)
     assert small_sweep.returncode == 0 and large_sweep.poll() is None, err
     assert_completed_once(small, 12, ranks=1)
     (free_node,) = Counter(node for run in small.runs("trial") for node in node_ids(run))

@@ -193,6 +193,13 @@ def test_a_trial_keeps_within_its_host_budget_and_its_loss_does_not_depend_on_th
     assert offloaded.hardware_flops_per_step >= on_device.hardware_flops_per_step > on_device.flops_per_step
 
 
+def test_the_start_of_a_trial_is_divided_into_its_parts() -> None:
+    measurement = run_trial("offload", {**TINY, **ON_DEVICE, "steps": 1}, Rank())
+    parts = [part.rsplit(" ", 2)[:2] for part in str(measurement.machine_info["startup"]).split(", ")]
+    assert [name for name, _ in parts] == ["rates", "plan", "host memory", "weights", "first step"]
+    assert sum(float(seconds) for _, seconds in parts) == pytest.approx(measurement.metrics["startup_s"], abs=0.26)
+
+
 def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
     parameters = OffloadParameters(device_gib=1.0, host_gib=0.0, dtype="fp8_tensorwise", sequence_length=40)
     with pytest.raises(Infeasible, match=r"dtype=fp8_tensorwise is emulated on this device: sm80 lacks fp8"):
