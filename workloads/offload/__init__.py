@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
 from workloads.offload.plan import count_training_state_bytes
+from workloads.offload.rules import infeasible_reason
 
 
 def _count_min_cpu_gib(model: str) -> float:
@@ -74,6 +75,10 @@ class Offload(Workload):
     finalists = 0  # trials take minutes
     finals_rounds = 3
     exclusive = "node"  # another trial on the node would use its host memory and its links
+
+    def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
+        reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture)
+        return f"infeasible: {reason}" if reason else ""
 
     def run(self, parameters: OffloadParameters, rank: Rank) -> Measurement:
         from workloads.offload.run import measure

@@ -16,7 +16,6 @@ import torch
 from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.host import available_memory_bytes, node_activity
-from workloads.api.recipes import unsupported_rate_reason
 from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
 from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
@@ -31,6 +30,7 @@ from workloads.offload.memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
 from workloads.offload.planner import Prediction, find_fastest_plan
+from workloads.offload.rules import infeasible_reason
 from workloads.telemetry import GpuReadings, monitor_gpu
 from workloads.trace import record_trace
 
@@ -91,25 +91,17 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     Raises:
         Infeasible: this device does not have them, or the sequences do not fit the recipe.
     """
-    if reason := unsupported_rate_reason(parameters.dtype, architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    dtype, is_fp8 = DTYPES[parameters.dtype], parameters.dtype in FP8_RECIPES
-    if is_fp8 and architecture.startswith("gfx"):
-        raise Infeasible(f"dtype={parameters.dtype} has kernels for NVIDIA GPUs alone in this workload")
+    if reason := infeasible_reason(parameters.dtype, parameters.sequence_length, architecture):
+        raise Infeasible(reason)
     if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
         raise Infeasible("optimizer_states=int8 needs the package torchao: pip install 'gpu-sweeper[precision]'")
-    precision = Precision(
+    dtype = DTYPES[parameters.dtype]
+    return Precision(
         dtype,
         master_weights=parameters.master_weights == "fp32" and dtype != torch.float32,
-        recipe=parameters.dtype if is_fp8 else "",
+        recipe=parameters.dtype if parameters.dtype in FP8_RECIPES else "",
         optimizer_states=parameters.optimizer_states,
     )
-    if parameters.sequence_length % precision.token_multiple:
-        raise Infeasible(
-            f"sequence_length={parameters.sequence_length}: dtype={parameters.dtype} needs a multiple of "
-            f"{precision.token_multiple}"
-        )
-    return precision
 
 
 def _require_cpu_memory(shape: LlamaShape, precision: Precision) -> None:

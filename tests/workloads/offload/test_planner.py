@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tests.conftest import Workspace
 from tests.support import replay
-from workloads.api.contract import Infeasible, Rank, Scalar
+from workloads.api.contract import Infeasible, Machine, Rank, Scalar
 from workloads.api.trial import run_trial
 from workloads.llama.shapes import MODELS
-from workloads.offload import OffloadParameters, run
+from workloads.offload import Offload, OffloadParameters, run
 from workloads.offload.cost_model import (
     ActivationMemory,
     DeviceRates,
@@ -215,6 +215,13 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
     with pytest.raises(Infeasible, match="dtype=fp8_blockwise is emulated on this device: sm100 lacks 1x128"):
         run.select_precision(in_blocks, "sm100")
     assert run.select_precision(replace(in_blocks, sequence_length=256), "sm90").recipe == "fp8_blockwise"
+
+
+def test_a_plan_names_a_data_type_that_the_device_does_not_train_in() -> None:
+    parameters = OffloadParameters(device_gib=1.0, host_gib=0.0, dtype="fp8_blockwise", sequence_length=8192)
+    for architecture, reason in {"sm90": "", "sm100": "infeasible: dtype=fp8_blockwise is emulated"}.items():
+        preview = Offload().preview(parameters, Machine("gpu", architecture, 1, 1))
+        assert preview.startswith(reason) and bool(preview) == bool(reason)
 
 
 def test_what_ran_is_read_back_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
