@@ -238,22 +238,34 @@ def _read_platform(row: Any) -> tuple[str, int]:
 
 
 def _select_best(ranked: pd.DataFrame, metric: str) -> tuple[pd.Series, int]:
-    """Return the best of these trials and the rounds of the finals that it won, 0 if it won none.
-
-    Of a sweep with finals the winner counts, with its values there: the best of many single trials was chosen for its
-    luck.
-    """
-    speeds = ranked[f"metric.{metric}"].astype(float)
-    is_winner = pd.Series(False, ranked.index)
-    if "final.speed" in ranked:
-        is_winner = (ranked["final.speed"] == metric) & (ranked["final.trial"] == ranked["tag.sweeper.trial"])
-        has_finals = ranked["tag.sweeper.study"].isin(ranked.loc[is_winner, "tag.sweeper.study"])
-        speeds = speeds.mask(has_finals, ranked["final.value"].where(is_winner, -math.inf))
-    position = int(speeds.to_numpy().argmax())
-    best = ranked.iloc[position].copy()
-    if not is_winner.iloc[position]:
+    """Return the best of these trials and the rounds of the finals that it won, 0 if it won none."""
+    best = ranked.iloc[int(rank_speeds(ranked, metric).to_numpy().argmax())].copy()
+    if not _won_finals(ranked.loc[[best.name]], metric).iloc[0]:
         return best, 0
     return _apply_finals(best, metric), int(best["final.rounds"])
+
+
+def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
+    """Return the speeds that trials are ranked by.
+
+    Of a sweep with finals the winner counts, with its values there: the best of many single trials was chosen for its
+    luck. A single trial of another sweep counts beside it with the low end of its interval.
+    """
+    speeds = ranked[f"metric.{metric}"].astype(float)
+    is_winner = _won_finals(ranked, metric)
+    if not is_winner.any():
+        return speeds
+    if f"metric.{metric}_ci_low" in ranked:
+        speeds = ranked[f"metric.{metric}_ci_low"].astype(float).fillna(speeds)
+    has_finals = ranked["tag.sweeper.study"].isin(ranked.loc[is_winner, "tag.sweeper.study"])
+    return speeds.mask(has_finals, ranked["final.value"].where(is_winner, -math.inf).astype(float))
+
+
+def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
+    """Return for each trial whether it won its sweep's finals; with several objectives, whether it was in them."""
+    if "final.speed" not in trials:
+        return pd.Series(False, trials.index)
+    return (trials["final.speed"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
 
 
 def _apply_finals(best: pd.Series, metric: str) -> pd.Series:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.common.metrics import MEMORY_METRICS
-from sweeper.report.best import SPEED_UNITS, BestResult, MeasuredValue, list_varying_parameters, read_value
+from sweeper.report.best import SPEED_UNITS, BestResult, MeasuredValue, list_varying_parameters, rank_speeds, read_value
 from sweeper.report.front_overview import describe_front
 from sweeper.report.fronts import SweepFront
 from sweeper.report.store import Stored
@@ -66,15 +66,18 @@ def _describe_winner(result: BestResult, stored: Stored) -> str:
 
 def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
     """Return by how much the best trial leads the next one and whether that is certain."""
-    metric = f"final_{result.speed_metric}" if result.rounds else result.speed_metric
-    column = f"metric.{metric}"
-    if column not in result.trials:
+    others = result.trials[result.trials.index != result.trial.name]
+    column = f"metric.final_{result.speed_metric}"
+    if result.rounds:
+        speeds = others[column].astype(float).dropna() if column in others else pd.Series(dtype=float)
+    else:
+        speeds = rank_speeds(others, result.speed_metric)
+    speeds = speeds[speeds > 0]
+    if not len(speeds):
         return ""
-    others = result.trials[(result.trials.index != result.trial.name) & result.trials[column].notna()]
-    if not len(others):
-        return ""
-    second = others.iloc[int(others[column].astype(float).to_numpy().argmax())]
-    value = read_value(second, metric)
+    second = others.iloc[others.index.get_loc(speeds.idxmax())]
+    in_finals = result.rounds or speeds.max() == second.get(column)
+    value = read_value(second, f"final_{result.speed_metric}" if in_finals else result.speed_metric)
     lead = f", {100 * (result.speed.value / value.value - 1):.1f}% ahead of {_format_point(second, names)}"
     return lead + _describe_certainty(result, value, stored)
 

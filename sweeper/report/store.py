@@ -13,7 +13,7 @@ import pandas as pd
 
 from sweeper.common.criteria import Criteria, Limit
 from sweeper.common.errors import UserInputError, suggest
-from sweeper.report.best import BestResult, find_best_results
+from sweeper.report.best import SPEED_UNITS, BestResult, find_best_results
 from sweeper.report.reader import open_reader
 from sweeper.tracking import mlflow_store
 from workloads.api.secrets import mask
@@ -88,6 +88,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     sweeps = pd.DataFrame([_columns(run) for run in parents], columns=None if parents else ["run", "start"])
     shared: dict[str, dict[str, Any]] = {}
     limits: dict[str, tuple[Limit, ...]] = {}
+    front_rounds = {run.data.tags[mlflow_store.STUDY]: run.data.metrics.get("front_rounds", 0.0) for run in parents}
     for run in parents:
         constants = {f"param.{name}": value for name, value in run.data.params.items()}
         bounds = json.loads(run.data.tags.get(mlflow_store.LIMITS, "{}"))
@@ -102,7 +103,8 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
         study_id = run.data.tags[mlflow_store.STUDY]
         if study_id in shared and not _is_left_out(run.data.tags):
             is_beyond = _is_beyond(run, limits[study_id])
-            rows.append({**shared[study_id], **_columns(run), "is_beyond_limit": is_beyond})
+            finals = _front_columns(run, front_rounds[study_id])
+            rows.append({**shared[study_id], **finals, **_columns(run), "is_beyond_limit": is_beyond})
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
 
 
@@ -131,6 +133,22 @@ def _finals_columns(metrics: Mapping[str, float]) -> dict[str, Any]:
         "final.value": metrics[name],
         "final.low": metrics[f"{name}_ci_low"],
         "final.high": metrics[f"{name}_ci_high"],
+    }
+
+
+def _front_columns(run: Any, rounds: float) -> dict[str, Any]:
+    """Return the result of a trial in finals with several objectives, which have no winner: that of its speed."""
+    metrics = run.data.metrics
+    name = next((name for name in SPEED_UNITS if f"final_{name}_ci_low" in metrics), None)
+    if name is None or not rounds:
+        return {}
+    return {
+        "final.speed": name,
+        "final.trial": run.data.tags.get("sweeper.trial"),
+        "final.rounds": rounds,
+        "final.value": metrics[f"final_{name}"],
+        "final.low": metrics[f"final_{name}_ci_low"],
+        "final.high": metrics[f"final_{name}_ci_high"],
     }
 
 

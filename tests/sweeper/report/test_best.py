@@ -44,3 +44,25 @@ def test_the_differences_between_two_kinds_of_work_are_named() -> None:
         "sequence length 8192 against unknown",
     ]
     assert not describe_differences(work, dict(work))
+
+
+def test_a_single_trial_is_ranked_before_finals_only_if_its_interval_is_above_them() -> None:
+    """Trial 0 won the finals of sweep a; trial 0 of sweep b was measured once, with an interval of 10% each side."""
+    finals = {"final.speed": "tokens_per_s", "final.trial": "0", "final.rounds": 5.0}
+    for single, expected, rounds in ((1050.0, 990.0, 5), (1200.0, 1200.0, 0)):
+        trials = complete_trials({"H200": [1100.0, 1000.0, single]}, tp=[1, 2, 4])
+        trials["tag.sweeper.study"], trials["tag.sweeper.trial"] = ["a", "a", "b"], ["0", "1", "0"]
+        trials = trials.assign(**finals, **{"final.value": 990.0, "final.low": 980.0, "final.high": 1000.0})
+        trials.loc[trials["tag.sweeper.study"] == "b", [*finals, "final.value"]] = None
+        (best,) = find_best_results(trials)
+        assert (best.speed.value, best.rounds) == (expected, rounds)
+
+
+def test_with_several_objectives_the_trials_of_the_finals_count_with_their_values_there() -> None:
+    """The fastest single trial was slower in the finals; one that was not in them has no rank."""
+    trials = complete_trials({"H200": [1300.0, 1200.0, 1250.0]}, tp=[1, 2, 4])
+    trials["tag.sweeper.study"], trials["tag.sweeper.trial"] = "a", ["0", "1", "2"]
+    values = {"final.trial": ["0", "1", None], "final.value": [1000.0, 1100.0, None], "final.rounds": 3.0}
+    trials = trials.assign(**values, **{"final.speed": "tokens_per_s", "final.low": 900.0, "final.high": 1200.0})
+    (best,) = find_best_results(trials)
+    assert (best.trial["param.tp"], best.speed.value, best.rounds) == ("2", 1100.0, 3)
