@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.criteria import DIRECTIONS, Criteria
+from sweeper.common.errors import UserInputError
 from workloads.api.contract import Rank
 from workloads.api.secrets import masked, masked_arguments
 
@@ -164,10 +165,16 @@ def describe_sweep(
 
 
 def read_description(folder: Path) -> SweepDescription | None:
-    """Return the description of the sweep in a folder; None of a sweep without one, as earlier versions left it."""
+    """Return the description of the sweep in a folder; None of a sweep without one, as earlier versions left it.
+
+    Raises:
+        UserInputError: the file is damaged, by a full disk or a crash of the machine.
+    """
     try:
         fields = json.loads((folder / FILE).read_text())
+        end = fields.pop("end")
+        return SweepDescription(**fields, end=SweepEnd(**end) if end else None)
     except FileNotFoundError:
         return None
-    end = fields.pop("end")
-    return SweepDescription(**fields, end=SweepEnd(**end) if end else None)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserInputError(f"{folder / FILE}: is damaged; the sweep's command writes it again") from error

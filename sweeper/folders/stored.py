@@ -51,7 +51,11 @@ class JournalTail:
         self.created = 0
 
     def read(self) -> list[TrialRecord]:
-        """Return the records of the trials that have ended since the last call. An incomplete last line is left."""
+        """Return the records of the trials that have ended since the last call. An incomplete last line is left.
+
+        Raises:
+            UserInputError: a line is damaged.
+        """
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -61,9 +65,13 @@ class JournalTail:
         self._position += end
         records = []
         for line in text[:end].splitlines():
-            entry = json.loads(line)
-            self.created += "distributions" in entry  # what the journal writes of a new trial
-            if fields := entry.get("user_attr", {}).get(RECORD):
+            try:
+                entry = json.loads(line)
+                self.created += "distributions" in entry  # what the journal writes of a new trial
+                fields = entry.get("user_attr", {}).get(RECORD)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is no entry of a journal") from error
+            if fields:
                 # Sweeps that an earlier version began have the record's JSON as a text.
                 records.append(TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields))
         return records

@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         return follow(find_sweep(args.dir, args.follow, option="--follow "))
     if args.delete:
         return _delete(find_sweep(args.dir, args.delete, option="--delete "), args)
+    if not args.dir.is_dir():
+        raise UserInputError(f"--dir {args.dir}: there is no such directory")
     return show(find_sweeps(args.dir), args.dir)
 
 
@@ -79,7 +81,15 @@ def show(sweeps: Sequence[StoredSweep], directory: Path) -> int:
 
 
 def describe_row(sweep: StoredSweep) -> list[str]:
-    """Return the cells of a sweep."""
+    """Return the cells of a sweep; of one with a damaged file what is known without it."""
+    try:
+        return _describe_read(sweep)
+    except UserInputError as error:
+        age = format_amount(time.time() - sweep.changed_at_s, AGES_S)
+        return [sweep.name, "damaged", str(error), format_amount(sweep.size_bytes, SIZES), age]
+
+
+def _describe_read(sweep: StoredSweep) -> list[str]:
     description = sweep.description
     best = f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
     if description and not best and (winner := sweep.winner):

@@ -25,6 +25,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from sweeper.cli.output_file import check_output_file, writing
 from sweeper.cli.parser import CommandParser
 from sweeper.common.errors import UserInputError, describe_os_error
 from sweeper.plan.answer import Answer, answer, scale
@@ -43,10 +44,8 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns the exit code."""
-    if args.html is not None and not args.html.parent.is_dir():
-        raise UserInputError(f"--html {args.html}: {args.html.parent}: no such directory")
-    if args.html is not None and args.html.is_dir():
-        raise UserInputError(f"--html {args.html}: is a directory. Give the name of a file in it")
+    if args.html is not None:
+        check_output_file("--html", args.html)
     request = read_request(args.words)
     planned = answer(request)
     show(planned)
@@ -66,10 +65,8 @@ def write_page(planned: Answer, path: Path) -> None:
     from sweeper.plan.page import build_page  # only with --html: the searches of the picture of scaling take seconds
 
     page = build_page(planned, scale(planned.problem))
-    try:
+    with writing("--html", path):
         path.write_text(page)
-    except OSError as error:
-        raise UserInputError(f"--html {path}: {describe_os_error(error)}") from error
     print(f"page      {path}")
 
 

@@ -158,24 +158,34 @@ def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, 
 
 
 def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[int, float]:
-    """Return the tokens of a day by number of GPUs, up to the first number that reaches a rate.
+    """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches a rate.
 
-    Numbers are whole domains, in steps of a half at most. A number that does not divide a given batch, or that is too
-    small for the model, is left out.
+    Numbers are whole domains: first in steps of a half at most, then halving the interval between the last number that
+    does not reach the rate and the first that does. A number that does not divide a given batch, or that is too small
+    for the model, is left out.
 
     Raises:
         UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
     """
     domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
-    sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
-    for gpus in (size for size in sizes if at_least <= size <= MAX_GPUS):
+
+    def reaches(gpus: int) -> bool:
+        nonlocal reason
         try:
             rates[gpus] = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
         except UserInputError as error:
             reason = str(error)
-            continue
-        if rates[gpus] >= tokens_per_day:
-            return rates
+            return False
+        return rates[gpus] >= tokens_per_day
+
+    sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
+    sizes = [size for size in sizes if at_least <= size <= MAX_GPUS]
+    if high := next(filter(reaches, sizes), 0):
+        low = max([0, *(size for size in sizes if size < high)])
+        while low and high - low > domain:
+            middle = (low + high) // (2 * domain) * domain
+            low, high = (low, middle) if reaches(middle) else (middle, high)
+        return {gpus: rate for gpus, rate in sorted(rates.items()) if gpus <= high}
     if not rates:
         raise UserInputError(f"tokens_per_day={tokens_per_day:g}: no number of GPUs can be planned. {reason}")
     fastest = max(rates, key=rates.__getitem__)

@@ -97,7 +97,7 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
         *fewer, last = (
             f"{gpus:,} GPUs {round_to_band(rate / 1e9, error_share)} G" for gpus, rate in answer.rates.items()
         )
-        lines.append(f"reached   by {last} tokens a day" + (f", by {fewer[-1]}" if fewer else ""))
+        lines.append(f"reached   by {last} tokens a day" + (f"; too few are {fewer[-1]}" if fewer else ""))
     return lines
 
 

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from sweeper.cli.output_file import check_output_file, writing
 from sweeper.cli.parser import CommandParser, fraction
 from sweeper.common.energy_metrics import Prices
 from sweeper.common.errors import UserInputError, suggest
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
 SEVERAL_RUNS = "which python -m sweeper.track compares; --baseline takes one of each"
+DEFAULT_FRACTION = 0.02  # of --threshold and --between-runs
 MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--compare", nargs=2)
     parser.add_argument("--format", default="html")
     for name in ("--threshold", "--between-runs"):
-        parser.add_argument(name, type=fraction, default=0.02)
+        parser.add_argument(name, type=fraction)
     for name in ("--price-per-hour", "--price-per-kwh", "--within-gpu-hours", "--within-cost"):
         parser.add_argument(name, type=float)
     parser.add_argument("--json", action="store_true")
@@ -84,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserInputError(f"--format {args.format}: unknown format. {suggest(args.format, FORMATS)}")
     if args.compare or args.baseline:
         return compare_sweeps(args)
+    for name, value in (("--threshold", args.threshold), ("--between-runs", args.between_runs)):
+        if value is not None:
+            raise UserInputError(f"{name} {value:g}: is for --baseline and --compare")
     return write_report(args)
 
 
@@ -105,7 +110,8 @@ def compare_sweeps(args: argparse.Namespace) -> int:
     """
     from sweeper.common.runs import EXIT_CODES, Gate, Verdict
 
-    gate = Gate(args.threshold, args.between_runs)
+    values = [DEFAULT_FRACTION if value is None else value for value in (args.threshold, args.between_runs)]
+    gate = Gate(*values)
     stored = read_store(args)
     from sweeper.report import compare, verdict
 
@@ -156,6 +162,8 @@ def budget_gpu_hours(args: argparse.Namespace) -> float | None:
 
 def write_report(args: argparse.Namespace) -> int:
     """Write the report in the format of the arguments."""
+    if args.out:
+        check_output_file("--out", Path(args.out))
     prices, gpu_hours = read_prices(args), budget_gpu_hours(args)
     stored = read_store(args, args.sweep)
     if gpu_hours is not None:
@@ -182,7 +190,8 @@ def write_images(stored: Stored, path: Path) -> None:
     """Write an image for each kind of work and each front, and print the paths."""
     from sweeper.report import fronts, png
 
-    paths = [*png.write_images(stored.best_results, path), *fronts.write_images(fronts.find_fronts(stored), path)]
+    with writing("--out", path):
+        paths = [*png.write_images(stored.best_results, path), *fronts.write_images(fronts.find_fronts(stored), path)]
     if not paths:
         raise UserInputError("--format png: there is no complete trial to draw")
     print("\n".join(map(str, paths)))
@@ -197,7 +206,8 @@ def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFro
         *charts.build_charts(stored),
         *imported_charts.build_charts(stored.imported),
     ]
-    path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
+    with writing("--out", path):
+        path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
     print(path)
 
 
@@ -213,7 +223,8 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
 def write_text(text: str, path: str | None) -> None:
     """Write the text to a file and print its path; without a path print the text."""
     if path:
-        Path(path).write_text(text + "\n")
+        with writing("--out", Path(path)):
+            Path(path).write_text(text + "\n")
     print(path or text)
 
 

@@ -17,6 +17,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeper.common.errors import UserInputError
 from sweeper.search.folding import FoldedJournal, StoredTrial
 
 STUDY_NAME = "sweep"
@@ -37,7 +38,11 @@ class JournalFile(BaseJournalBackend):
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. An incomplete last line, which a kill or a full disk leaves, is cut off."""
+        """Open or create the file. An incomplete last line, which a kill or a full disk leaves, is cut off.
+
+        Raises:
+            UserInputError: a line before the last one is damaged.
+        """
         if path.exists():
             _drop_torn_line(path)
         self._path = path
@@ -53,7 +58,13 @@ class JournalFile(BaseJournalBackend):
         folded = FoldedJournal()
         with self._path.open("rb") as file:
             while lines := list(islice(file, LINES_AT_ONCE)):  # read together they share equal keys
-                folded.add(json.loads(b"[%b]" % b",".join(lines)))
+                try:
+                    folded.add(json.loads(b"[%b]" % b",".join(lines)))
+                except (ValueError, TypeError, KeyError) as error:
+                    raise UserInputError(
+                        f"{self._path}: is damaged: not all of its lines are entries of a journal. Restore the file, "
+                        "or give this sweep another name=; nothing was started"
+                    ) from error
         self._unread, self.ended = folded.entries, folded.ended
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:

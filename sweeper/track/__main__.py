@@ -27,8 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sweeper.cli.output_file import writing
 from sweeper.cli.parser import CommandParser, fraction
-from sweeper.common.errors import UserInputError, describe_os_error, suggest
+from sweeper.common.errors import UserInputError, suggest
 from sweeper.tracking.mlflow_store import check_uri, default_uri
 
 if TYPE_CHECKING:
@@ -173,10 +174,8 @@ def draw_history(args: argparse.Namespace) -> int:
 
 
 def _write(path: str, text: str, option: str) -> None:
-    try:
+    with writing(option, Path(path)):
         Path(path).write_text(text)
-    except OSError as error:
-        raise UserInputError(f"{option} {path}: cannot be written: {describe_os_error(error)}") from error
 
 
 if __name__ == "__main__":

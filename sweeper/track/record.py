@@ -15,7 +15,7 @@ from sweeper.track.history import Identity, RecordedRun, round_value
 
 VERSION_TAG = "tag.version."
 SWEEPER = "gpu-sweeper"
-RUNNING = "RUNNING"
+RUNNING, INTERRUPTED = "RUNNING", "KILLED"  # MLflow's names
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ def _read_sweep(sweep: dict[Any, Any], trials: pd.DataFrame) -> list[NewRun]:
     name = sweep["run"]
     if sweep["status"] == RUNNING:
         raise UserInputError(f"{name}: the sweep runs, or was killed: its command resumes it")
+    if sweep["status"] == INTERRUPTED:
+        raise UserInputError(f"{name}: the sweep was interrupted: its command resumes it")
     of_sweep = trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
     results = find_best_results(of_sweep)
     if not results:

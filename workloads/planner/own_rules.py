@@ -10,6 +10,7 @@ from workloads.planner.precisions import find_precision
 
 SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # which compute gradients of inputs and of weights one after the other
 PLAIN_PRECISIONS = ("bf16", "fp32")
+PRECISIONS = (*PLAIN_PRECISIONS, "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4")  # those of `workload=parallel`
 
 
 def find_own_violation(job: Job) -> str:
@@ -17,6 +18,12 @@ def find_own_violation(job: Job) -> str:
     if job.trainer != "own":
         return ""
     return next(filter(None, (check(job) for check in CHECKS)), "")
+
+
+def _check_precision(job: Job) -> str:
+    if job.precision in PRECISIONS:
+        return ""
+    return f"precision={job.precision}: workload=parallel does not train in it. Available: {', '.join(PRECISIONS)}"
 
 
 def _check_split_backward(job: Job) -> str:
@@ -69,4 +76,4 @@ def _check_low_precision(job: Job) -> str:
     return ""
 
 
-CHECKS = (_check_split_backward, _check_embedding, _check_methods, _check_low_precision)
+CHECKS = (_check_precision, _check_split_backward, _check_embedding, _check_methods, _check_low_precision)

@@ -22,6 +22,7 @@ from sweeper.list.__main__ import AGES_S as AGES
 from sweeper.list.__main__ import HEADING, MIN_COLUMNS, describe_row, format_amount, make_parser, run
 from sweeper.list.deletion import delete
 from sweeper.list.follow import Follower, follow
+from sweeper.search.journal import JournalFile
 from sweeper.ui.drawing import draw
 from tests.conftest import Workspace, wait_for
 from tests.sweeper.conftest import FinishedSweep
@@ -100,6 +101,7 @@ def test_a_narrow_terminal_keeps_the_name_and_the_state(copied: StoredSweep) -> 
 def test_an_empty_folder_and_a_wrong_name(
     copied: StoredSweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "none").mkdir()
     assert command("--dir", str(tmp_path / "none")) == 0 and "no sweep in" in capsys.readouterr().out
     with pytest.raises(UserInputError, match=r"^--delete produts: there is no such sweep.*Did you mean products\?"):
         command("--dir", str(tmp_path), "--delete", "produts")
@@ -165,3 +167,27 @@ def test_deleting_removes_the_folder_and_the_runs(copied: StoredSweep, finished_
     assert "24 runs" in lines[0] and lines[1] == "products is deleted"
     assert not copied.folder.exists() and not workspace.runs("trial") and not workspace.runs("sweep")
     assert len(finished_sweep.workspace.runs("trial")) == 8 + 15
+
+
+def test_a_damaged_sweep_hides_no_others(copied: StoredSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = copied.folder.parent / "damaged"
+    shutil.copytree(copied.folder, damaged)
+    (damaged / "sweep.json").write_text("")
+    assert run(make_parser().parse_args(["--dir", str(copied.folder.parents[1])])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("damaged" in line and "the sweep's command writes it again" in line for line in lines)
+    assert any(copied.name in line and "TFLOP/s" in line for line in lines)
+
+
+def test_a_damaged_line_of_a_journal_is_named(copied: StoredSweep) -> None:
+    journal = copied.folder / "study.journal"
+    journal.write_bytes(journal.read_bytes().replace(b"\n", b"\njunk\n", 1))
+    with pytest.raises(UserInputError, match="study.journal: is damaged: b'junk' is no entry of a journal"):
+        _ = StoredSweep(copied.folder).records
+    with pytest.raises(UserInputError, match="study.journal: is damaged: .* give this sweep another name="):
+        JournalFile(journal)
+
+
+def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match="there is no such directory"):
+        run(make_parser().parse_args(["--dir", str(tmp_path / "absent")]))

@@ -355,6 +355,10 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
         (["ledderboard"], "Did you mean leaderboard?"),
         (["--store", "http://127.0.0.1:9"], "--store http://127.0.0.1:9: nothing answers there"),
         (["--fromat", "csv"], "unrecognized arguments: --fromat"),
+        (["--out", "/nowhere/report.html"], "--out /nowhere/report.html: /nowhere: no such directory"),
+        (["--format", "png", "--out", "/tmp"], "--out /tmp: is a directory. Give the name of a file in it"),
+        (["--format", "csv", "--out", "/proc/report.csv"], "--out /proc/report.csv: cannot be written:"),
+        (["--threshold", "2%"], "--threshold 0.02: is for --baseline and --compare"),
     ],
 )
 def test_an_invalid_argument_is_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
