@@ -102,6 +102,6 @@ def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topolog
     ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)
     if topology.wiring != "pairs":
         return replace(topology, gpus_per_domain=ranks)
-    peers = target.hardware.link_peers or topology.gpus_per_domain - 1
+    peers = target.hardware.link_peers or max(topology.gpus_per_domain - 1, 1)
     share = min(max(ranks - 1, 1) / peers, 1.0)
     return replace(topology, gpus_per_domain=ranks, link_gb_s=topology.link_gb_s * share)

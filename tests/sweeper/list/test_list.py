@@ -182,9 +182,9 @@ def test_a_damaged_sweep_hides_no_others(copied: StoredSweep, capsys: pytest.Cap
 def test_a_damaged_line_of_a_journal_is_named(copied: StoredSweep) -> None:
     journal = copied.folder / "study.journal"
     journal.write_bytes(journal.read_bytes().replace(b"\n", b"\njunk\n", 1))
-    with pytest.raises(UserInputError, match="study.journal: is damaged: b'junk' is no entry of a journal"):
+    with pytest.raises(UserInputError, match=r"study.journal: is damaged: b'junk' is no entry of a journal"):
         _ = StoredSweep(copied.folder).records
-    with pytest.raises(UserInputError, match="study.journal: is damaged: .* give this sweep another name="):
+    with pytest.raises(UserInputError, match=r"study.journal: is damaged: .* give this sweep another name="):
         JournalFile(journal)
 
 

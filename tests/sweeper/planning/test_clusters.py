@@ -125,6 +125,9 @@ def test_a_command_takes_a_topology_by_name_or_file_and_refuses_what_it_cannot_r
     result = run_cli(*words, "topology=mi300x_8", "topology.network_gb_s=7")
     text = " ".join(result.out.split())
     assert "over 7 GB/s a device, 64 GB/s to each of 7 other devices" in text, result.out
+    (tmp_path / "alone.yaml").write_text(OWN.replace("switch", "pairs").replace(": 4", ": 1"))
+    alone = run_cli("workload=matmul", "hardware=h100", "plan=true", f"topology={tmp_path / 'alone.yaml'}")
+    assert alone.code == 0, alone.err
     for word, message in (
         ("topology=dgx_h10", "topology=dgx_h10: unknown topology 'dgx_h10'. Available: .* Did you mean dgx_h100"),
         ("cluster.network_gb_s=25", "cluster.network_gb_s=25: renamed in 0.2; use topology.network_gb_s=25"),
