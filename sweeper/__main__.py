@@ -84,13 +84,15 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.execution.shipping import SweepCode
         from sweeper.folders.warm_start import read_warm_start
         from sweeper.planning.plan import build_plan
-        from sweeper.tracking.mlflow_store import check_uri
+        from sweeper.tracking.mlflow_store import check_default_store, check_uri
         from sweeper.ui.plan_view import show_plan
 
         config = resolved.config
         with sweep.located():
             if config.tracking.uri:
                 check_uri(config.tracking.uri)
+            elif not config.plan:
+                check_default_store(Path(config.dir))
             variables = default_names(config.hardware)
             code = SweepCode.of_sweep(resolved)
             nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure, variables, code)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeper.common.errors import UserInputError
+from sweeper.common.errors import UserInputError, describe_os_error
 from workloads.api.secrets import mask
 
 # Tags that identify a run.
@@ -68,6 +68,7 @@ DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 # ── addresses ──
+SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
 
 def default_uri(directory: Path) -> str:
@@ -89,9 +90,11 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
         raise UserInputError(f"{shown}: not a valid address") from error
     scheme = parts.scheme.split("+")[0]
     if scheme == "sqlite":
-        folder = Path(uri.partition(":///")[2]).parent
-        if not os.access(folder, os.W_OK):
-            raise UserInputError(f"{shown}: {folder} cannot be written")
+        file = Path(uri.partition(":///")[2])
+        if not os.access(file.parent, os.W_OK):
+            raise UserInputError(f"{shown}: {file.parent} cannot be written")
+        if reason := _find_damage(file):
+            raise UserInputError(f"{shown}: {reason}")
         return
     if scheme not in ("http", "https", *DATABASE_PORTS) or not host:
         raise UserInputError(
@@ -111,6 +114,29 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
         raise UserInputError(f"{shown}: nothing answers there ({getattr(error, 'reason', error)})") from error
+
+
+def check_default_store(folder: Path) -> None:
+    """Check the SQLite file in a directory of results, if it is there.
+
+    Raises:
+        UserInputError: it is none.
+    """
+    file = Path(default_uri(folder).partition(":///")[2])
+    if reason := _find_damage(file):
+        raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
+
+
+def _find_damage(file: Path) -> str:
+    """Return why a path is no SQLite file; empty if it is one, empty, or absent."""
+    if file.is_dir():
+        return "is a directory, and no SQLite database"
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(len(SQLITE_MAGIC))
+    except OSError as error:
+        return "" if isinstance(error, FileNotFoundError) else describe_os_error(error)
+    return "" if begin in (b"", SQLITE_MAGIC) else "is not a SQLite database"
 
 
 def _request(parts: urllib.parse.SplitResult, path: str) -> Any:

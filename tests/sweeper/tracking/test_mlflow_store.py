@@ -140,3 +140,16 @@ def test_addresses_are_known_without_importing_mlflow() -> None:
     code = "import sys, sweeper.tracking.mlflow_view, sweeper.tracking.client; print('mlflow' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert result.stdout == "False\n"
+
+
+def test_a_file_that_is_no_database_is_refused_before_a_sweep_starts(tmp_path: Path) -> None:
+    mlflow_store.check_default_store(tmp_path)  # there is none yet
+    (tmp_path / "mlflow.db").write_text("junk")
+    with pytest.raises(UserInputError, match=r"^dir=.*: mlflow.db: is not a SQLite database; move it away, or set"):
+        mlflow_store.check_default_store(tmp_path)
+    with pytest.raises(UserInputError, match=r"mlflow.db: is not a SQLite database"):
+        mlflow_store.check_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (tmp_path / "mlflow.db").unlink()
+    (tmp_path / "mlflow.db").mkdir()
+    with pytest.raises(UserInputError, match="is a directory, and no SQLite database"):
+        mlflow_store.check_default_store(tmp_path)
