@@ -187,7 +187,7 @@ class SweepProgress:
             return ""
         early = self._records[-EARLY_TRIALS:]
         kinds = {"" if record.status is TrialStatus.COMPLETE else record.kind_of_reason for record in early}
-        return early[-1].reason if len(kinds) == 1 else ""
+        return early[-1].reason if len(kinds) == 1 and kinds != {""} else ""
 
     def estimated_remaining_s(self, trials: int | None) -> float | None:
         """Return the estimated seconds until so many trials have ended, or None before there is anything to go by."""

@@ -41,6 +41,13 @@ def test_a_reason_that_the_first_trials_share_is_returned(reasons: list[str], co
     assert progress.common_failure_reason() == common_reason
 
 
+def test_complete_trials_share_no_failure_where_a_reason_says_what_they_lack() -> None:
+    progress = make_progress()
+    for number in range(EARLY_TRIALS):
+        progress.add(trial_record(number, reason="emulated: no speed is measured"))
+    assert progress.common_failure_reason() == ""
+
+
 def test_a_shared_reason_is_returned_once() -> None:
     progress = make_progress()
     counts_with_reason = []
