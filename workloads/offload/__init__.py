@@ -8,7 +8,7 @@ from typing import Literal
 from workloads.api.contract import Machine, Measurement, Rank, Workload
 from workloads.llama import shapes
 from workloads.offload.plan import count_training_state_bytes
-from workloads.offload.rules import infeasible_reason
+from workloads.offload.rules import infeasible_reason, unsupported_dtype_reason
 
 
 def _count_min_cpu_gib(model: str) -> float:
@@ -50,7 +50,9 @@ class OffloadParameters:
     model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
-    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = "bf16"
+    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = field(
+        default="bf16", metadata={"unsupported_reason": unsupported_dtype_reason}
+    )
     master_weights: Literal["none", "fp32"] = "none"
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
     warmup: int = field(default=1, metadata={"min": 0})

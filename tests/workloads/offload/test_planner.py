@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -16,7 +17,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import Workspace
+from tests.conftest import CommandResult, Workspace
 from tests.support import replay
 from workloads.api.contract import Infeasible, Machine, Rank, Scalar
 from workloads.api.trial import run_trial
@@ -204,7 +205,7 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
     parameters = OffloadParameters(device_gib=1.0, host_gib=0.0, dtype="fp8_tensorwise", sequence_length=40)
     with pytest.raises(Infeasible, match=r"dtype=fp8_tensorwise is emulated on this device: sm80 lacks fp8"):
         run.select_precision(parameters, "sm80")
-    with pytest.raises(Infeasible, match="kernels for NVIDIA GPUs alone"):
+    with pytest.raises(Infeasible, match="not for AMD's GPUs: its kernels are for NVIDIA's alone"):
         run.select_precision(parameters, "gfx942")
     with pytest.raises(Infeasible, match="sequence_length=40: dtype=fp8_tensorwise needs a multiple of 16"):
         run.select_precision(parameters, "sm90")
@@ -215,6 +216,20 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
     with pytest.raises(Infeasible, match="dtype=fp8_blockwise is emulated on this device: sm100 lacks 1x128"):
         run.select_precision(in_blocks, "sm100")
     assert run.select_precision(replace(in_blocks, sequence_length=256), "sm90").recipe == "fp8_blockwise"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype", "reason"),
+    [
+        ("a100", "fp8_tensorwise", "is emulated on this device: sm80 lacks fp8 matrix units"),
+        ("mi300x", "fp8_tensorwise", "is not for AMD's GPUs"),
+    ],
+)
+def test_a_data_type_that_the_device_lacks_is_refused_before_a_trial(
+    run_cli: Callable[..., CommandResult], hardware: str, dtype: str, reason: str
+) -> None:
+    result = run_cli("workload=llama_tiny", f"hardware={hardware}", f"space.dtype={dtype}", "plan=true")
+    assert result.code == 2 and f"space.dtype={dtype} {reason}" in result.err
 
 
 def test_a_plan_names_a_data_type_that_the_device_does_not_train_in() -> None:
