@@ -53,10 +53,14 @@ def command_line(description: SweepDescription, record: TrialRecord) -> str:
 
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
-    """Return the command with the interpreter that ran the sweep, whose packages the result belongs to."""
+    """Return the command with the interpreter that ran the sweep, whose packages the result belongs to.
+
+    Each start has a name of its own: with the same one it would find its trial done, and measure nothing.
+    """
     program, _ = _split_program(description.arguments)
     words = command_words(description, record)[len(program) :]
-    return shlex.join([description.python, "-m", program[-1], *words])
+    command = shlex.join([description.python, "-m", program[-1], *words])
+    return f'{command} name="{description.name}-trial{record.number}-$(date -u +%Y%m%dT%H%M%S)"'
 
 
 def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:

@@ -111,9 +111,14 @@ def test_the_winner_runs_again_to_its_figure(finished_sweep: FinishedSweep, tmp_
     best = finished_sweep.workspace.sweeps[0] / "best"
     result = json.loads((best / "best.json").read_text())["result"]
     from_file = ["--config-dir", best, "workload=best", "hardware=cpu", "search=grid"]
-    for command in (["sh", best / "sweep.sh"], [sys.executable, "-m", "sweeper", *from_file, "name=from_file"]):
+    for command in (
+        ["sh", best / "sweep.sh"],
+        ["sh", best / "sweep.sh"],
+        [sys.executable, "-m", "sweeper", *from_file, "name=from_file"],
+    ):
         again = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
         assert again.returncode == 0, again.stderr
-        (sweep,) = (sweep for sweep in find_sweeps(tmp_path) if command[0] == "sh" or sweep.name == "from_file")
-        assert sweep.winner is not None
+        sweep = find_sweeps(tmp_path)[0]  # the last one
+        assert sweep.winner is not None and len(sweep.records) == 1
         assert result["low"] / 1.15 <= sweep.winner.value <= result["high"] * 1.15
+    assert len(find_sweeps(tmp_path)) == 3
