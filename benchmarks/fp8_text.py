@@ -1,14 +1,15 @@
-"""Train a model on text in fp8 and in bf16, step by step in turns, and compare losses and gradients.
+"""Train a model on text in bf16 and then in fp8, and compare losses and gradients.
 
     python benchmarks/fp8_text.py [--model llama3_1b] [--steps 300] [--length 2048] [--sequences 4] [--device cuda]
     python benchmarks/fp8_text.py --sequences 16 --runs fp8_tensorwise,fp8_blockwise
+    python benchmarks/fp8_text.py --model llama3_8b --saved projections --runs fp8_tensorwise    # on 139 GiB
 
 The text is this repository's own: its Python, Markdown and YAML files, in the order of their names, one token per byte,
 in sequences that are drawn in a random order. All runs start from the same random weights and see the same batches,
 with AdamW and fp32 master weights: bf16, and by default bf16 with each batch in twice as many chunks, so that numbers
 round in another order, and fp8 by each recipe. The second run shows how far rounding alone drives two runs apart.
-Before the first step and after the last one, with the weights of the bf16 run, the gradients of the recipes are
-compared with those of bf16 by layer and matrix. Losses go into `results/fp8_text_losses.csv`.
+At the first step and after the last one, with the weights of the bf16 run, the gradients of the recipes are compared
+with those of bf16 by layer and matrix. Each loss is written into `results/fp8_text_losses.csv` at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -29,20 +31,22 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads import device as devices
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.shapes import MODELS
+from workloads.offload import allocator
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.kernel_cache import keep_compiled_kernels
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
-from workloads.offload.plan import LayerPlan, Plan
+from workloads.offload.plan import SAVED_ACTIVATIONS, ActivationPlan, LayerPlan, Plan
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "conf", "docs", "sweeper", "tests", "workloads")
 SUFFIXES = (".py", ".md", ".yaml")
 OTHER_CHUNKS = "bf16 in other chunks"
-Cosines = dict[str, list[float]]
+Gradients = list[dict[str, Tensor]]  # of each block, by matrix
 
 
 def read_text() -> bytes:
@@ -61,14 +65,14 @@ def draw_batches(text: bytes, steps: int, sequences: int, length: int) -> Iterat
     yield from (windows[part] for part in order[: steps * sequences].view(steps, sequences))
 
 
-def build_engine(args: argparse.Namespace, device: torch.device, arena: Arena, recipe: str, chunks: int) -> Engine:
+def build_engine(args: argparse.Namespace, arena: Arena, run: str) -> Engine:
     """Return an engine with everything on the device and one round a step."""
-    shape = MODELS[args.model]
-    plan = Plan(
-        tuple(LayerPlan() for _ in range(shape.layers)), "device", args.length, args.sequences // chunks, chunks, 1
-    )
+    shape, device = MODELS[args.model], torch.device(args.device)
+    chunks = 1 + (run == OTHER_CHUNKS)
+    layer = LayerPlan(activations=(ActivationPlan(args.saved),))
+    plan = Plan((layer,) * shape.layers, "device", args.length, args.sequences // chunks, chunks, 1)
     kernel = select_attention_kernel(shape, args.length, device, torch.bfloat16)
-    precision = Precision(torch.bfloat16, master_weights=True, recipe=recipe)
+    precision = Precision(torch.bfloat16, master_weights=True, recipe=run if run in FP8_RECIPES else "")
     engine = Engine(
         shape, plan, arena, device, kernel, precision=precision, optimizer=AdamW(learning_rate=args.learning_rate)
     )
@@ -81,25 +85,72 @@ def take_step(engine: Engine, batch: Tensor) -> float:
     return float(engine.step(batch.view(1, plan.groups_per_round, plan.sequences_per_chunk, -1)))
 
 
-def compare_gradients(expected: Engine, actual: Engine) -> Cosines:
-    """Return the cosine similarity of the last step's gradients by matrix, from the first layer to the last.
+def view_gradients(engine: Engine) -> Gradients:
+    """Return the last step's gradients. With one round a step, they stay in their buffers until the next step."""
+    return [engine._gradients.get(n).tensors for n in range(len(engine.plan.layers))]
 
-    With one round a step, the gradients of a block stay in their buffers until the next step.
-    """
-    cosines: Cosines = defaultdict(list)
-    for n in range(len(expected.plan.layers)):
-        tensors = actual._gradients.get(n).tensors
-        for name, gradient in expected._gradients.get(n).tensors.items():
-            pair = (gradient.float().flatten(), tensors[name].float().flatten())
+
+def copy_to_host(gradients: Gradients) -> Gradients:
+    return [{name: gradient.to("cpu", copy=True) for name, gradient in layer.items()} for layer in gradients]
+
+
+def print_cosines(title: str, recipe: str, expected: Gradients, actual: Gradients) -> None:
+    """Print the cosine similarity of gradients by matrix, from the first layer to the last."""
+    cosines: dict[str, list[float]] = defaultdict(list)
+    for expected_layer, actual_layer in zip(expected, actual, strict=True):
+        for name, gradient in actual_layer.items():
+            pair = (gradient.float().flatten(), expected_layer[name].to(gradient.device).float().flatten())
             cosines[name].append(float(cosine_similarity(*pair, dim=0)))
-    return cosines
+    print(f"\n{title}: cosines of the gradients in {recipe} with those in bf16, from the first layer on:")
+    for name, values in cosines.items():
+        print(f"  {name}: {' '.join(f'{value:.4f}' for value in values)}; lowest {min(values):.4f}", flush=True)
 
 
-def print_cosines(title: str, engines: dict[str, Engine], recipes: list[str]) -> None:
-    for recipe in recipes:
-        print(f"\n{title}: cosines of the gradients in {recipe} with those in bf16, from the first layer on:")
-        for name, values in compare_gradients(engines["bf16"], engines[recipe]).items():
-            print(f"  {name}: {' '.join(f'{value:.4f}' for value in values)}; lowest {min(values):.4f}")
+class Comparison:
+    """The runs so far: their losses, and what the recipes are compared with."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.batches = list(draw_batches(read_text(), args.steps, args.sequences, args.length))
+        self.losses: dict[str, list[float]] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._gradients: dict[str, Gradients] = {}
+
+    def train(self, run: str) -> None:
+        """Train one run on all batches; the first one is bf16."""
+        devices.release_memory(torch.device(self.args.device))
+        torch.compiler.reset()
+        losses = self.losses[run] = []
+        with Arena(0, torch.device(self.args.device)) as arena:
+            engine = build_engine(self.args, arena, run)
+            for step, batch in enumerate(self.batches):
+                losses.append(take_step(engine, batch))
+                self._write_losses()
+                if step == 0:
+                    started = time.perf_counter()
+                    self._compare("First step", run, engine)
+                if (step + 1) % max(1, self.args.steps // 10) == 0:
+                    print(f"{run}, step {step + 1}: {losses[-1]:.4f}", flush=True)
+            tokens = (self.args.steps - 1) * self.batches[0].shape[0] * self.args.length
+            print(f"{run}: {tokens / (time.perf_counter() - started):,.0f} tokens/s, comparison included", flush=True)
+            if run == "bf16":
+                self._weights = engine.copy_weights()
+            engine.load(self._weights.__getitem__)
+            take_step(engine, self.batches[-1])
+            self._compare(f"After {self.args.steps} steps, with the weights of bf16", run, engine)
+
+    def _compare(self, title: str, run: str, engine: Engine) -> None:
+        if run == "bf16":
+            self._gradients[title] = copy_to_host(view_gradients(engine))
+        elif run in FP8_RECIPES:
+            print_cosines(title, run, self._gradients[title], view_gradients(engine))
+
+    def _write_losses(self) -> None:
+        with self.args.out.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["step", *self.losses])
+            for step, row in enumerate(zip_longest(*self.losses.values())):
+                writer.writerow([step + 1, *("" if loss is None else f"{loss:.5f}" for loss in row)])
 
 
 def print_difference(name: str, losses: dict[str, list[float]], last: int) -> None:
@@ -121,50 +172,26 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--runs", default=",".join((OTHER_CHUNKS, *FP8_RECIPES)), help="beside bf16")
+    parser.add_argument("--saved", default="full", choices=SAVED_ACTIVATIONS, help="the others are recomputed")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fp8_text_losses.csv")
     args = parser.parse_args()
     keep_compiled_kernels()
-    device, text = torch.device(args.device), read_text()
+    allocator.enable_expandable_segments(torch.device(args.device))
+    text = read_text()
     tokens = args.steps * args.sequences * args.length
     print(
         f"{args.model}, {args.steps} steps of {args.sequences} x {args.length} tokens: {tokens / len(text):.2f} times "
         f"{len(text):,} bytes of text, SHA-256 {hashlib.sha256(text).hexdigest()[:16]}"
     )
+    comparison = Comparison(args)
     runs = ["bf16", *args.runs.split(",")]
-    recipes = [name for name in runs if name in FP8_RECIPES]
-    with Arena(0, device) as arena, args.out.open("w", newline="", buffering=1) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["step", *runs])
-        engines = {
-            name: build_engine(args, device, arena, name if name in recipes else "", 1 + (name == OTHER_CHUNKS))
-            for name in runs
-        }
-        losses: dict[str, list[float]] = {name: [] for name in runs}
-        times_s = dict.fromkeys(runs, 0.0)
-        for step, batch in enumerate(draw_batches(text, args.steps, args.sequences, args.length)):
-            for name, engine in engines.items():
-                started = time.perf_counter()
-                losses[name].append(take_step(engine, batch))
-                times_s[name] += time.perf_counter() - started
-            writer.writerow([step + 1, *(f"{values[-1]:.5f}" for values in losses.values())])
-            if step == 0:
-                print_cosines("First step", engines, recipes)
-            if (step + 1) % max(1, args.steps // 10) == 0:
-                print(
-                    f"step {step + 1}: {', '.join(f'{name} {values[-1]:.4f}' for name, values in losses.items())}",
-                    flush=True,
-                )
-        trained = engines["bf16"].copy_weights()
-        for name in ("bf16", *recipes):
-            engines[name].load(trained.__getitem__)
-            take_step(engines[name], batch)
-        print_cosines(f"After {args.steps} steps, with the weights of bf16", engines, recipes)
+    for run in runs:
+        comparison.train(run)
     print()
     for name in runs[1:]:
-        print_difference(name, losses, max(1, args.steps // 3))
-    print("tokens/s, first step and its compilation included:", {n: round(tokens / s) for n, s in times_s.items()})
+        print_difference(name, comparison.losses, max(1, args.steps // 3))
 
 
 if __name__ == "__main__":

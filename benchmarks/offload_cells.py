@@ -83,9 +83,11 @@ def interpolate_rates(stored: list[dict[str, Any]], model: str, sequence_length:
     """Return the rates of a model at a sequence length, linear between the nearest two that were measured.
 
     The time of attention is linear in the length, everything else does not depend on it. Outside of the measured
-    lengths the nearest two are extrapolated.
+    lengths the nearest two are extrapolated. The time of a further segment is that of the longer of the two, since
+    shorter sequences may not have been divided.
     """
     points = sorted((row for row in stored if row["model"] == model), key=lambda row: row["sequence_length"])
+    points = [row | {"rates": asdict(DeviceRates(**row["rates"]))} for row in points]
     upper = next(
         (n for n, point in enumerate(points) if n and point["sequence_length"] >= sequence_length), len(points) - 1
     )
@@ -98,7 +100,8 @@ def interpolate_rates(stored: list[dict[str, Any]], model: str, sequence_length:
     mixed = mix(low["rates"], high["rates"])
     # A workspace is measured at the last segment, so it steps up with the length and is not extrapolated.
     mixed["workspace_bytes_per_token"] = max(row["rates"]["workspace_bytes_per_token"] for row in (low, high))
-    return DeviceRates(**mixed | {"min_chunk_tokens": low["rates"]["min_chunk_tokens"]})
+    exact = ("split_forward_s_per_token", "split_backward_s_per_token", "min_chunk_tokens")
+    return DeviceRates(**mixed | {name: high["rates"][name] for name in exact})
 
 
 def store_rates(model: str, length: int) -> None:
@@ -231,6 +234,7 @@ def measure(names: list[str], tokens: int, steps: int) -> None:
             *(f"{key} {cell[key]}" for key in MEASURED),
             *(f"{key} {value}" for key, value in more.items()),
             measurement.machine_info["attention"],
+            f"start: {measurement.machine_info['startup']}",
             f"{time.perf_counter() - started:.0f} s in all",
             sep=", ",
             flush=True,

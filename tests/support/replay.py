@@ -128,12 +128,13 @@ def simulate_steps_s(
 
     engine = engines.Engine(shape, plan, arena, META, KERNELS["cpu"], optimizer=SimulatedAdamW())
     tokens, sequences = plan.chunk_tokens, plan.sequences_per_chunk
+    forward_s, backward_s = rates.pass_s_per_token(plan.sequence_length, plan.segments_per_sequence)
 
     def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(size, dtype=dtype, device=META)
 
     def forward(weights: Any, x: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        copy_streams.compute(tokens * rates.forward_s_per_token)
+        copy_streams.compute(tokens * forward_s)
         activations = {
             "x": x,
             "q": empty(sequences, plan.chunk_length, shape.heads, shape.head_size),
@@ -148,7 +149,7 @@ def simulate_steps_s(
 
     def backward(weights: Any, gradients: Any, saved: dict[str, Tensor], rope: Any, d_out: Tensor, *_: Any) -> Tensor:
         choice = next(choice for choice, names in SAVED_TENSORS.items() if {*names, "kv"} == {*saved, "kv"})
-        copy_streams.compute(tokens * (rates.backward_s_per_token + rates.recompute_s_per_token[choice]))
+        copy_streams.compute(tokens * (backward_s + rates.recompute_s_per_token[choice]))
         return empty(*d_out.shape)
 
     def loss(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

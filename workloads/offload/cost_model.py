@@ -32,7 +32,8 @@ class DeviceRates:
     """The measured rates of one device for one model and sequence length.
 
     Attributes:
-        forward_s_per_token, backward_s_per_token: of one block, with every activation saved.
+        forward_s_per_token, backward_s_per_token: of one block, with every activation saved; for sequences of more than
+            `min_chunk_tokens` in segments of as many.
         recompute_s_per_token: additional time of the backward pass of one block, by what is saved.
         lm_head_s_per_token: of the LM head with its loss, forward and backward.
         h2d_s_per_byte, d2h_s_per_byte: of copies from the host to the device and back, while both run.
@@ -41,6 +42,7 @@ class DeviceRates:
         min_chunk_tokens: the fewest tokens of a chunk that these rates hold for.
         weight_cast_s: of casting the weights of one block for a pass over it; 0 if its products take them as they are.
         gradient_sum_s: of adding a chunk's weight gradients of one block to those so far; 0 if the products add them.
+        split_forward_s_per_token, split_backward_s_per_token: of one block, for each further segment of a sequence.
     """
 
     forward_s_per_token: float
@@ -54,6 +56,16 @@ class DeviceRates:
     min_chunk_tokens: int
     weight_cast_s: float = 0.0
     gradient_sum_s: float = 0.0
+    split_forward_s_per_token: float = 0.0
+    split_backward_s_per_token: float = 0.0
+
+    def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
+        """Return the seconds per token of a block's forward and backward pass over sequences in so many segments."""
+        added = segments - max(1.0, sequence_length / self.min_chunk_tokens)
+        return (
+            self.forward_s_per_token + added * self.split_forward_s_per_token,
+            self.backward_s_per_token + added * self.split_backward_s_per_token,
+        )
 
 
 @dataclass(frozen=True)
@@ -316,8 +328,11 @@ def predict_block_times(
     vectors = ((weight_bytes, 1 - resident), (0, resident))
     optimizer_states = ((model.layer_state_bytes, 1 - resident_states), (0, resident_states))
     activations = host_bytes / layers + _count_host_kv_bytes(placement, model)
-    forward_s = np.full_like(activations, placement.round_tokens * rates.forward_s_per_token)
-    backward_s = placement.round_tokens * (rates.backward_s_per_token + recompute_s_per_token)
+    forward_s_per_token, backward_s_per_token = rates.pass_s_per_token(
+        placement.sequence_length, placement.segments_per_sequence
+    )
+    forward_s = np.full_like(activations, placement.round_tokens * forward_s_per_token)
+    backward_s = placement.round_tokens * (backward_s_per_token + recompute_s_per_token)
     backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
     times = BlockTimes(*(np.zeros_like(activations) for _ in range(3)))
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(

@@ -52,6 +52,8 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
         min_chunk_tokens=TIMED_CHUNK_TOKENS[device.type],
         weight_cast_s=block.weight_cast_s,
         gradient_sum_s=block.gradient_sum_s,
+        split_forward_s_per_token=block.split_forward_s,
+        split_backward_s_per_token=block.split_backward_s,
     )
 
 
@@ -68,6 +70,7 @@ class _BlockRates(NamedTuple):
         backward_s: seconds per token of the backward pass by what is saved.
         workspace_bytes: bytes per token that the backward pass allocates.
         weight_cast_s, gradient_sum_s: as in `DeviceRates`.
+        split_forward_s, split_backward_s: seconds per token of one more segment.
     """
 
     forward_s: float
@@ -75,6 +78,8 @@ class _BlockRates(NamedTuple):
     workspace_bytes: float
     weight_cast_s: float
     gradient_sum_s: float
+    split_forward_s: float = 0.0
+    split_backward_s: float = 0.0
 
 
 def _measure_block(shape: LlamaShape, sequence_length: int, device: torch.device, precision: Precision) -> _BlockRates:
@@ -89,18 +94,45 @@ def _measure_block(shape: LlamaShape, sequence_length: int, device: torch.device
     dtype = precision.dtype
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
     block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu")
+    split_s = (0.0, 0.0)
     with torch.no_grad():
-        passes, saved_bytes = _build_passes(block_math, tokens, length, tokens_before_last, device, dtype)
+        state = _BlockState.draw(block_math, device, dtype)
+        passes, saved_bytes = _build_passes(block_math, state, tokens, length, tokens_before_last or None)
         # A CPU reports no peak: an estimate on the safe side.
         workspace_bytes = (_measure_peak_bytes(passes[-1], device) or 3.0 * saved_bytes) / tokens
         if tokens_before_last:
             del passes
-            passes, _ = _build_passes(block_math, tokens, length, tokens_before_last // 2, device, dtype)
+            passes, _ = _build_passes(block_math, state, tokens, length, tokens_before_last // 2)
         _run_until_clocks_settle(passes, device)
         forward_s, *backward_s = _measure_medians_s(passes, device)
+        del passes
+        if tokens_before_last:
+            split_s = _measure_split(block_math, state, length)
+        del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
     by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
-    return _BlockRates(forward_s / tokens, by_choice, workspace_bytes, cast_s, sum_s)
+    return _BlockRates(forward_s / tokens, by_choice, workspace_bytes, cast_s, sum_s, *split_s)
+
+
+def _measure_split(block_math: BlockMath, state: _BlockState, length: int) -> tuple[float, float]:
+    """Return the seconds per token that a second segment adds to the forward and to the backward pass of a block.
+
+    A sequence of `length` tokens is compared with two sequences' first and second halves, which are as many tokens with
+    as many scores: so the size of the products does not count.
+    """
+    half = length // 2
+    tokens = 2 * half
+    whole, first, second = (
+        _build_passes(block_math, state, tokens, *division)[0][:2]
+        for division in ((tokens, None), (half, 0), (half, half))
+    )
+    times_s = _measure_medians_s([*whole, *first, *second], state.device)
+    whole_s, first_s, second_s = times_s[:2], times_s[2:4], times_s[4:]
+    forward_s, backward_s = (
+        max(0.0, (in_first_s + in_second_s) / 2 - in_whole_s) / tokens
+        for in_whole_s, in_first_s, in_second_s in zip(whole_s, first_s, second_s, strict=True)
+    )
+    return forward_s, backward_s
 
 
 def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
@@ -127,28 +159,48 @@ def _draw_weights(shape: LlamaShape, device: torch.device, dtype: torch.dtype) -
     return {name: torch.randn(*size, dtype=dtype, device=device) * 0.02 for name, size in sizes.items()}
 
 
+class _BlockState(NamedTuple):
+    """The weights of a block, as stored and as its passes take them, and their gradients."""
+
+    weights: NamedTensors
+    operands: NamedTensors
+    gradients: NamedTensors
+
+    @staticmethod
+    def draw(block_math: BlockMath, device: torch.device, dtype: torch.dtype) -> _BlockState:
+        weights = _draw_weights(block_math.shape, device, dtype)
+        gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        return _BlockState(weights, block_math.cast_weights(weights), gradients)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights["output.weight"].device
+
+
 def _build_passes(
-    block_math: BlockMath, tokens: int, length: int, tokens_before: int, device: torch.device, dtype: torch.dtype
+    block_math: BlockMath, state: _BlockState, tokens: int, length: int, tokens_before: int | None
 ) -> tuple[list[Callable[[], object]], int]:
     """Return a block's forward pass, then a backward pass for each of SAVED_ACTIVATIONS, and the activations' bytes.
 
-    They run over `tokens` tokens, in sequences or segments of `length` with `tokens_before` tokens before each.
+    They run over `tokens` tokens: whole sequences of `length`, or segments of `length` with `tokens_before` tokens of
+    their sequence before each.
     """
-    shape = block_math.shape
+    shape, operands, gradients = block_math.shape, state.operands, state.gradients
+    device, dtype = state.device, state.weights["output.weight"].dtype
 
     def draw(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02
 
-    weights = _draw_weights(shape, device, dtype)
-    gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    operands = block_math.cast_weights(weights)
     x = draw(tokens, shape.hidden_size)
     d_out = draw(tokens, shape.hidden_size)
     rope = rope_table(shape, length, device)
     sequences = tokens // length
     earlier = draw(sequences, tokens_before, 2 * shape.kv_heads, shape.head_size) if tokens_before else None
-    d_kv = torch.zeros(sequences, length, 2 * shape.kv_heads, shape.head_size, device=device)
-    d_keys_values = (d_kv, torch.zeros_like(earlier, dtype=torch.float32)) if earlier is not None else None
+    d_keys_values = None
+    if tokens_before is not None:
+        sizes = ((sequences, count, 2 * shape.kv_heads, shape.head_size) for count in (length, tokens_before))
+        d_kv, d_earlier = (torch.zeros(size, device=device) for size in sizes)
+        d_keys_values = (d_kv, d_earlier)
     activations = block_math.forward(operands, x, rope, earlier)[1]
 
     def forward() -> None:

@@ -21,8 +21,10 @@ from tests.conftest import CommandResult, Workspace
 from tests.support import replay
 from workloads.api.contract import Infeasible, Machine, Rank, Scalar
 from workloads.api.trial import run_trial
+from workloads.llama.attention_kernels import CPU_KERNEL
+from workloads.llama.fp8_block import build_block_math
 from workloads.llama.shapes import MODELS
-from workloads.offload import Offload, OffloadParameters, run
+from workloads.offload import Offload, OffloadParameters, device_rates, run
 from workloads.offload.cost_model import (
     ActivationMemory,
     DeviceRates,
@@ -108,6 +110,20 @@ def test_the_simulated_step_of_the_engine_takes_no_longer_than_predicted(
     assert two_steps_s - one_step_s <= 1.015 * prediction.times.step_s
 
 
+def test_a_long_sequence_is_divided_no_more_than_its_memory_needs() -> None:
+    """Each further segment takes as long for each token."""
+    rates = replace(H200, split_forward_s_per_token=6e-9, split_backward_s_per_token=14e-9)
+    model = replace(MODEL, shape=MODELS["llama3_8b"])
+    plans = {
+        device_gib: find_fastest_plan(model, 65536, 2, MemoryBudget(device_gib, 112), rates) for device_gib in (20, 78)
+    }
+    assert plans[20].plan.segments_per_sequence > plans[78].plan.segments_per_sequence == 2
+    measured_at, segments = 65536 / H200.min_chunk_tokens, plans[78].plan.segments_per_sequence
+    faster_s = 2 * 65536 * model.shape.layers * (measured_at - segments) * 20e-9
+    free = find_fastest_plan(model, 65536, 2, MemoryBudget(78, 112), H200)
+    assert free.times.step_s - faster_s <= plans[78].times.step_s < free.times.step_s
+
+
 def test_casting_weights_for_products_takes_memory_and_time() -> None:
     """A plan with everything on the device casts each layer twice a round and adds each chunk's gradients."""
     rates = replace(H200, weight_cast_s=0.001, gradient_sum_s=0.01)
@@ -141,6 +157,24 @@ FP8 = Precision(torch.bfloat16, recipe="fp8_tensorwise")
 def test_the_casts_of_a_recipe_are_measured(precision: Precision, costs: bool) -> None:
     rates = measure_device_rates("llama_tiny", 32, CPU, precision)
     assert (rates.weight_cast_s > 0) == (rates.gradient_sum_s > 0) == costs
+
+
+def test_the_time_of_a_further_segment_is_what_two_halves_take_longer_than_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All passes run once, over 64 tokens. Their times are given, since a CPU's are too uneven."""
+
+    def run_once(steps: list[Callable[[], object]], _: torch.device) -> list[float]:
+        for step in steps:
+            step()
+        return [6.4, 12.8, 3.2, 9.6, 12.8, 22.4]
+
+    monkeypatch.setattr(device_rates, "_measure_medians_s", run_once)
+    block_math = build_block_math(MODELS["llama_tiny"], CPU_KERNEL, "", compiled=False)
+    with torch.no_grad():
+        state = device_rates._BlockState.draw(block_math, CPU, torch.float32)
+        per_token_s = device_rates._measure_split(block_math, state, 64)
+    assert per_token_s == pytest.approx(((3.2 + 12.8) / 2 / 64 - 0.1, (9.6 + 22.4) / 2 / 64 - 0.2))
 
 
 def test_with_memory_for_everything_nothing_is_copied() -> None:
