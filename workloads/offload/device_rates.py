@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workloads import device as devices
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import BlockMath, NamedTensors
@@ -114,11 +115,24 @@ def _measure_block(shape: LlamaShape, sequence_length: int, device: torch.device
     return _BlockRates(forward_s / tokens, by_choice, workspace_bytes, cast_s, sum_s, *split_s)
 
 
-def _measure_split(block_math: BlockMath, state: _BlockState, length: int) -> tuple[float, float]:
-    """Return the seconds per token that a second segment adds to the forward and to the backward pass of a block.
+def _measure_split(block_math: BlockMath, state: _BlockState, segment: int) -> tuple[float, float]:
+    """Return the seconds per token that a second segment of so many tokens adds to both passes of a block.
 
-    A sequence of `length` tokens is compared with two sequences' first and second halves, which are as many tokens with
-    as many scores: so the size of the products does not count.
+    Where memory is too small for that, segments are half as long, which takes somewhat longer for each token.
+    """
+    try:
+        return _compare_with_halves(block_math, state, 2 * segment)
+    except torch.OutOfMemoryError:
+        pass  # the exception keeps the tensors until here
+    devices.release_memory(state.device)
+    return _compare_with_halves(block_math, state, segment)
+
+
+def _compare_with_halves(block_math: BlockMath, state: _BlockState, length: int) -> tuple[float, float]:
+    """Return the additional seconds per token of a sequence in two halves, forward and backward.
+
+    A whole sequence is compared with two sequences' first and second halves, which are as many tokens with as many
+    scores: so the size of the products does not count.
     """
     half = length // 2
     tokens = 2 * half

@@ -83,7 +83,7 @@ class Engine:
         self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
         self._math = build_block_math(shape, kernel, self.precision.recipe, compiled=device.type != "cpu")
         self._embedding_and_head = self._build_embedding_and_head()
-        self._saved = ActivationStack(arena, device, self.copy_streams)
+        self._saved, self._saved_keys_values = (ActivationStack(arena, device, self.copy_streams) for _ in range(2))
         self._keys_values = self._d_keys_values = torch.empty(0)
 
     def _allocate(self, numel: int, location: Location, dtype: torch.dtype | None = None) -> Buffer:
@@ -160,6 +160,7 @@ class Engine:
         x = [self._embedding_and_head.embed(chunk) for chunk in inputs]
         for n in range(len(self.plan.layers)):
             self._forward_layer(n, x)
+        self._saved_keys_values.start_backward()
         self._saved.start_backward()
         loss = torch.zeros((), device=self.device)
         share = 1.0 / (len(x) * self.plan.accumulation_rounds)
@@ -199,7 +200,7 @@ class Engine:
         if plan.segments_per_sequence > 1:
             self._keys_values[:, start:end] = activations["kv"]
             if segment == plan.segments_per_sequence - 1:
-                self._saved.push({"keys_values": self._keys_values}, plan.keys_values_on)
+                self._saved_keys_values.push({"keys_values": self._keys_values}, plan.keys_values_on)
         return out
 
     def _slice_rope(self, c: int) -> Tensor:
@@ -241,7 +242,7 @@ class Engine:
         if plan.segments_per_sequence == 1:
             return self._math.backward(weights, gradients, self._saved.pop(), self._slice_rope(c), d_out)
         if segment == plan.segments_per_sequence - 1:
-            self._keys_values = self._saved.pop()["keys_values"]
+            self._keys_values = self._saved_keys_values.pop()["keys_values"]
             self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
         activations = self._saved.pop()
         start, end = segment * plan.chunk_length, (segment + 1) * plan.chunk_length
