@@ -2,7 +2,7 @@
 
     python benchmarks/fp8_text.py [--model llama3_1b] [--steps 300] [--length 2048] [--sequences 4] [--device cuda]
     python benchmarks/fp8_text.py --sequences 16 --runs fp8_tensorwise,fp8_blockwise
-    python benchmarks/fp8_text.py --model llama3_8b --saved projections --runs fp8_tensorwise    # on 139 GiB
+    python benchmarks/fp8_text.py --model llama3_8b --saved projections --warmup 20 --runs fp8_tensorwise
 
 The text is this repository's own: its Python, Markdown and YAML files, in the order of their names, one token per byte,
 in sequences that are drawn in a random order. All runs start from the same random weights and see the same batches,
@@ -23,6 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -124,6 +125,8 @@ class Comparison:
         with Arena(0, torch.device(self.args.device)) as arena:
             engine = build_engine(self.args, arena, run)
             for step, batch in enumerate(self.batches):
+                rate = self.args.learning_rate * min(1.0, (step + 1) / (self.args.warmup + 1))
+                engine.optimizer = replace(engine.optimizer, learning_rate=rate)
                 losses.append(take_step(engine, batch))
                 self._write_losses()
                 if step == 0:
@@ -174,6 +177,7 @@ def main() -> None:
     parser.add_argument("--runs", default=",".join((OTHER_CHUNKS, *FP8_RECIPES)), help="beside bf16")
     parser.add_argument("--saved", default="full", choices=SAVED_ACTIVATIONS, help="the others are recomputed")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--warmup", type=int, default=0, help="steps in which the learning rate grows linearly")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fp8_text_losses.csv")
     args = parser.parse_args()
