@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from sweeper.common.errors import UserInputError
+from sweeper.common.errors import UserInputError, nearest
 from sweeper.common.text import printable
 
 OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w./@]*=")
@@ -42,6 +42,9 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
+        if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            close = nearest(unknown[1], self._option_string_actions)
+            message += f". Did you mean {close}?" if close else ""
         self.exit(2, f"{self.prog}: {printable(message)}; see --help\n")
 
     def run(self, command: Callable[[argparse.Namespace], int]) -> NoReturn:

@@ -152,15 +152,21 @@ def _load_workload(config: Config) -> Workload:
         directory = convert(str, settings.get("directory", "."), "command.directory")
         settings["directory"] = str(Path(directory).expanduser().resolve())
         workload = workload.with_settings(build(workload.Settings, settings, "command."))
-    check_world_size(workload, config, config.gpus if isinstance(config.gpus, int) else 1)
+    if isinstance(config.gpus, int):
+        check_world_size(workload, config, config.gpus)
     return workload
 
 
 def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
-    """Check the GPUs of a trial against the workload. Raises UserInputError if it spans fewer."""
+    """Check the GPUs of a trial against the workload. Raises UserInputError if it spans fewer, or needs more."""
+    name, fewest = config.workload.name, workload.min_world_size
+    if gpus < fewest:
+        raise UserInputError(
+            f"gpus={config.gpus}: a trial of {name} needs at least {fewest}; set gpus={fewest} or more"
+        )
     limit = workload.max_world_size
     if limit is not None and gpus > limit:
-        raise UserInputError(f"gpus={config.gpus}: a trial of {config.workload.name} spans at most {limit}")
+        raise UserInputError(f"gpus={config.gpus}: a trial of {name} spans at most {limit}")
 
 
 def check_program(resolved: ResolvedConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -13,8 +14,9 @@ from sweeper.common.errors import UserInputError, nearest, suggest
 from sweeper.config.migration import renamed_value
 
 T = TypeVar("T")
-# PyTorch's names of data types.
 MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers
+SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B as in 8B: billions
+# PyTorch's names of data types.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
@@ -89,7 +91,13 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return value
     elif annotation is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)  # name=2026 is a name
-    raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}")
+    raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{_spell_out(value)}")
+
+
+def _spell_out(value: Any) -> str:
+    """Return a hint for a number with an SI prefix, such as 1T or 300B; empty for anything else."""
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value))
+    return f". Write {number[1]}e{SI_PREFIXES[number[2]]}" if number else ""
 
 
 def describe_type(annotation: Any) -> str:

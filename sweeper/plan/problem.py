@@ -106,7 +106,9 @@ def build_problem(request: PlanRequest) -> Problem:
         compiled=trainer != OWN or given.get("schedule") not in SPLIT_SCHEDULES,
     )
     correction = _find_correction(trainer, cluster, calibration)
-    return Problem(job, cluster, {**fixed_by(trainer), **given}, given, batch, calibration, correction)
+    return Problem(
+        job, cluster, {**fixed_by(trainer, given.get("sharding")), **given}, given, batch, calibration, correction
+    )
 
 
 def _check_degrees(given: Mapping[str, Any], gpus: int | None) -> None:

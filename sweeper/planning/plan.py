@@ -11,7 +11,7 @@ from typing import Any
 
 from sweeper.common.criteria import Criteria
 from sweeper.common.energy_metrics import COST
-from sweeper.common.errors import UserInputError
+from sweeper.common.errors import UserInputError, nearest
 from sweeper.config import space_checks
 from sweeper.config.catalogue import catalogue
 from sweeper.config.environment_defaults import apply_defaults
@@ -22,7 +22,14 @@ from sweeper.config.schema import Config
 from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
 from sweeper.planning import ceilings, corrections, cost_model
-from sweeper.planning.calibration import CalibrationFile, calibrate_machine, device_key, find_calibration
+from sweeper.planning.calibration import (
+    AUTO,
+    CalibrationFile,
+    calibrate_machine,
+    calibration_path,
+    device_key,
+    find_calibration,
+)
 from sweeper.planning.clusters import choose_topology
 from sweeper.planning.corrections import Correction
 from sweeper.planning.cost_model import CostEstimates
@@ -168,6 +175,8 @@ def build_plan(
         initial_points = [*warm_start.legal_points(space), *initial_points]
         identity["warm_start"] = warm_start.study
     name = config.name or _default_name(config, space, target, identity)
+    if config.retry:
+        _check_retry(config, directory, name)
     return Plan(
         resolved=resolved,
         resources=resources,
@@ -185,6 +194,14 @@ def build_plan(
         projection_nodes=projection_nodes,
         variable_sources=variable_sources,
     )
+
+
+def _check_retry(config: Config, directory: Path, name: str) -> None:
+    if (directory / "sweeps" / name / "study.journal").exists():
+        return
+    close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
+    hint = f". Did you mean name={close}?" if close else ""
+    raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
 
 
 def _check_pruner(resolved: ResolvedConfig) -> None:
@@ -254,6 +271,9 @@ def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, fl
 def _find_calibration(config: Config, directory: Path, target: Target) -> CalibrationFile | None:
     """Return the measured rates of the devices. Estimates for a CPU give the order of points alone."""
     if not target.is_gpu:
+        path = calibration_path(config.calibration, directory, device_key(target.hardware))
+        if path and config.calibration != AUTO and not path.exists():
+            raise UserInputError(f"calibration={config.calibration}: there is no {path}")
         return None
     return find_calibration(config.calibration, directory, device_key(target.hardware))
 

@@ -33,6 +33,7 @@ class Allreduce(Workload):
     work = ("dtype",)
     ways = ("warmup", "repeats")
     benchmark_version = "allreduce/4"  # the cost of events is subtracted on GPUs (3); no call is repeated on a CPU (4)
+    min_world_size = 2
     max_world_size = None
     finalists = 0  # each point is a result
 

@@ -303,6 +303,7 @@ class Workload:
             together. Every other parameter is part of the work where a sweep holds it constant, and counts as
             "searched" where the sweep searches it.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
+        min_world_size: the fewest ranks that one trial spans.
         max_world_size: the most ranks that one trial spans; None for any number.
         is_matmul_ceiling: its best rate is stored as the achieved matmul ceiling of the device.
         exclusive: "node" if another trial on the same node would disturb the measurement.
@@ -322,6 +323,7 @@ class Workload:
     work: tuple[str, ...] = ()
     ways: tuple[str, ...] = ()
     benchmark_version: ClassVar[str]
+    min_world_size: ClassVar[int] = 1
     max_world_size: ClassVar[int | None] = 1
     is_matmul_ceiling: ClassVar[bool] = False
     exclusive: ClassVar[Literal["gpu", "node"]] = "gpu"

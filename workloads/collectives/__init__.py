@@ -39,6 +39,7 @@ class Collectives(Workload):
     work = ("collective", "ranks", "dtype")
     ways = ("warmup", "repeats")
     benchmark_version = "collectives/1"
+    min_world_size = 2
     max_world_size = None
     finalists = 0  # each point is a result
 

@@ -70,18 +70,24 @@ WITHOUT = {
     "llm-foundry": {"pp": 1, "tp": 1, "cp": 1},
     "deepspeed": {"pp": 1, "tp": 1, "cp": 1},
 }
+# Degrees that Megatron-LM does not combine with a sharding: `validate_args` of its megatron/training/arguments.py.
+ALONE = {"fsdp2": ("pp", "ep", "dp_replicate")}
 assert OFFERS.keys() == RUNS.keys() == TRAINERS.keys()
 
 
-def fixed_by(trainer: str) -> dict[str, int]:
-    """Return the degrees that a trainer does not divide by."""
-    return dict(WITHOUT.get(trainer, {}))
+def fixed_by(trainer: str, sharding: str | None = None) -> dict[str, int]:
+    """Return the degrees that a trainer does not divide by, and those that it cannot combine with a sharding."""
+    is_megatron = "megatron_fsdp" in RUNS[trainer]["sharding"]
+    alone = ALONE.get(sharding or "", ()) if is_megatron else ()
+    return {**WITHOUT.get(trainer, {}), **dict.fromkeys(alone, 1)}
 
 
 def find_unsupported(trainer: str, given: Mapping[str, Any]) -> str:
     """Return why a trainer cannot run given fields of a layout; empty where it can."""
-    for name, value in fixed_by(trainer).items():
+    for name, value in fixed_by(trainer, given.get("sharding")).items():
         if given.get(name, value) != value:
+            if name not in fixed_by(trainer):
+                return f"{name}={given[name]}: {trainer} does not run it with sharding={given['sharding']}"
             return f"{name}={given[name]}: {trainer} has no such degree; it has to be {value}"
     for name, values in RUNS[trainer].items():
         if given.get(name, values[0]) not in values:

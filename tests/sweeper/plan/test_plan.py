@@ -50,6 +50,11 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["dp_shard=8", "dp_replicate=2"], "dp_replicate=2 x dp_shard=8 = 16 does not divide gpus=8"),
         (["sharding=zero1"], "sharding=zero1: own does not run it. Allowed with this trainer: none, fsdp2"),
         (["trainer=megatron", "checkpointing=selective"], "checkpointing=selective: megatron does not run it"),
+        (
+            ["trainer=megatron", "pp=2", "sharding=fsdp2"],
+            "pp=2: megatron does not run it with sharding=fsdp2",
+        ),
+        (["train_tokens=15T"], "train_tokens=15T: must be a number. Write 15e12"),
         (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
         (
             ["model=llama3_405b"],

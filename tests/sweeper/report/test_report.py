@@ -354,7 +354,7 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
         (["--compare", "first", "secund"], "Did you mean second?"),
         (["ledderboard"], "Did you mean leaderboard?"),
         (["--store", "http://127.0.0.1:9"], "--store http://127.0.0.1:9: nothing answers there"),
-        (["--fromat", "csv"], "unrecognized arguments: --fromat"),
+        (["--fromat", "csv"], "unrecognized arguments: --fromat. Did you mean --format?"),
         (["--out", "/nowhere/report.html"], "--out /nowhere/report.html: /nowhere: no such directory"),
         (["--format", "png", "--out", "/tmp"], "--out /tmp: is a directory. Give the name of a file in it"),
         (["--format", "csv", "--out", "/proc/report.csv"], "--out /proc/report.csv: cannot be written:"),
