@@ -308,12 +308,7 @@ class Sweep:
         """Return how long the sweep will take, once; empty while it is stopping."""
         if not self._has_budget():
             return ""
-        return self._duration.next_line(self._progress, self._budget_trials(), self._plan.resources.gangs)
-
-    def _budget_trials(self) -> int | None:
-        """Return the number of trials of the budget, at most those of the space; None without a limit."""
-        budget = self._config.budget.trials
-        return budget if budget is None else int(min(budget, self._plan.space.size))
+        return self._duration.next_line(self._progress, self._plan.budget_trials, self._plan.resources.gangs)
 
     def _cancel_in_flight(self) -> None:
         """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""
@@ -348,7 +343,7 @@ class Sweep:
         self._display.update(self._state())
 
     def _state(self) -> ProgressState:
-        pool, trials = self._pool, self._budget_trials()
+        pool, trials = self._pool, self._plan.budget_trials
         return ProgressState(
             counts=self._progress.counts,
             trials=trials,

@@ -66,6 +66,7 @@ class SweepDescription:
         tracking_uri: of the MLflow store.
         software: versions of the driver's packages by name.
         git: commit of the checkout that ran.
+        budget_trials: trials of its budget, at most those of its space; None without a limit, or of an earlier version.
         started_at_s: of its last run, in seconds since 1970.
         end: how that ended; None while it runs, and after it was killed.
     """
@@ -87,6 +88,7 @@ class SweepDescription:
     tracking_uri: str
     software: Mapping[str, str]
     git: Mapping[str, Any]
+    budget_trials: int | None = None
     started_at_s: float = field(default_factory=time.time)
     end: SweepEnd | None = None
 
@@ -161,6 +163,7 @@ def describe_sweep(
         tracking_uri=masked([uri])[0],
         software={name: version for name, version in provenance["versions"].items() if version},
         git=provenance["git"],
+        budget_trials=plan.budget_trials,
     )
 
 

@@ -45,10 +45,9 @@ class Follower:
 
     def state(self) -> ProgressState:
         """Return the state as a display shows it."""
-        trials = self._description.config["budget"]["trials"]
         return ProgressState(
             counts=self._progress.counts,
-            trials=trials,
+            trials=self._description.budget_trials,
             running=self._tail.created - len(self._records),
             waiting=0,
             elapsed_s=time.time() - self._description.started_at_s,

@@ -116,6 +116,12 @@ class Plan:
         return self.target.devices_per_node(self.resources.gpus)
 
     @property
+    def budget_trials(self) -> int | None:
+        """The number of trials of the budget, at most those of the space; None without a limit."""
+        budget = self.config.budget.trials
+        return budget if budget is None else int(min(budget, self.space.size))
+
+    @property
     def directory(self) -> Path:
         """The user's `dir`: the folder of all sweeps."""
         return self.folder.parent.parent

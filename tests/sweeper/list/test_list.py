@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,13 @@ def test_the_journal_is_followed_while_it_grows(copied: StoredSweep) -> None:
     after = follower.state()
     assert after.ended == 8 and after.running == 0 and after.finals == (15, 15)
     assert after.best is not None and not follower.poll()
+
+
+def test_a_followed_sweep_has_no_more_trials_than_points(copied: StoredSweep) -> None:
+    assert copied.description is not None
+    config = copied.description.config
+    large = replace(copied.description, config={**config, "budget": {**config["budget"], "trials": 100}})
+    assert Follower(copied, large).state().trials == 8
 
 
 def test_following_ends_with_the_driver(copied: StoredSweep, capfd: pytest.CaptureFixture[str]) -> None:
