@@ -77,6 +77,8 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
     tokens = job.layout.global_batch * job.sequence_length
     eager = "" if job.compiled else ", not compiled"
     wiring = {"switch": "a switch", "pairs": "links between pairs", "host": "the processors"}[topology.wiring]
+    found = result.estimated + result.slower
+    slower = f", {found - len(result.best):,} are slower than the best {len(result.best)}" if found > KEPT else ""
     lines = [
         f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
@@ -84,8 +86,7 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "
         f"{topology.gpus_per_domain} GPUs over {wiring} at {topology.link_gb_s:g} GB/s, "
         f"{topology.network_gb_s:g} GB/s of network for each GPU",
-        f"searched  {result.estimated + result.too_large + result.slower:,} valid layouts: {result.too_large:,} do not "
-        f"fit, {result.slower:,} are slower than the best {KEPT}",
+        f"searched  {found + result.too_large:,} valid layouts: {result.too_large:,} do not fit{slower}",
     ]
     if problem.calibration:
         lines.append(f"rates     {problem.calibration.describe()}")

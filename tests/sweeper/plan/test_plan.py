@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -177,6 +178,20 @@ def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
     assert tokens_of_a_day(found.best.estimate) >= wanted and gpus > 8
     fewer = search(build_problem(replace(read_request(words), gpus=gpus - 8)), keep=1).best[0]  # a node less
     assert tokens_of_a_day(fewer.estimate) < wanted and max(found.rates) == gpus
+
+
+def test_every_layout_searched_is_unfit_slower_or_among_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    """The search estimates more layouts than it keeps: those count as slower too."""
+
+    def read_counts(*words: str) -> list[int]:
+        assert run(Namespace(words=[*SMALL, *words], html=None)) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("searched")]
+        return [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", line)]
+
+    total, unfit, slower, best = read_counts()
+    assert total == unfit + slower + best and best == 20
+    total, unfit = read_counts("pp=1", "tp=1", "dp_shard=8", "sharding=fsdp2")
+    assert unfit < total < 20  # all that fit are shown
 
 
 def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFixture[str]) -> None:
