@@ -242,6 +242,7 @@ class Engine:
         if plan.segments_per_sequence == 1:
             return self._math.backward(weights, gradients, self._saved.pop(), self._slice_rope(c), d_out)
         if segment == plan.segments_per_sequence - 1:
+            self._keys_values = self._d_keys_values = torch.empty(0)  # freed before the next ones are allocated
             self._keys_values = self._saved_keys_values.pop()["keys_values"]
             self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
         activations = self._saved.pop()
