@@ -26,6 +26,8 @@ from workloads.timing import time_in_turns
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the fewest tokens of the chunk that is timed
 SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and the rates under load are wanted
+SPLIT_SETTLING_S = {"cuda": 1.0, "cpu": 0.0}
+SPLIT_READINGS = 3  # of each length of segments
 
 
 def select_attention_kernel(
@@ -104,48 +106,56 @@ def _measure_block(shape: LlamaShape, sequence_length: int, device: torch.device
         if tokens_before_last:
             del passes
             passes, _ = _build_passes(block_math, state, tokens, length, tokens_before_last // 2)
-        _run_until_clocks_settle(passes, device)
+        _run_for(SETTLING_S[device.type], passes, device)
         forward_s, *backward_s = _measure_medians_s(passes, device)
         del passes
         if tokens_before_last:
-            split_s = _measure_split(block_math, state, length)
+            split_s = _measure_split(block_math, state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
     by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
     return _BlockRates(forward_s / tokens, by_choice, workspace_bytes, cast_s, sum_s, *split_s)
 
 
-def _measure_split(block_math: BlockMath, state: _BlockState, segment: int) -> tuple[float, float]:
-    """Return the seconds per token that a second segment of so many tokens adds to both passes of a block.
+def _measure_split(
+    block_math: BlockMath, state: _BlockState, sequence_length: int, segment: int
+) -> tuple[float, float]:
+    """Return the seconds per token that a further segment of a sequence adds to both passes of a block.
 
-    Where memory is too small for that, segments are half as long, which takes somewhat longer for each token.
+    Segments of the given length are compared with ones twice as long or, where memory is too small, half as long.
     """
     try:
-        return _compare_with_halves(block_math, state, 2 * segment)
+        return _compare_segments(block_math, state, sequence_length, min(2 * segment, sequence_length), segment)
     except torch.OutOfMemoryError:
         pass  # the exception keeps the tensors until here
     devices.release_memory(state.device)
-    return _compare_with_halves(block_math, state, segment)
+    return _compare_segments(block_math, state, sequence_length, segment, segment // 2)
 
 
-def _compare_with_halves(block_math: BlockMath, state: _BlockState, length: int) -> tuple[float, float]:
-    """Return the additional seconds per token of a sequence in two halves, forward and backward.
+def _compare_segments(
+    block_math: BlockMath, state: _BlockState, sequence_length: int, longer: int, shorter: int
+) -> tuple[float, float]:
+    """Return what the shorter ones of two segments, both in the middle of a sequence, take longer for each further one.
 
-    A whole sequence is compared with two sequences' first and second halves, which are as many tokens with as many
-    scores: so the size of the products does not count.
+    Under a power cap, passes that take turns share their clocks, and the one that needs more power seems faster than it
+    is. So the passes over each segment run without the others' until the clocks have settled.
     """
-    half = length // 2
-    tokens = 2 * half
-    whole, first, second = (
-        _build_passes(block_math, state, tokens, *division)[0][:2]
-        for division in ((tokens, None), (half, 0), (half, half))
+    lengths = (longer, shorter)
+    passes = [
+        _build_passes(block_math, state, length, length, (sequence_length - length) // 2 or None)[0][:2]
+        for length in lengths
+    ]
+    readings: list[list[list[float]]] = [[], []]
+    for _ in range(SPLIT_READINGS):
+        for steps, times_s in zip(passes, readings, strict=True):
+            _run_for(SPLIT_SETTLING_S[state.device.type], steps, state.device)
+            times_s.append(_measure_medians_s(steps, state.device))
+    longer_s, shorter_s = (
+        [statistics.median(step_times_s) / length for step_times_s in zip(*times_s, strict=True)]
+        for length, times_s in zip(lengths, readings, strict=True)
     )
-    times_s = _measure_medians_s([*whole, *first, *second], state.device)
-    whole_s, first_s, second_s = times_s[:2], times_s[2:4], times_s[4:]
-    forward_s, backward_s = (
-        max(0.0, (in_first_s + in_second_s) / 2 - in_whole_s) / tokens
-        for in_whole_s, in_first_s, in_second_s in zip(whole_s, first_s, second_s, strict=True)
-    )
+    further = sequence_length / shorter - sequence_length / longer
+    forward_s, backward_s = (max(0.0, s - other_s) / further for s, other_s in zip(shorter_s, longer_s, strict=True))
     return forward_s, backward_s
 
 
@@ -228,9 +238,9 @@ def _build_passes(
     return passes, sum(tensor.nbytes for tensor in activations.values())
 
 
-def _run_until_clocks_settle(steps: list[Callable[[], object]], device: torch.device) -> None:
+def _run_for(time_s: float, steps: list[Callable[[], object]], device: torch.device) -> None:
     started = time.perf_counter()
-    while time.perf_counter() - started < SETTLING_S[device.type]:
+    while time.perf_counter() - started < time_s:
         for step in steps:
             step()
         torch.cuda.synchronize(device)

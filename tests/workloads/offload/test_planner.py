@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -172,29 +173,34 @@ def test_the_casts_of_a_recipe_are_measured(precision: Precision, costs: bool) -
 
 
 @pytest.mark.parametrize("enough_memory", [True, False])
-def test_the_time_of_a_further_segment_is_what_two_halves_take_longer_than_the_whole(
+def test_the_time_of_a_further_segment_is_what_shorter_ones_take_longer(
     enough_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All passes run once, over 64 tokens. Their times are given, since a CPU's are too uneven."""
-    build_passes = device_rates._build_passes
+    """All passes run once, over segments of 128 tokens. Their times are given, since a CPU's are too uneven."""
+    build_passes, lengths = device_rates._build_passes, []
 
     def run_once(steps: list[Callable[[], object]], _: torch.device) -> list[float]:
         for step in steps:
             step()
-        return [6.4, 12.8, 3.2, 9.6, 12.8, 22.4]
+        return next(times_s)
 
     def build_if_enough(block_math: Any, state: Any, tokens: int, *division: Any) -> Any:
-        if tokens > 64:
+        if tokens > (64 if enough_memory else 32):
             raise torch.OutOfMemoryError("CUDA out of memory")
+        lengths.append((tokens, division[1]))
         return build_passes(block_math, state, tokens, *division)
 
+    longer, shorter = (64, 32) if enough_memory else (32, 16)
+    times_s = itertools.cycle([[0.1 * longer, 0.2 * longer], [0.14 * shorter, 0.26 * shorter]])
     monkeypatch.setattr(device_rates, "_measure_medians_s", run_once)
     monkeypatch.setattr(device_rates, "_build_passes", build_if_enough)
     block_math = build_block_math(MODELS["llama_tiny"], CPU_KERNEL, "", compiled=False)
     with torch.no_grad():
         state = device_rates._BlockState.draw(block_math, CPU, torch.float32)
-        per_token_s = device_rates._measure_split(block_math, state, 32 if enough_memory else 64)
-    assert per_token_s == pytest.approx(((3.2 + 12.8) / 2 / 64 - 0.1, (9.6 + 22.4) / 2 / 64 - 0.2))
+        per_token_s = device_rates._measure_split(block_math, state, 128, 32)
+    assert lengths == [(longer, (128 - longer) // 2), (shorter, (128 - shorter) // 2)]
+    further = 2 if enough_memory else 4
+    assert per_token_s == pytest.approx((0.04 / further, 0.06 / further))
 
 
 def test_with_memory_for_everything_nothing_is_copied() -> None:
