@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
-from sweeper.common.intervals import estimate_correlation, interval_of_steps
-from sweeper.common.metric_labels import TOO_FEW
-from sweeper.common.runs import EXIT_CODES, Gate, Verdict
-from sweeper.report.best import MeasuredValue
-from sweeper.report.verdict import judge
+from sweeper.metrics.intervals import estimate_correlation, interval_of_steps
+from sweeper.metrics.labels import TOO_FEW
+from sweeper.results.ranking import MeasuredValue
+from sweeper.results.runs import EXIT_CODES, Gate, Verdict
+from sweeper.results.verdict import judge
 from sweeper.search.finals import compare_rounds
 
 STEPS = (3, 5, 8, 10, 20, 50, 100, 200, 500)

@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads.instruments.timing import time_in_turns
 from workloads.llama import fp8_blocks_kernels, fp8_kernels
 from workloads.llama.fp8 import Fp8Matrix
 from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, build_block_math
 from workloads.llama.model import Block, rope_table
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.shapes import MODELS, LlamaShape
 from workloads.offload.device_rates import select_attention_kernel
-from workloads.timing import time_in_turns
 
 LENGTH = 8192
 LOAD_S = 3.0

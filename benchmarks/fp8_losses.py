@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from workloads import device as devices
+from workloads.instruments import device as devices
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.sdpa import fused_attention
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.precision.layers import FLOAT8_RECIPES, apply_recipe
 
 

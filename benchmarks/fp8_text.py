@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from workloads import device as devices
+from workloads.instruments import device as devices
 from workloads.llama.fp8_block import FP8_RECIPES
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.offload import allocator
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine

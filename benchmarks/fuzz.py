@@ -54,7 +54,7 @@ def main() -> None:
         ingest, plan = import_entry(), plan_entry()
 
         def imports(cases: list[Case]) -> list[Failure]:
-            return run_cases(ingest, "sweeper.ingest", cases, folder)
+            return run_cases(ingest, "sweeper ingest", cases, folder)
 
         def commands(cases: list[Case]) -> list[Failure]:
             return run_cases(plan, "sweeper", cases, folder)

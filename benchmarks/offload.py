@@ -25,15 +25,15 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
+from workloads.instruments import device as devices
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
-from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.sdpa import fused_attention
-from workloads.llama.shapes import MODELS
+from workloads.models.flops import model_flops_per_token
+from workloads.models.shapes import MODELS
 from workloads.offload import allocator
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml

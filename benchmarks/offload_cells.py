@@ -31,10 +31,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import replay
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
 from workloads.offload.plan import GIB
-from workloads.offload.planner import Prediction, find_fastest_plans
+from workloads.offload.plan_search import Prediction, find_fastest_plans
 
 RESULTS = Path(__file__).parent / "results"
 CELLS, RATES, PICTURE = (RESULTS / f"offload_h200_{name}" for name in ("cells.csv", "rates.json", "cells.svg"))

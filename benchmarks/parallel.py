@@ -26,14 +26,14 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from workloads.layouts.rules import DEGREES
 from workloads.llama.attention import AttentionShape
-from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, rope_table, swiglu
 from workloads.llama.sdpa import fused_attention
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.flops import model_flops_per_token
+from workloads.models.shapes import MODELS, LlamaShape
 from workloads.parallel.batches import TokenSource
 from workloads.parallel.layout import Layout
-from workloads.planner.rules import DEGREES
 
 LENGTH, WARMUP = 8192, 2
 PEAK_TFLOPS = 989.0

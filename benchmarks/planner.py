@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of
 from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
-from workloads.planner.bands import BANDS, bands, half_width
-from workloads.planner.estimate import JobEstimate
-from workloads.planner.step import estimate_job
-from workloads.planner.trainers import EFFICIENCIES, efficiencies, find_efficiency
+from workloads.estimator.bands import BANDS, bands, half_width
+from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.step import estimate_job
+from workloads.layouts.trainers import EFFICIENCIES, efficiencies, find_efficiency
 
 ROWS = Path(__file__).parent / "planner_rows.csv"
 FAMILIES = ("dense", "moe", "memory")

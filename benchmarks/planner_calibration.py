@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from benchmarks.planner_rows import PublishedRun
-from workloads.planner.step import estimate_job
-from workloads.planner.trainers import nearest_efficiency
+from workloads.estimator.step import estimate_job
+from workloads.layouts.trainers import nearest_efficiency
 
 Pair = tuple[str, str]
 # An efficiency is drawn towards 1, what the kernels' rates alone give, as if one more run had shown that: a pair with a

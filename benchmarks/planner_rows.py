@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sweeper.common.errors import UserInputError
-from sweeper.planning.clusters import build_cluster
-from workloads.planner.cluster import Cluster
-from workloads.planner.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel
-from workloads.planner.job import AttentionKernel, Checkpointing, Job, Model, Sharding, State, TrainingLayout
-from workloads.planner.models import load_model
-from workloads.planner.precisions import PRECISIONS
-from workloads.planner.sizes import model_flops_per_token, parameters
-from workloads.planner.trainers import SYNONYMS, TRAINERS
+from sweeper.preflight.clusters import build_cluster
+from workloads.api.errors import UserInputError
+from workloads.estimator.cluster import Cluster
+from workloads.estimator.precisions import PRECISIONS
+from workloads.layouts.job import AttentionKernel, Checkpointing, Job, Model, Sharding, State, TrainingLayout
+from workloads.layouts.trainers import SYNONYMS, TRAINERS
+from workloads.models.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel
+from workloads.models.sizes import model_flops_per_token, parameters
+from workloads.models.table import load_model
 
 SHARDINGS: dict[str, Sharding] = {
     "none": "none",

@@ -2,7 +2,7 @@
 
     python benchmarks/planner_timing.py [--gpus 64 512 4096] [--repeats 5]
 
-`python -m sweeper.plan` searches all layouts of Llama 3 70B for the fastest ones; `plan=true` lists those of the space
+`python -m sweeper plan` searches all layouts of Llama 3 70B for the fastest ones; `plan=true` lists those of the space
 of `workload=parallel`. CPU seconds are those of the user and the system, of one process, the fewest of several runs:
 other processes on the machine make them longer too, since hyperthreads and caches are shared.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 COMMANDS = {
-    "sweeper.plan": ("-m", "sweeper.plan", "model=llama3_70b", "hardware=h100", "trainer=torchtitan"),
+    "sweeper plan": ("-m", "sweeper", "plan", "model=llama3_70b", "hardware=h100", "trainer=torchtitan"),
     "plan=true": ("-m", "sweeper", "workload=parallel", "model=llama3_70b", "hardware=h100", "plan=true"),
 }
 

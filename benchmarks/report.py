@@ -1,4 +1,4 @@
-"""Measure how long `python -m sweeper.report` takes on a store of many trials.
+"""Measure how long `python -m sweeper report` takes on a store of many trials.
 
     python benchmarks/report.py [--trials 10000] [--repeats 3] [--dir DIRECTORY]
 
@@ -60,7 +60,7 @@ def main() -> None:
     if not database.exists():
         run_module(folder, "sweeper", *SWEEP, f"budget.trials={args.trials}")
     runs = count_runs(database)
-    times_s = [run_module(folder, "sweeper.report") for _ in range(args.repeats)]
+    times_s = [run_module(folder, "sweeper", "report") for _ in range(args.repeats)]
     memory_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, mlflow {mlflow.__version__}")
     print(f"{runs:,} runs in {database.stat().st_size / 2**20:.0f} MiB of SQLite")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeper.common.runs import Gate, Run, Verdict, compare_runs
+from sweeper.results.runs import Gate, Run, Verdict, compare_runs
 
 LOSS = 0.03
 ERROR = 0.0045  # standard deviation of a run's own error: 5 rounds of 1%

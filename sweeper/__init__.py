@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sweeper.common.errors import UserInputError
-    from sweeper.python.result import SweepError, SweepResult
-    from sweeper.python.run import load_results, plan_layouts, run
+    from sweeper.notebook.result import SweepError, SweepResult
+    from sweeper.notebook.run import load_results, plan_layouts, run
     from workloads.api.contract import Infeasible, Rank
+    from workloads.api.errors import UserInputError
 
 __version__ = "0.2.0"
 __all__ = ["Infeasible", "Rank", "SweepError", "SweepResult", "UserInputError", "load_results", "plan_layouts", "run"]
 
 # What Python programs use, by the module that has it. It is imported on first use: workers import this package too.
 _LAZY = {
-    "UserInputError": "sweeper.common.errors",
-    "SweepError": "sweeper.python.result",
-    "SweepResult": "sweeper.python.result",
-    "load_results": "sweeper.python.run",
-    "plan_layouts": "sweeper.python.run",
-    "run": "sweeper.python.run",
+    "UserInputError": "workloads.api.errors",
+    "SweepError": "sweeper.notebook.result",
+    "SweepResult": "sweeper.notebook.result",
+    "load_results": "sweeper.notebook.run",
+    "plan_layouts": "sweeper.notebook.run",
+    "run": "sweeper.notebook.run",
     "Infeasible": "workloads.api.contract",
     "Rank": "workloads.api.contract",
 }

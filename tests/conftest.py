@@ -24,7 +24,7 @@ from hypothesis import settings
 
 from tests.support.any_load.sitecustomize import LIMITS
 from tests.support.process_state import ModuleWatch, unchanged_process
-from workloads import host_waits
+from workloads.instruments import host_waits
 
 # Several tests share few cores, on which OpenMP's threads would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

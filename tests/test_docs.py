@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.metric_labels import DISPLAY
-from sweeper.common.metrics import derive
 from sweeper.config.resolution import CONF
+from sweeper.metrics.derivation import derive
+from sweeper.metrics.labels import DISPLAY
 from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
 from workloads.api.contract import Energy, Measurement
 
@@ -168,7 +168,7 @@ def test_every_metric_that_a_workload_reports_is_documented(workload: str) -> No
 
 
 def test_shared_metrics_are_documented() -> None:
-    names = literal_metrics(REPOSITORY / "workloads/telemetry.py")
+    names = literal_metrics(REPOSITORY / "workloads/instruments/telemetry.py")
     assert "sm_clock_mhz" in names and not {name for name in names if not is_documented(name)}
 
 

@@ -24,7 +24,7 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
     from optuna.distributions import IntDistribution
     from optuna.trial import TrialState, create_trial
 
-    from sweeper.common.criteria import Criteria
+    from sweeper.metrics.criteria import Criteria
     from sweeper.search.samplers import NO_PRUNER, make_sampler
     from sweeper.search.sampling import Ending, SamplingStudy
 
@@ -57,13 +57,13 @@ def measure_recording(trials: int, pickled_measurement: bytes, folder: Path) -> 
     """Write trials to MLflow in SQLite, as the recording process does. Returns its cost at each of MARKS."""
     from dataclasses import asdict
 
-    from sweeper.common import metrics
     from sweeper.common.trials import TrialRecord, TrialStatus
+    from sweeper.metrics import derivation
     from sweeper.tracking.store import Store
 
     os.chdir(folder)
     measurement = pickle.loads(pickled_measurement)
-    derived = metrics.derive((measurement,), {"fp32": 60.0}, {}, 4.8)
+    derived = derivation.derive((measurement,), {"fp32": 60.0}, {}, 4.8)
     where = {"node": "n1", "pid": 4242, "gpus": "0", "log": "/tmp/ray/session_latest/logs/worker.err"}
     parent = {"started_at": "now", "params": {"sweep.gpus": 1}, "tags": {"workload": "matmul"}}
     parent |= {"artifacts": {"config.yaml": "a: 1"}}

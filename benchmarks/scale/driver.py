@@ -94,7 +94,7 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     from sweeper.config import resolution
     from sweeper.config.hardware import Node
     from sweeper.execution import cluster
-    from sweeper.planning import plan
+    from sweeper.preflight import sweep_plan
     from workloads.api.gpus.interface import GpuIdentity
 
     gpus_of_node = tuple(GpuIdentity(number, "nvidia", "NVIDIA H200") for number in range(GPUS_PER_NODE))
@@ -106,7 +106,7 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     sweep += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *arguments]
     with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
         resolved = resolution.resolve(compose("config", overrides=overrides.quote_spaces(sweep)))
-        return plan.build_plan(resolved, simulated)
+        return sweep_plan.build_plan(resolved, simulated)
 
 
 TIMED_FUNCTIONS = {
@@ -146,14 +146,14 @@ def drive(
     nodes: int, gpus: int, trials: int, pickled_measurement: bytes, folder: Path, sampler: str = "random"
 ) -> dict[str, Any]:
     """Run a sweep of so many trials. Returns the driver's work at each of MARKS."""
-    from sweeper import sweep
+    from sweeper.commands.sweep import loop
     from sweeper.execution import gang_pool, judge
     from sweeper.search.study import Study
 
     simulation = SimulatedRay(pickled_measurement)
     timer = CallTimer(simulation)
     replace_ray(simulation)
-    owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": sweep.Sweep, "metrics": judge.metrics}
+    owners = {"Study": Study, "GangPool": gang_pool.GangPool, "Sweep": loop.Sweep, "metrics": judge.derivation}
     for name, label in TIMED_FUNCTIONS.items():
         owner, _, function = name.partition(".")
         timer.patch(owners[owner], function, label)
@@ -163,7 +163,7 @@ def drive(
     # The sweep is ended at the last mark with all workers busy, because at its own end trials end one by one.
     budget = 2 * trials + 4 * nodes * GPUS_PER_NODE
     plan = build_plan(folder, nodes, gpus, f"search={sampler}", f"budget.trials={budget}", "trial.timeout_s=300")
-    running = sweep.Sweep(plan, ["sweeper"])
+    running = loop.Sweep(plan, ["sweeper"])
     journal = running._plan.folder / "study.journal"
     update = running._display.update
     marks = [mark for mark in MARKS if mark <= trials]
@@ -211,7 +211,7 @@ def drive(
 
 def replace_ray(simulation: SimulatedRay) -> None:
     """Let the driver's modules use the simulation in place of Ray and the clock, and write nothing to MLflow."""
-    from sweeper import opening
+    from sweeper.commands.sweep import opening
     from sweeper.execution import gang, gang_launcher, gang_pool
 
     gang.ray = gang.time = gang_pool.ray = gang_pool.time = gang_launcher.ray = simulation
@@ -224,7 +224,7 @@ def remember_metrics() -> None:
     """Let the judge compute, and a timer time, the metrics of each distinct measurement once."""
     from sweeper.execution import judge
 
-    derive, remembered = judge.metrics.derive, dict[Any, dict[str, float]]()
+    derive, remembered = judge.derivation.derive, dict[Any, dict[str, float]]()
 
     def derive_once(measurements: Any, *args: Any) -> dict[str, float]:
         key = measurements[0].step_times_s
@@ -232,7 +232,7 @@ def remember_metrics() -> None:
             remembered[key] = derive(measurements, *args)
         return dict(remembered[key])
 
-    judge.metrics = SimpleNamespace(derive=derive_once, describe_impossible=judge.metrics.describe_impossible)
+    judge.derivation = SimpleNamespace(derive=derive_once, describe_impossible=judge.derivation.describe_impossible)
 
 
 def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> dict[str, Any]:
@@ -256,13 +256,13 @@ def build_row(mark: int, before: Snapshot, now: Snapshot, timer: CallTimer) -> d
 
 def resume(nodes: int, gpus: int, trials: int, folder: Path, sampler: str) -> dict[str, float]:
     """Return the CPU seconds and the memory of opening the sweep that `drive` left, as its next start does."""
-    from sweeper import opening, sweep
+    from sweeper.commands.sweep import loop, opening
 
     opening.TrackingClient = NoTracking
     initial_mib = memory_mib()
     plan = build_plan(folder, nodes, gpus, f"search={sampler}")
     started_s = time.process_time()
-    resumed = sweep.Sweep(plan, ["sweeper"])
+    resumed = loop.Sweep(plan, ["sweeper"])
     cpu_s = time.process_time() - started_s
     assert resumed._progress.finished_trials == trials and resumed._study.unfinished
     return {"s": cpu_s, "memory_mib": memory_mib() - initial_mib}

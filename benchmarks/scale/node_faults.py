@@ -29,7 +29,7 @@ from benchmarks.scale.node_faults_page import render_page
 
 def simulate(case: Case, pickled_measurement: bytes, folder: Path) -> dict[str, float]:
     """Run the real driver over a failing cluster. Returns what happened in the counted hours, and the driver's cost."""
-    from sweeper import sweep
+    from sweeper.commands.sweep import loop
     from sweeper.common.trials import TrialStatus
     from sweeper.execution import cluster, gang_launcher, gang_pool, node_monitor
     from sweeper.search.study import Study
@@ -60,7 +60,7 @@ def simulate(case: Case, pickled_measurement: bytes, folder: Path) -> dict[str, 
         return joined, set(up)
 
     cluster.NodeDiscovery.poll = poll
-    running = sweep.Sweep(plan, ["sweeper"])
+    running = loop.Sweep(plan, ["sweeper"])
     running._progress.start()
     started_s = time.process_time()
     with suppress(SimulationEnded):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scale.simulated_ray import TRIAL_S
-from sweeper.common.intervals import student_interval
+from sweeper.metrics.intervals import student_interval
 
 SEARCHES = ((64, 600, 6), (1000, 2500, 3))  # trials that run at a time, trials, and seeds
 OPTUNAS, ARRAYS = 10**9, 0  # the sampler of all proposals: trials up to which Optuna's proposes
@@ -57,7 +57,7 @@ def measure_search(seed: int, running: int, trials: int, many_running: int) -> d
     from optuna.distributions import CategoricalDistribution, IntDistribution
     from optuna.trial import TrialState
 
-    from sweeper.common.criteria import Criteria
+    from sweeper.metrics.criteria import Criteria
     from sweeper.search import sampling
     from sweeper.search.samplers import NO_PRUNER
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from workloads.telemetry import find_gpu, monitor_gpu
-from workloads.timing import event_cost_s
+from workloads.instruments.telemetry import find_gpu, monitor_gpu
+from workloads.instruments.timing import event_cost_s
 
 READINGS, ROUNDS = 50, 5
 PRODUCTS = 200  # of 8192 cubed in bf16: about 0.3 s on an MI300X

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sweeper.cli.overrides import name_files
 from sweeper.cli.parser import CommandParser
-from sweeper.common.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError, suggest
 
 INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # Names, options for argparse, and what the help says. All but --version are Hydra's; its flags that replace the root of

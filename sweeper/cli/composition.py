@@ -20,9 +20,9 @@ from sweeper.cli.arguments import Arguments
 from sweeper.cli.explanation import explain
 from sweeper.cli.groups import GROUPS
 from sweeper.cli.location import locate
-from sweeper.common.errors import UserInputError
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from workloads.api.contract import Workload
+from workloads.api.errors import UserInputError
 
 
 @dataclass(frozen=True)

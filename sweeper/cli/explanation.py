@@ -14,9 +14,9 @@ from sweeper.cli.arguments import Arguments
 from sweeper.cli.groups import GROUPS, choices_of, chosen_files, compose_groups, find_file
 from sweeper.cli.location import display, locate_text
 from sweeper.cli.synonyms import suggest_choice
-from sweeper.common.errors import describe_os_error, first_line, nearest, suggest
 from sweeper.config.files import ConfigFile
 from sweeper.config.space import ALLOWED_FORMS
+from workloads.api.errors import describe_os_error, first_line, nearest, suggest
 
 # Hydra's messages, and what is shown instead. Groups of the expression stand for \1, \2, …
 RULES = (

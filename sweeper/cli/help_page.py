@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 from sweeper.cli.arguments import FLAGS, Arguments
 from sweeper.cli.explanation import explain
 from sweeper.cli.groups import GROUPS, compose_groups, list_choices, loaded_files
-from sweeper.common.errors import UserInputError, suggest
 from sweeper.config.files import ConfigFile
 from sweeper.config.keys import Key, attribute_docs, keys_of, literal_values
 from sweeper.config.resolution import CONF
@@ -22,6 +21,7 @@ from sweeper.config.schema import Config
 from sweeper.config.validation import build
 from workloads.api import registry
 from workloads.api.contract import Workload
+from workloads.api.errors import UserInputError, suggest
 
 # Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
 COLUMN, NARROW_COLUMN = 28, 8

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sweeper.common.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError, describe_os_error
 
 
 def check_output_file(option: str, path: Path) -> None:

@@ -10,10 +10,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.errors import HydraException
 
-from sweeper.common.errors import UserInputError
 from sweeper.config.environment import check_name
 from sweeper.config.keys import keys_of
 from sweeper.config.schema import Config
+from workloads.api.errors import UserInputError
 
 # Sections whose keys a YAML file need not list, since the schema knows them.
 OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "topology.")

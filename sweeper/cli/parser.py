@@ -6,12 +6,12 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from sweeper.common.errors import UserInputError, nearest
 from sweeper.common.text import printable
+from workloads.api.errors import UserInputError, nearest
 
 OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w./@]*=")
 
@@ -47,10 +47,10 @@ class CommandParser(argparse.ArgumentParser):
             message += f". Did you mean {close}?" if close else ""
         self.exit(2, f"{self.prog}: {printable(message)}; see --help\n")
 
-    def run(self, command: Callable[[argparse.Namespace], int]) -> NoReturn:
+    def run(self, command: Callable[[argparse.Namespace], int], words: Sequence[str]) -> NoReturn:
         """Run the command with the parsed arguments. Exits with its code, or with 2 for invalid input."""
         try:
-            sys.exit(command(self.parse_intermixed_args()))
+            sys.exit(command(self.parse_intermixed_args(words)))
         except UserInputError as error:
             self.exit(2, f"{self.prog}: {printable(str(error))}\n")
         except BrokenPipeError:  # `| head` has closed the pipe

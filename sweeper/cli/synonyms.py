@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sweeper.common.errors import suggest
+from workloads.api.errors import suggest
 
 SYNONYMS = {
     "search": {

@@ -111,7 +111,7 @@ class TrialRecord:
         elapsed_s: the sweep's seconds of searching when the trial ended, over all its runs.
         files: paths of further results of the ranks.
         fixed: parameters that the sweep does not search: constants, defaults and settings.
-        work: the identity of what was computed (`sweeper/planning/work.py`).
+        work: the identity of what was computed (`sweeper/preflight/work.py`).
         remeasurement: set for trials of the finals and node comparisons, which do not belong to the search.
         retry: set for a trial that runs an earlier one again.
     """

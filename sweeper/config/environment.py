@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret, mask
 
 SECTION = "env"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.environment import PREFIX, check_name, check_values, only_variables
 from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Space
 from sweeper.config.validation import build
+from workloads.api.errors import UserInputError
 
 FROM_SPACE = "space.env"
 FROM_NODES = "the nodes' environment"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sweeper.config.resolution import ResolvedConfig
-from workloads.planner.enumeration import divisors
+from workloads.layouts.enumeration import divisors
 
 DIVISORS = "divisors(gpus)"
 MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sweeper.common.errors import UserInputError
 from sweeper.config import partitions
 from sweeper.config.catalogue import catalogue, is_kind
 from sweeper.config.placement import count_placements, find_ranks_per_node
 from sweeper.config.schema import Hardware
+from workloads.api.errors import UserInputError
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus.interface import GpuIdentity
 

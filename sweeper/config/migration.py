@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 
 # Keys of every configuration.
 RENAMED_KEYS = {

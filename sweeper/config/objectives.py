@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sweeper.common.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
-from sweeper.common.errors import UserInputError, nearest
-from sweeper.common.metric_labels import DISPLAY
 from sweeper.config.schema import Config
+from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
+from sweeper.metrics.labels import DISPLAY
+from workloads.api.errors import UserInputError, nearest
 
 
 def split_objectives(entries: Mapping[str, Any]) -> dict[str, Any]:

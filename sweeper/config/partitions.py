@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from sweeper.common.errors import UserInputError
 from sweeper.config.schema import Hardware
+from workloads.api.errors import UserInputError
 from workloads.api.gpus.interface import GpuIdentity
 
 UNDIVIDED = "SPX/NPS1"

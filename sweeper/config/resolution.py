@@ -14,14 +14,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper.common.criteria import Criteria
-from sweeper.common.errors import UserInputError, first_line, suggest
 from sweeper.config import migration
 from sweeper.config.objectives import read_criteria, split_objectives
 from sweeper.config.schema import Config
 from sweeper.config.validation import build, convert
+from sweeper.metrics.criteria import Criteria
 from workloads.api import registry
 from workloads.api.contract import Workload
+from workloads.api.errors import UserInputError, first_line, suggest
 from workloads.api.recipes import is_architecture
 
 CONF = Path(__file__).resolve().parent.parent / "conf"

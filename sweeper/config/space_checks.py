@@ -9,7 +9,6 @@ from typing import Any, get_args, get_type_hints
 
 from hydra.core.override_parser.types import ChoiceSweep
 
-from sweeper.common.errors import UserInputError, suggest
 from sweeper.config import environment
 from sweeper.config import space as spaces
 from sweeper.config.migration import check_placeholders, renamed_parameter
@@ -17,6 +16,7 @@ from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
 from sweeper.config.validation import build, check_bounds, convert
 from workloads.api import host
+from workloads.api.errors import UserInputError, suggest
 from workloads.api.secrets import is_secret
 
 

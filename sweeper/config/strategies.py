@@ -7,12 +7,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper.common.errors import UserInputError, suggest
 from sweeper.config import space as spaces
 from sweeper.config.gpu_counts import apply_to_entry
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import CONF, ResolvedConfig
 from sweeper.config.validation import build
+from workloads.api.errors import UserInputError, suggest
 
 # Degrees that a row of the table leaves at one.
 DEFAULTS = {"dp_replicate": 1, "cp": 1, "stages_per_rank": 1, "schedule": "1f1b"}

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from sweeper.common.errors import UserInputError, first_line, suggest
 from sweeper.config.resolution import CONF
-from workloads.planner.cluster import Topology
-from workloads.planner.topologies import build_topology
+from workloads.api.errors import UserInputError, first_line, suggest
+from workloads.estimator.cluster import Topology
+from workloads.estimator.topologies import build_topology
 
 AUTO = "auto"
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sweeper.common.errors import UserInputError, nearest, suggest
 from sweeper.config.migration import renamed_value
+from workloads.api.errors import UserInputError, nearest, suggest
 
 T = TypeVar("T")
 MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers

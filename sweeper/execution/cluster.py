@@ -17,13 +17,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from sweeper.common.errors import UserInputError
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import head, ray_internals
 from sweeper.execution.environment import find_address
 from sweeper.execution.local_ray import without_unused_processes
 from sweeper.execution.node_description import build_node, describe_local_node, request_description
 from sweeper.execution.shipping import PARTS, NodeCode, SweepCode, build_runtime_env
+from workloads.api.errors import UserInputError
 
 NODE_REPLY_TIMEOUT_S = 60.0
 

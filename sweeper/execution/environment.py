@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import MutableMapping
 
-from sweeper.common.errors import UserInputError
 from workloads.api import gpu_setup, visible_devices
+from workloads.api.errors import UserInputError
 
 
 def prepare(address: str | None = None, insecure: bool = False) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 
 # How long every process of Ray waits for a head before it ends itself. KubeRay sets 600 s for the workers of a cluster
 # with GCS fault tolerance (ray-operator/controllers/ray/utils/constant.go).

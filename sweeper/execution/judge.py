@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from sweeper.common import metrics
-from sweeper.common.criteria import Criteria
-from sweeper.common.energy_metrics import Prices, cost_metrics, missing_energy
 from sweeper.common.text import one_line
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
-from sweeper.planning.work import WorkIdentifier
+from sweeper.metrics import derivation
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.energy import Prices, cost_metrics, missing_energy
+from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.trial import Trial
 from workloads.api.derived import find_source
 from workloads.api.secrets import mask
@@ -46,7 +46,7 @@ class TrialJudge:
         status, reason, derived = result.status, result.reason, dict[str, float]()
         if status is TrialStatus.COMPLETE:
             derived, reason = self._derive(trial, result)
-            if impossible := metrics.describe_impossible(derived, self.hardware.clock_headroom):
+            if impossible := derivation.describe_impossible(derived, self.hardware.clock_headroom):
                 status, reason = TrialStatus.FAILED, impossible
             elif not reason and (missing := self._find_missing(derived)):
                 status = TrialStatus.FAILED
@@ -74,7 +74,7 @@ class TrialJudge:
 
     def _derive(self, trial: Trial, result: TrialResult) -> tuple[dict[str, float], str]:
         """Return the metrics of a complete trial, and why it has no speed to rank, if so."""
-        derived = metrics.derive(
+        derived = derivation.derive(
             result.measurements, self.hardware.dense_peak_tflops, self.achieved_tflops, self.hardware.bandwidth_tb_s
         )
         derived |= cost_metrics(derived, len(result.measurements), self.prices)

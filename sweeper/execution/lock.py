@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 
 LOCK_TIMEOUT_S = 20.0
 QUIET_WAIT_S = 1.0  # before a message says that the lock is waited for

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import sweeper
-from sweeper.common.errors import UserInputError
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.execution.code_probe import Code, Question, find_package, read_code
 from sweeper.execution.worker import SHIPPED_DIRECTORY
 from workloads.api import registry
+from workloads.api.errors import UserInputError
 
 PARTS = {"sweeper": "gpu-sweeper", "workload": "the workload's package", "command": "the command's files"}
 # The first four are Ray's (ray_constants.RAY_RUNTIME_ENV_DEFAULT_EXCLUDES), the others are results of sweeps.

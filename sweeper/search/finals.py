@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.metrics.intervals import Interval, student_interval
 from workloads.api.contract import Workload
 
 DEFAULT_FINALISTS = Workload.finalists

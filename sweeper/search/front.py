@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from sweeper.common.criteria import Criteria
-from sweeper.common.intervals import Interval, student_interval
 from sweeper.common.trials import TrialRecord
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.intervals import Interval, student_interval
 from sweeper.search.dominance_shares import find_dominated, share_points
 from sweeper.search.finals import FAMILY_ERROR, mean_of_rounds, objective_by_round
 from sweeper.search.judged_limits import find_exceeded

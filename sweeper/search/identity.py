@@ -7,7 +7,7 @@ from typing import Any
 
 import optuna
 
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 
 
 def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:

@@ -17,8 +17,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeper.common.errors import UserInputError
 from sweeper.search.folding import FoldedJournal, StoredTrial
+from workloads.api.errors import UserInputError
 
 STUDY_NAME = "sweep"
 BLOCK_BYTES = 65536

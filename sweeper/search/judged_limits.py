@@ -8,8 +8,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from sweeper.common.criteria import Criteria
 from sweeper.common.trials import TrialRecord
+from sweeper.metrics.criteria import Criteria
 from sweeper.search.finals import objective_by_round
 
 MIN_ROUNDS = 2  # as few as a finalist's result needs

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sweeper.common.clock import SECONDS_PER_HOUR
-from sweeper.common.criteria import Criteria
-from sweeper.common.dominance import dominates
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.dominance import dominates
 from sweeper.search.failures import RepeatedFailures
 
 # The limits of the budget. The first that is reached ends the search.

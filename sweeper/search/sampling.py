@@ -16,9 +16,9 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from sweeper.common.criteria import Criteria
-from sweeper.common.dominance import find_layers
 from sweeper.config.space import Parameters
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.dominance import find_layers
 from sweeper.search.folding import StoredTrial
 from sweeper.search.parzen import ObservedTrials, ParzenSampler
 from sweeper.search.samplers import PrunerSettings, make_pruner, make_sampler, trial_seed

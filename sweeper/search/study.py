@@ -17,9 +17,9 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
 
-from sweeper.common.criteria import Criteria
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
+from sweeper.metrics.criteria import Criteria
 from sweeper.search.folding import StoredTrial
 from sweeper.search.identity import check_identity
 from sweeper.search.journal import RECORD, Journal

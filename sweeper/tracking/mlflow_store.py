@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeper.common.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.secrets import mask
 
 # Tags that identify a run.

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from sweeper.common.metrics import MEMORY_METRICS
+from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.tracking import mlflow_store
 
 TAG_PREFIX = "mlflow.sharedViewState."

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper.planning.plan import Plan
+from sweeper.preflight.sweep_plan import Plan
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.provenance import driver_versions
 from workloads.api.secrets import masked

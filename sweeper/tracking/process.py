@@ -33,15 +33,15 @@ import sys
 import threading
 from typing import Any, TextIO
 
-from sweeper.common.errors import first_line
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 from sweeper.tracking.store import MlflowException, Store
+from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
 RETRY_S = 1.0
 NO_ANSWER = re.compile(r"API request to (\w+://[^/\s]+)\S* failed with exception")  # of MLflow's client
-REPORT_MODULE = "sweeper.report.artifact"
+REPORT_MODULE = "sweeper.commands.report.artifact"
 
 
 class MaskedLog(io.TextIOBase):

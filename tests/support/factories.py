@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
-from sweeper.folders.description import SweepDescription
+from sweeper.results.description import SweepDescription
 from tests.conftest import environment
 
 
@@ -57,8 +57,8 @@ def complete_trials(
 
 
 def run_report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m sweeper.report` in `folder`."""
-    command = [sys.executable, "-m", "sweeper.report", *arguments]
+    """`python -m sweeper report` in `folder`."""
+    command = [sys.executable, "-m", "sweeper", "report", *arguments]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
 
 

@@ -71,10 +71,8 @@ def plan_entry() -> Callable[[], None]:
     import optuna  # noqa: F401
     import ray  # noqa: F401
 
-    import sweeper.planning.plan
-    import sweeper.ui.plan_view  # noqa: F401
     from sweeper.__main__ import main
-    from sweeper.sweep import Sweep
+    from sweeper.commands.sweep.loop import Sweep
 
     def plan() -> None:
         Sweep.run = lambda self: 0  # in a forked child; a flag may have taken plan=true for its value
@@ -84,10 +82,10 @@ def plan_entry() -> Callable[[], None]:
 
 
 def import_entry() -> Callable[[], None]:
-    """Return the entry function of `python -m sweeper.ingest`."""
-    from sweeper.ingest.__main__ import main
+    """Return the entry function of `python -m sweeper ingest`."""
+    from sweeper.commands.ingest.main import main
 
-    return main
+    return lambda: main(sys.argv[1:])
 
 
 def run_processes(cases: Sequence[Case], folder: Path) -> list[Failure]:

@@ -1,19 +1,16 @@
-"""Histories of reference figures, and `python -m sweeper.track` run in this process."""
+"""Histories of reference figures, and `python -m sweeper history` run in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from sweeper.track.__main__ import main
-from sweeper.track.history import History, Identity, RecordedRun
-from sweeper.track.record import NewRun
+from sweeper.commands.history.main import main
+from sweeper.commands.history.record import NewRun
+from sweeper.commands.history.reference_file import History, Identity, RecordedRun
 from tests.conftest import CommandResult
 
 IDENTITY = Identity(
@@ -53,9 +50,8 @@ def run_track(folder: Path, *arguments: str) -> CommandResult:
     with contextlib.ExitStack() as stack:
         for context in (contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
             stack.enter_context(context)
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(sys, "argv", ["sweeper.track", *arguments])
         try:
-            main()
+            main(list(arguments))
         except SystemExit as ended:
             code = int(ended.code or 0)
     return CommandResult(code, out.getvalue(), err.getvalue())

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tests.support.gloo_fp8 import fp8_over_gloo
-from workloads import device as devices
 from workloads.api.contract import Rank
-from workloads.distributed import process_group
+from workloads.instruments import device as devices
+from workloads.instruments.distributed import process_group
 from workloads.llama.model import Llama, rope_table
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fp8_gathers, gather_gradients
 from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from sweeper.config.hardware import Target
 from sweeper.config.schema import TopologySection
-from sweeper.planning.clusters import choose_topology
-from sweeper.planning.machine import build_machine
+from sweeper.preflight.clusters import choose_topology
+from sweeper.preflight.machine import build_machine
 from workloads.api.contract import Machine
-from workloads.planner.cluster import Cluster, Device, Topology
-from workloads.planner.enumeration import Family
-from workloads.planner.job import Job, Model, TrainingLayout
+from workloads.estimator.cluster import Cluster, Device, Topology
+from workloads.layouts.enumeration import Family
+from workloads.layouts.job import Job, Model, TrainingLayout
 
 LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256)
 H100 = Device("h100", {"bf16": 989, "fp16": 989, "fp8": 1979}, 79.6, 3350, 700, {})

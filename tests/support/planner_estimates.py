@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from sweeper.config.topologies import find_topology
-from workloads.planner.cluster import Cluster, Device
-from workloads.planner.job import Job, TrainingLayout
-from workloads.planner.models import load_model
+from workloads.estimator.cluster import Cluster, Device
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.table import load_model
 
 H100 = Device(
     name="h100",

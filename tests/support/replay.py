@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workloads.llama.attention import KERNELS
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 from workloads.offload import engine as engines
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.memory import Arena, Buffer, CopyStreams

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeper.common.criteria import Criteria
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Range, Space
+from sweeper.metrics.criteria import Criteria
 from sweeper.search.samplers import NO_PRUNER, PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from sweeper.search.trial import Trial

@@ -1,4 +1,4 @@
-"""Lines of trainers' logs as templates: the formats that `workloads.api.logs` reads."""
+"""Lines of trainers' logs as templates: the formats that `workloads.formats.logs` reads."""
 
 MEGATRON = (
     " [2026-04-28 14:23:45] iteration {n:8d}/     500 | consumed samples: {samples:12d} | "

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeper.closing_view import build_view
+from sweeper.commands.sweep.mlflow_columns import build_view
 from sweeper.common.trials import Remeasurement, rank_trials
 from sweeper.config.space import Choice, Space
+from sweeper.pages.result_tables import Results
+from sweeper.pages.tables import finalist_rows
 from sweeper.search.finals import finalist_results
 from sweeper.tracking.store import Store
-from sweeper.ui.results import Results
-from sweeper.ui.tables import finalist_rows
 from tests.conftest import Workspace
 from tests.support.factories import trial_record
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from sweeper.common.text import printable, shorten, spreadsheet_cell
 from sweeper.common.trials import short_value
-from sweeper.ui import tables
-from sweeper.ui.drawing import draw
+from sweeper.pages import tables
+from sweeper.pages.drawing import draw
 from tests.conftest import CommandResult, Workspace, environment
 from tests.support import browser
 from tests.support.imports import tprimat_benchmark
@@ -132,7 +132,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, CommandR
         name = value.replace("/", "_")[:100].replace("\0", "")
         (workspace.path / f"{name}.json").write_text(json.dumps(content | {"n": number}))
     files = sorted(str(path) for path in workspace.path.glob("*.json"))
-    command = [sys.executable, "-m", "sweeper.ingest", *files]
+    command = [sys.executable, "-m", "sweeper", "ingest", *files]
     imported = subprocess.run(command, cwd=workspace.path, env=environment(), capture_output=True, text=True)
     assert imported.returncode == 0 and "\x1b" not in imported.stdout, imported.stdout + imported.stderr
     return workspace, result
@@ -159,7 +159,7 @@ def test_a_sweep_over_hostile_values_keeps_its_records(swept: tuple[Workspace, C
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
 def test_no_page_runs_a_script_of_a_value(swept: tuple[Workspace, CommandResult]) -> None:
     workspace, _ = swept
-    command = [sys.executable, "-m", "sweeper.report", "--out", "all.html"]
+    command = [sys.executable, "-m", "sweeper", "report", "--out", "all.html"]
     made = subprocess.run(command, cwd=workspace.path, env=environment(), capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     pages = [workspace.path / "all.html", *workspace.path.rglob("report.html"), *workspace.path.rglob("plots.html")]

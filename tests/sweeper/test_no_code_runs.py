@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.errors import UserInputError
-from sweeper.ingest.__main__ import import_file
+from sweeper.commands.ingest.main import import_file
 from tests.conftest import CommandResult, environment
+from workloads.api.errors import UserInputError
 
 
 class Touch:
@@ -68,7 +68,7 @@ def test_a_million_columns_are_refused_in_a_line_and_little_memory(name: str, tm
     (tmp_path / name).write_text(COLUMNS[name])
     limits = (MEMORY_BYTES, MEMORY_BYTES)
     result = subprocess.run(
-        [sys.executable, "-m", "sweeper.ingest", name, "--check"],
+        [sys.executable, "-m", "sweeper", "ingest", name, "--check"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sweeper.planning import ceilings
+from sweeper.preflight import ceilings
 from tests.conftest import PROBE, CommandResult, Workspace, environment, wait_for
 from tests.support.factories import run_report as report
 from tests.sweeper.conftest import SHAPES, FinishedSweep

@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
 from workloads.api.derived import find_source
-from workloads.planner.cluster import UNKNOWN_CLUSTER, Cluster
+from workloads.estimator.cluster import UNKNOWN_CLUSTER, Cluster
 
 Scalar = str | int | float | bool | None
 STATISTICS = ("median", "mean", "fastest")
@@ -199,7 +199,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The raw measurement of one rank. `sweeper/common/metrics.py` derives every metric from it.
+    """The raw measurement of one rank. `sweeper/metrics/derivation.py` derives every metric from it.
 
     Attributes:
         executed: the parameters as executed, read back from what ran; must equal the requested ones.

@@ -1,4 +1,4 @@
-"""The names of the metrics that `sweeper/common/metrics.py` derives. No workload may set them."""
+"""The names of the metrics that `sweeper/metrics/derivation.py` derives. No workload may set them."""
 
 from __future__ import annotations
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.attention import AttentionParameters, rules
 from workloads.attention.accuracy import TOLERANCE, exact_results, largest_error
 from workloads.attention.kernels import DTYPES, AttentionCalls, build_calls, draw_inputs, selected
-from workloads.caches import MIB, flush_mib
-from workloads.energy import SustainedRun, run_sustained, without_run
-from workloads.timing import event_metrics
-from workloads.untainted import time_untainted
+from workloads.instruments import device as devices
+from workloads.instruments.caches import MIB, flush_mib
+from workloads.instruments.energy import SustainedRun, run_sustained, without_run
+from workloads.instruments.timing import event_metrics
+from workloads.instruments.untainted import time_untainted
 
 
 def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:

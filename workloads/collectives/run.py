@@ -9,13 +9,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.collectives import CollectivesParameters
 from workloads.collectives.operations import BUS_FACTORS, Group, build_operation
-from workloads.distributed import process_group
-from workloads.telemetry import monitor_gpu
-from workloads.timing import time_steps
+from workloads.instruments import device as devices
+from workloads.instruments.distributed import process_group
+from workloads.instruments.telemetry import monitor_gpu
+from workloads.instruments.timing import time_steps
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

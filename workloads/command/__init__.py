@@ -20,8 +20,8 @@ from workloads.api.contract import (
 )
 from workloads.command.layouts import LAYOUT_FIELDS, estimate_layout
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
-from workloads.llama.shapes import MODELS
-from workloads.planner.trainers import TRAINERS
+from workloads.layouts.trainers import TRAINERS
+from workloads.models.shapes import MODELS
 
 METRIC_NAME = re.compile(r"[\w.-]+", re.ASCII)  # MLflow refuses others
 STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
@@ -40,7 +40,7 @@ class CommandSettings:
         environment: variables of the program.
         files: files written to {output} before the start, by name: a text, or a mapping in the format of the name.
         directory: where the program is started.
-        log: a regular expression with one group for each metric; if empty, the formats of `workloads.api.logs`.
+        log: a regular expression with one group for each metric; if empty, the formats of `workloads.formats.logs`.
         global_batch: sequences of a step, where the log does not have them.
         sequence_length: tokens of a sequence, where the log does not have them.
         model: the model that the program trains; with a known one there are TFLOP/s and an MFU.
@@ -50,8 +50,8 @@ class CommandSettings:
         silence_s: a program that prints nothing for so long is terminated.
         claims: what becomes of a trial whose program claims a speed that its own steps contradict: "mark", complete
             but not ranked, or "fail".
-        layout: values of `workloads.planner.job.TrainingLayout` by the names of its fields, and `compiled` and `state`
-            of `workloads.planner.job.Job`: only valid layouts are tried.
+        layout: values of `workloads.layouts.job.TrainingLayout` by the names of its fields, and `compiled` and `state`
+            of `workloads.layouts.job.Job`: only valid layouts are tried.
         trainer: whose rules, memory and efficiency the estimates of layouts have: a key of the planner's trainers. If
             empty, speed is estimated as of this project's trainer, and memory is not.
     """

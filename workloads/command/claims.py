@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from workloads.api.logs import Step
 from workloads.command.work import DeclaredWork
-from workloads.llama.flops import model_flops_per_token
-from workloads.llama.shapes import MODELS
+from workloads.formats.logs import Step
+from workloads.models.flops import model_flops_per_token
+from workloads.models.shapes import MODELS
 
 CLAIM_TOLERANCE = 0.05
 # Printed rates: the work that they count, and whether they are of one GPU.

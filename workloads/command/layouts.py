@@ -7,19 +7,19 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from workloads.api.contract import Estimate, Machine
-from workloads.api.log_names import DTYPES
 from workloads.command.template import fill, fill_all
-from workloads.llama.shapes import MODELS
-from workloads.planner.bands import bands
-from workloads.planner.cluster import Cluster
-from workloads.planner.job import Job, State, TrainingLayout
-from workloads.planner.memory import peak_memory_gib
-from workloads.planner.offers import OFFERS, find_unsupported
-from workloads.planner.precisions import PRECISIONS
-from workloads.planner.rules import DEGREES, find_violation
-from workloads.planner.setting import Setting
-from workloads.planner.step import estimate_step
-from workloads.planner.words import describe
+from workloads.estimator.bands import bands
+from workloads.estimator.cluster import Cluster
+from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.precisions import PRECISIONS
+from workloads.estimator.setting import Setting
+from workloads.estimator.step import estimate_step
+from workloads.estimator.words import describe
+from workloads.formats.log_names import DTYPES
+from workloads.layouts.job import Job, State, TrainingLayout
+from workloads.layouts.offers import OFFERS, find_unsupported
+from workloads.layouts.rules import DEGREES, find_violation
+from workloads.models.shapes import MODELS
 
 if TYPE_CHECKING:
     from workloads.command import CommandSettings

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workloads.api.contract import ProgramFailed, Scalar
-from workloads.api.logs import LogReader, Step
-from workloads.api.printed import NUMBERS, PrintedConfig
 from workloads.command import STEP_TIME_UNITS_S
+from workloads.formats.logs import LogReader, Step
+from workloads.formats.printed import NUMBERS, PrintedConfig
 
 # A training loss that is not a number, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
 # `train_loss=-inf`. The loss of an evaluation does not end the training.

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.api.contract import OutOfMemory, ProgramFailed, TrialTimeout
-from workloads.api.logs import LONGEST_LINE
 from workloads.command import guard
 from workloads.command.guard import terminate_marked
+from workloads.formats.logs import LONGEST_LINE
 
 LAST_LINES = 100  # torchrun alone prints forty after the lines of its processes
 POLL_INTERVAL_S = 1.0  # between checks whether the program has ended or has to stop

@@ -22,8 +22,6 @@ from workloads.api.contract import (
     attach_output,
 )
 from workloads.api.host import cpu_name
-from workloads.api.log_names import STEP_SIZES
-from workloads.api.logs import LogReader, Step
 from workloads.api.trial import describe_mismatches
 from workloads.command import CommandSettings
 from workloads.command.claims import find_contradictions
@@ -32,8 +30,10 @@ from workloads.command.invocation import Invocation, build_invocation, placehold
 from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
 from workloads.command.work import SIZES, DeclaredWork, mark_claims, read_declared_work
-from workloads.llama.flops import model_flops_per_token
-from workloads.llama.shapes import MODELS
+from workloads.formats.log_names import STEP_SIZES
+from workloads.formats.logs import LogReader, Step
+from workloads.models.flops import model_flops_per_token
+from workloads.models.shapes import MODELS
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:

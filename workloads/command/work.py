@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from workloads.api.contract import Infeasible, Scalar
 from workloads.api.derived import find_source
-from workloads.api.log_names import DTYPES
-from workloads.api.logs import Step
-from workloads.api.printed import Printed
 from workloads.command import CommandSettings
 from workloads.command.template import fill, fill_all
-from workloads.llama.shapes import MODELS
+from workloads.formats.log_names import DTYPES
+from workloads.formats.logs import Step
+from workloads.formats.printed import Printed
+from workloads.models.shapes import MODELS
 
 # Between the printed and the model's number of parameters: a small tokenizer takes a seventh from Llama 3 8B.
 PARAMETER_TOLERANCE = 0.2

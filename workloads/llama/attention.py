@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from workloads.api.contract import Infeasible
+from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention_check import measure_error
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, Gradients, Kernel
 from workloads.llama.attention_rocm import ROCM_KERNELS
-from workloads.llama.shapes import LlamaShape
-from workloads.timing import time_in_turns
+from workloads.models.shapes import LlamaShape
 
 KERNELS = {kernel.name: kernel for kernel in (CPU_KERNEL, *CUDA_KERNELS, *ROCM_KERNELS)}
 # The largest error of a kernel's results. Kernels in bf16 differ by 0.002 to 0.01 from fp64.

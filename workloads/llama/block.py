@@ -19,7 +19,7 @@ from torch.nn import functional
 from workloads.llama.attention import attend, attend_backward
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.model import apply_rotary_emb, swiglu
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 
 NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated

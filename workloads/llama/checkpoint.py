@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 
 SHARD_BYTES = 4 * 10**9
 

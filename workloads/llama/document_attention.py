@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.llama.documents import document_lengths
+from workloads.models.documents import document_lengths
 
 
 def document_offsets(lengths: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch.nn import attention
 
-from workloads import torch_internals
 from workloads.api.contract import Infeasible
+from workloads.instruments import torch_internals
 
 
 def can_replace_flash() -> bool:

@@ -15,7 +15,7 @@ from workloads.llama import fp8, fp8_blocks
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, KeysValues, NamedTensors, accumulate
 from workloads.llama.fp8 import Fp8Matrix
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 
 MATRICES = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight")
 NORMS = ("attention_norm.weight", "mlp_norm.weight")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.llama.sdpa import causal_attention
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 
 Attention = Callable[..., Tensor]
 

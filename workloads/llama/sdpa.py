@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from workloads import torch_internals
 from workloads.api.contract import Infeasible
+from workloads.instruments import torch_internals
 from workloads.llama.attention import KERNELS, AttentionShape, fastest_kernel
 from workloads.llama.attention_rocm import rocm_attention_library
 from workloads.llama.flash4 import can_replace_flash, flash4_as_flash

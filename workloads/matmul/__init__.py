@@ -12,8 +12,8 @@ from typing import Literal
 
 from workloads.api import recipes
 from workloads.api.contract import Measurement, Rank, Scalar, Workload
-from workloads.llama import shapes
 from workloads.matmul import rules
+from workloads.models import shapes
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
-from workloads.caches import MIB, flush_mib
-from workloads.energy import SustainedRun, run_sustained, without_run
+from workloads.instruments import device as devices
+from workloads.instruments.caches import MIB, flush_mib
+from workloads.instruments.energy import SustainedRun, run_sustained, without_run
+from workloads.instruments.timing import event_metrics
+from workloads.instruments.untainted import time_untainted
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands
-from workloads.mx_scales import rocm_of_build
-from workloads.timing import event_metrics
-from workloads.untainted import time_untainted
+from workloads.precision.mx_scales import rocm_of_build
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:

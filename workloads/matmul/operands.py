@@ -11,11 +11,11 @@ import torch
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import RECIPES, fp8_dtype
-from workloads.llama.shapes import GemmShape
+from workloads.instruments.torch_internals import supports_persistent_tma
 from workloads.matmul import MatmulParameters, tinygrad_backend
 from workloads.matmul.rules import executed_accumulation
-from workloads.mx_scales import ScaleLayout, scale_layout
-from workloads.torch_internals import supports_persistent_tma
+from workloads.models.shapes import GemmShape
+from workloads.precision.mx_scales import ScaleLayout, scale_layout
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

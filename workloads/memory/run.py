@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from workloads import device as devices
 from workloads.api.contract import Measurement, Rank
-from workloads.caches import MIB
+from workloads.instruments import device as devices
+from workloads.instruments.caches import MIB
+from workloads.instruments.timing import event_metrics
+from workloads.instruments.untainted import time_untainted
 from workloads.memory import MemoryParameters
-from workloads.timing import event_metrics
-from workloads.untainted import time_untainted
 
 # Bytes that each operation moves for a byte of the buffer.
 MOVED = {"copy": 2, "read": 1, "write": 1}

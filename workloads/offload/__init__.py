@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api.contract import Machine, Measurement, Rank, Workload
-from workloads.llama import shapes
+from workloads.models import shapes
 from workloads.offload.plan import count_training_state_bytes
 from workloads.offload.rules import infeasible_reason, unsupported_dtype_reason
 

@@ -11,18 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workloads import device as devices
+from workloads.instruments import device as devices
+from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.shapes import MODELS, LlamaShape
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
-from workloads.timing import time_in_turns
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the fewest tokens of the chunk that is timed
 SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and the rates under load are wanted

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 from workloads.offload.memory import Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW
 from workloads.offload.plan import LOGIT_TOKENS, Location

@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workloads import trace
+from workloads.instruments import trace
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, rope_table
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 from workloads.offload.activations import ActivationStack
 from workloads.offload.embedding_head import EmbeddingAndHead
 from workloads.offload.memory import Arena, Buffer, CopyStreams

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from workloads import device as devices
+from workloads.instruments import device as devices
 from workloads.llama.attention import KERNELS
 from workloads.llama.attention_kernels import Kernel
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.kernel_cache import cache_folder
@@ -94,7 +94,7 @@ def _identity(device: torch.device) -> dict[str, object]:
     """Return what tells this GPU with its software and settings from others."""
     code = [
         file.read_bytes()
-        for name in ("offload", "llama")
+        for name in ("offload", "llama", "models")
         for file in sorted((Path(__file__).parents[1] / name).glob("*.py"))
     ]
     return devices.machine_info(device) | {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from workloads.telemetry import find_gpu
+from workloads.instruments.telemetry import find_gpu
 
 # The numbers of the calls: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
 MBIND = {"x86_64": 237, "aarch64": 235}

@@ -1,6 +1,6 @@
 """The plan of a training run: where every tensor is stored and how a step is divided. No torch.
 
-`workloads.offload.planner` chooses a plan, `workloads.offload.engine` carries it out.
+`workloads.offload.plan_search` chooses a plan, `workloads.offload.engine` carries it out.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from workloads.llama.flops import RecomputedLayer
-from workloads.llama.shapes import LlamaShape
+from workloads.models.flops import RecomputedLayer
+from workloads.models.shapes import LlamaShape
 
 Location = Literal["device", "host"]
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import torch
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.host import available_memory_bytes, node_activity
+from workloads.instruments import device as devices
+from workloads.instruments.telemetry import GpuReadings, monitor_gpu
+from workloads.instruments.trace import record_trace
 from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
-from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.fp8_block import FP8_RECIPES
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
+from workloads.models.shapes import MODELS, LlamaShape
 from workloads.offload import OffloadParameters, allocator
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.engine import Engine
@@ -29,10 +31,8 @@ from workloads.offload.kernel_cache import keep_compiled_kernels
 from workloads.offload.memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
-from workloads.offload.planner import Prediction, find_fastest_plan
+from workloads.offload.plan_search import Prediction, find_fastest_plan
 from workloads.offload.rules import infeasible_reason
-from workloads.telemetry import GpuReadings, monitor_gpu
-from workloads.trace import record_trace
 
 SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "full": "all activations",

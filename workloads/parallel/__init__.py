@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
-from workloads.llama import shapes
+from workloads.models import shapes
 from workloads.parallel.estimates import estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
 from workloads.parallel.points import Listing

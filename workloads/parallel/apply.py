@@ -31,20 +31,20 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from workloads.device import architecture
+from workloads.estimator.pipeline import stage_layers
+from workloads.instruments.device import architecture
+from workloads.instruments.torch_internals import input_style
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.document_attention import DocumentAttention
 from workloads.llama.model import Block, rope_table
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
 from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
-from workloads.planner.pipeline import stage_layers
 from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
-from workloads.torch_internals import input_style
 
 # A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
 BLOCK_PLAN: dict[str, ParallelStyle] = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from workloads.api.contract import Machine
+from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.precisions import find_precision
+from workloads.estimator.setting import Setting as PlannerSetting
+from workloads.estimator.step import estimate_step
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.sizes import model_flops_per_token
 from workloads.parallel.layout import Layout, Setting, uses_fsdp
-from workloads.planner.job import Job, TrainingLayout
-from workloads.planner.memory import peak_memory_gib
-from workloads.planner.precisions import find_precision
-from workloads.planner.setting import Setting as PlannerSetting
-from workloads.planner.sizes import model_flops_per_token
-from workloads.planner.step import estimate_step
 
 SHARED_FIELDS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "stages_per_rank", "schedule", "micro_batch", "global_batch"),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.llama.documents import attended_length
-from workloads.llama.shapes import LlamaShape
-from workloads.planner.job import V_SCHEDULES
-from workloads.planner.rules import DEGREES
+from workloads.layouts.job import V_SCHEDULES
+from workloads.layouts.rules import DEGREES
+from workloads.models.documents import attended_length
+from workloads.models.shapes import LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.planner.own_memory import LOSS_CHUNK_TOKENS
+from workloads.estimator.own_memory import LOSS_CHUNK_TOKENS
 
 
 def vocab_parallel_loss(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:

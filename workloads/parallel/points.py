@@ -10,9 +10,9 @@ from itertools import product
 from typing import Any
 
 from workloads.api.contract import Candidate, Estimate, Machine, Scalar, Workload
+from workloads.layouts.rules import DEGREES
 from workloads.parallel.estimates import estimate_speed
 from workloads.parallel.rules import RULES
-from workloads.planner.rules import DEGREES
 
 Values = Mapping[str, Sequence[Scalar]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import version
 
+from workloads.estimator.precisions import find_precision
+from workloads.layouts.job import V_SCHEDULES
+from workloads.layouts.rules import DEGREES, Violation
 from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Setting, uses_fsdp
-from workloads.planner.job import V_SCHEDULES
-from workloads.planner.precisions import find_precision
-from workloads.planner.rules import DEGREES, Violation
 
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 

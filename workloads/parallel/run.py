@@ -12,15 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
-from workloads.distributed import process_group
+from workloads.instruments import device as devices
+from workloads.instruments.distributed import process_group
+from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.document_attention import DocumentAttention
-from workloads.llama.documents import attended_length
-from workloads.llama.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.llama.sdpa import fastest_attention
-from workloads.llama.shapes import MODELS
+from workloads.models.documents import attended_length
+from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
+from workloads.models.shapes import MODELS
 from workloads.offload import allocator
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import (
@@ -44,7 +45,6 @@ from workloads.parallel.train import Trainer
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
 from workloads.precision.support import unsupported_layer_rate_reason
-from workloads.telemetry import GpuReadings, monitor_gpu
 
 GIB = 2**30
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

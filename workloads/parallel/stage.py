@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from workloads.llama.block import BlockMath
 from workloads.llama.document_attention import document_offsets, find_varlen_ops
 from workloads.llama.model import Block
-from workloads.llama.shapes import LlamaShape
+from workloads.models.shapes import LlamaShape
 from workloads.parallel.layout import Checkpointing
 
 # Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed

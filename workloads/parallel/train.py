@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from workloads.estimator.own_memory import LOSS_CHUNK_TOKENS
 from workloads.llama.model import next_token_loss
 from workloads.parallel.apply import Groups
 from workloads.parallel.batches import Batch
@@ -22,7 +23,6 @@ from workloads.parallel.layout import Layout
 from workloads.parallel.loss import vocab_parallel_loss
 from workloads.parallel.schedules import NAMES, build_schedule
 from workloads.parallel.stage import Stage
-from workloads.planner.own_memory import LOSS_CHUNK_TOKENS
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from workloads.api.contract import Machine, Measurement, Rank, Workload
-from workloads.llama import shapes
+from workloads.models import shapes
 from workloads.precision import support
 
 Recipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import fp8_dtype
+from workloads.instruments import device as devices
+from workloads.instruments.telemetry import monitor_gpu
+from workloads.instruments.timing import event_metrics, time_in_turns
+from workloads.instruments.torch_internals import compile_error
 from workloads.precision import CastParameters, formats
-from workloads.telemetry import monitor_gpu
-from workloads.timing import event_metrics, time_in_turns
-from workloads.torch_internals import compile_error
 
 Cast = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 

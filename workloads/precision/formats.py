@@ -11,7 +11,7 @@ import torch
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import fp8_dtype
-from workloads.mx_scales import ScaleLayout, rocm_of_build, scale_layout
+from workloads.precision.mx_scales import ScaleLayout, rocm_of_build, scale_layout
 
 # torchao warns at import about missing kernels that this device could not run anyway.
 for _logger_name in ("torchao", "torch.utils._pytree"):

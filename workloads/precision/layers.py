@@ -11,7 +11,7 @@ from torch import nn
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import Support, support
-from workloads.planner.precisions import find_precision
+from workloads.estimator.precisions import find_precision
 from workloads.precision.support import gemm_format, unsupported_layer_reason
 
 NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these layers

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from workloads import device as devices
 from workloads.api.contract import Energy, Measurement, Rank
-from workloads.energy import measure_energy
+from workloads.instruments import device as devices
+from workloads.instruments.energy import measure_energy
+from workloads.instruments.telemetry import monitor_gpu
+from workloads.instruments.timing import event_metrics, time_in_turns
 from workloads.llama.model import swiglu
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.precision import LinearParameters, formats, layers, support
-from workloads.telemetry import monitor_gpu
-from workloads.timing import event_metrics, time_in_turns
 
 
 class SwiGLU(nn.Module):

@@ -11,16 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from workloads import device as devices
 from workloads.api.contract import Measurement, Rank
+from workloads.instruments import device as devices
+from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
-from workloads.llama.flops import model_flops_per_token
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.sdpa import fused_attention
-from workloads.llama.shapes import MODELS
+from workloads.models.flops import model_flops_per_token
+from workloads.models.shapes import MODELS
 from workloads.precision import TrainingParameters, formats, layers
-from workloads.telemetry import GpuReadings, monitor_gpu
 
 
 def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:

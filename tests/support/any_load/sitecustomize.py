@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-MODULE = "workloads.host_waits"
+MODULE = "workloads.instruments.host_waits"
 LIMITS = {"EXTRA_S": 0.0, "UNUSABLE": float("inf"), "MAX_OVER_FASTEST": float("inf")}
 
 

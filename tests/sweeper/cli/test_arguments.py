@@ -8,7 +8,7 @@ from hydra._internal.utils import get_args_parser
 from sweeper.cli.arguments import FLAGS, parse_arguments
 from sweeper.cli.composition import compose_sweeps
 from sweeper.cli.overrides import quote_spaces
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 
 
 def test_flags_and_overrides_may_stand_in_any_order() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
 from sweeper.cli.explanation import RULES, SEVERAL_VALUES, UNKNOWN_KEY
-from sweeper.common.errors import UserInputError
+from workloads.api.errors import UserInputError
 
 # Command lines, with the message of Hydra that each provokes and how it is shown.
 PROVOKED = {

@@ -50,7 +50,7 @@ def test_the_runner_finds_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_random_imports_end_with_a_line(tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    assert not run_cases(import_entry(), "sweeper.ingest", [random_import(rng) for _ in range(40)], tmp_path)
+    assert not run_cases(import_entry(), "sweeper ingest", [random_import(rng) for _ in range(40)], tmp_path)
 
 
 def test_random_command_lines_end_with_a_line(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_random_command_lines_end_with_a_line(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_many_random_imports_end_with_a_line(tmp_path: Path) -> None:
     rng = random.Random(SEED + 1)
-    assert not run_cases(import_entry(), "sweeper.ingest", [random_import(rng) for _ in range(2000)], tmp_path)
+    assert not run_cases(import_entry(), "sweeper ingest", [random_import(rng) for _ in range(2000)], tmp_path)
 
 
 @pytest.mark.soak

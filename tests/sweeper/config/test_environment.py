@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.cli.overrides import quote_spaces
-from sweeper.common.errors import UserInputError
 from sweeper.config import environment
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from sweeper.config.space import Choice, Range, Space, parse
 from sweeper.config.space_checks import read_initial_points, read_space
+from workloads.api.errors import UserInputError
 
 NAMES = st.from_regex(r"[A-Z][A-Z0-9_]{3,20}", fullmatch=True).filter(lambda name: not is_refused(name))
 TEXTS = st.text("abcXYZ019:=_.,;-+ /()[]", min_size=1, max_size=20).map(str.strip).filter(bool)

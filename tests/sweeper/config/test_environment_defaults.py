@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sweeper.common.errors import UserInputError
 from sweeper.config.catalogue import catalogue
 from sweeper.config.environment_defaults import apply_defaults, default_names, read_defaults
 from sweeper.config.hardware import Node, Target, planned_target
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Choice, Space
+from workloads.api.errors import UserInputError
 
 MI300X = catalogue()["mi300x"]
 

@@ -10,14 +10,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from sweeper.common.errors import UserInputError
+from sweeper.commands.report.leaderboard import PUBLISHED_RATES
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node, hardware_of, select_target
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib
-from sweeper.report.leaderboard import PUBLISHED_RATES
 from tests.conftest import REPOSITORY, Workspace
+from workloads.api.errors import UserInputError
 from workloads.api.gpus.interface import GpuIdentity
 
 AUTO = Hardware(name="auto")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.common.errors import UserInputError
 from sweeper.config import partitions
 from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, planned_target, select_target
@@ -22,6 +21,7 @@ from sweeper.tracking.provenance import gather
 from tests.support.amd import use_stand_in
 from tests.support.planner import machine_of
 from workloads.api import host
+from workloads.api.errors import UserInputError
 
 MI300X = catalogue()["mi300x"]
 INSTINCTS = sorted(name for name, hardware in catalogue().items() if hardware.dies)

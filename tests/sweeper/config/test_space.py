@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.cli.overrides import quote_spaces
-from sweeper.common.errors import UserInputError
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from sweeper.config.space import Choice, Interval, Range, Space, parse, parse_entry
 from sweeper.config.space_checks import read_space
+from workloads.api.errors import UserInputError
 
 
 @given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 70))

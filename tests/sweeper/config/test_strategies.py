@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sweeper.common.errors import UserInputError
 from sweeper.config.strategies import Strategy, layout_on, read_strategies
 from tests.support.planner_estimates import cluster
-from workloads.planner.job import Job, TrainingLayout
-from workloads.planner.models import load_model
-from workloads.planner.rules import find_violation
+from workloads.api.errors import UserInputError
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.rules import find_violation
+from workloads.models.table import load_model
 
 ROWS = [(name, row) for name, rows in read_strategies().items() for row in rows]
 

@@ -70,12 +70,12 @@ def test_ray_uses_a_token_for_the_address_of_a_cluster(
     assert os.environ.get("RAY_AUTH_MODE") == mode
 
 
-@pytest.mark.parametrize("module", ["sweeper", "sweeper.doctor"])
-def test_an_amdsmi_with_which_ray_crashes_gives_a_message(module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("doctor",)])
+def test_an_amdsmi_with_which_ray_crashes_gives_a_message(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "amdsmi.py").write_text("raise KeyError('libamd_smi.so')")
     env = variables()
     env["PYTHONPATH"] += f":{tmp_path}"
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", "sweeper", *words]
     run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     result = CommandResult(run.returncode, run.stdout, run.stderr)
     assert result.code == 2 and "amdsmi does not work (KeyError" in result.err and "pip uninstall amdsmi" in result.err

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import ray
 
-from sweeper.common.errors import UserInputError
 from sweeper.execution import head
 from sweeper.execution.cluster import NodeDiscovery
 from tests.conftest import Workspace, wait_for
 from tests.support.ray_cluster import Cluster, assert_completed_once, count_completions, start_sweep
+from workloads.api.errors import UserInputError
 
 
 @pytest.mark.parametrize(("limit", "timeout_s"), [(None, 55), ("600", 595), ("4", 2)])

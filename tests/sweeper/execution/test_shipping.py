@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from sweeper.common.errors import UserInputError
 from sweeper.execution import shipping
 from sweeper.execution.code_probe import read_code
 from sweeper.execution.shipping import NodeCode, SweepCode, check_size
 from sweeper.execution.worker import SHIPPED_DIRECTORY, localize
 from tests.conftest import REPOSITORY, CommandResult, Workspace, wait_for
 from tests.support.ray_cluster import BareNode, Cluster
+from workloads.api.errors import UserInputError
 
 SWEEP = ["hardware=h200", "gpus=4", "finals.top=0", "search=grid", "progress=never", "cluster.insecure=true"]
 WORKLOAD = """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.common.intervals import student_interval
+from sweeper.metrics.intervals import student_interval
 from sweeper.search.dominance_shares import draw_means, find_dominated, share_points
 
 FINE = np.array([1e-3, 1e-3])

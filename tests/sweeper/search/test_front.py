@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sweeper.common.criteria import Criteria
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
-from sweeper.folders.stored import StoredSweep
+from sweeper.metrics.criteria import Criteria
+from sweeper.results.stored import StoredSweep
 from sweeper.search.front import (
     MAX_POINTS,
     Front,

@@ -13,7 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
-from sweeper.common.criteria import Criteria
+from sweeper.metrics.criteria import Criteria
 from sweeper.search import parzen
 from sweeper.search.axes import Axis
 from sweeper.search.parzen import Density, ObservedTrials, ParzenSampler

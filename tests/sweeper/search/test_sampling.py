@@ -6,7 +6,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeper.common.criteria import Criteria
+from sweeper.metrics.criteria import Criteria
 from sweeper.search import sampling
 from sweeper.search.samplers import PrunerSettings, make_sampler
 from sweeper.search.sampling import Ending, SamplingStudy

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.criteria import Criteria
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
 from sweeper.config.space import Interval, Range, Space
+from sweeper.metrics.criteria import Criteria
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.search.trial import Trial

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from sweeper.common.errors import UserInputError
 from sweeper.common.trials import Remeasurement, TrialStatus
 from sweeper.config.space import Interval, Range, Space, parse, point_key
 from sweeper.search import retries
@@ -24,6 +23,7 @@ from sweeper.search.samplers import PrunerSettings
 from sweeper.search.study import Study
 from tests.conftest import environment
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
+from workloads.api.errors import UserInputError
 
 # ── asking ──
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from sweeper.common.errors import UserInputError
 from sweeper.tracking import mlflow_store
 from tests.conftest import environment
+from workloads.api.errors import UserInputError
 
 
 class Page(list[int]):

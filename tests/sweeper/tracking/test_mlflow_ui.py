@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from mlflow import MlflowClient
 
+from sweeper.commands.report.artifact import log_report
 from sweeper.common.trials import Remeasurement
-from sweeper.report.artifact import log_report
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.mlflow_view import RankedTrial
 from sweeper.tracking.store import Store

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sweeper.common.energy_metrics import Prices, cost_metrics
-from sweeper.common.metrics import STATISTICS, derive
+from sweeper.metrics.derivation import STATISTICS, derive
+from sweeper.metrics.energy import Prices, cost_metrics
 from workloads.api import contract
 from workloads.api.contract import Energy, Measurement
 from workloads.api.derived import SOURCES, SUFFIXES, find_source

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.support.amd import use_stand_in
-from workloads import telemetry
 from workloads.api.gpus import amd, open_gpus
 from workloads.api.host import gpu_identities, gpus_used_gib, node_activity
 from workloads.api.node_state import describe_gpu
+from workloads.instruments import telemetry
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from workloads.api.trial import run_trial
 from workloads.collectives import Collective
 from workloads.collectives.operations import BUS_FACTORS, Group, Operation, build_operation
 from workloads.collectives.run import time_calls
-from workloads.host_waits import ThreadWaits
+from workloads.instruments.host_waits import ThreadWaits
 
 NAMES: tuple[Collective, ...] = get_args(Collective)
 FIXED: dict[str, Any] = {"kib": 6, "dtype": "fp32", "warmup": 1, "repeats": 2}

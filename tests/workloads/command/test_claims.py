@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.programs import STEPS, run_program
 from workloads.api.contract import ProgramFailed
-from workloads.api.logs import Step
 from workloads.command.claims import find_contradictions, flops_per_token
 from workloads.command.work import DeclaredWork
+from workloads.formats.logs import Step
 
 TOKENS = 128 * 2048
 WORK = DeclaredWork(128, 2048, "llama3_8b", "bf16", {})

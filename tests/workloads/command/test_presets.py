@@ -15,7 +15,7 @@ from tests.support.planner_estimates import cluster, job
 from workloads.api.contract import Estimate, Machine, Rank
 from workloads.api.registry import load
 from workloads.command.invocation import build_invocation
-from workloads.planner.step import estimate_job
+from workloads.estimator.step import estimate_job
 
 
 def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.programs import STEPS, run_program
 from workloads.api.contract import ParameterMismatch, Rank
-from workloads.api.printed import PrintedConfig
 from workloads.command import CommandSettings
 from workloads.command.work import read_declared_work
+from workloads.formats.printed import PrintedConfig
 
 # What torchtitan 0.2.2 prints without FSDP.
 UNMIXED = '"dtype": "%s",\n"mixed_precision_param": "bfloat16",\nMixed precision training is disabled'

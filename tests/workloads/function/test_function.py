@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from sweeper.common.metrics import derive
+from sweeper.metrics.derivation import derive
 from workloads.api.contract import Measurement, Pruned, Rank, TrialTimeout
 from workloads.api.registry import load
 from workloads.api.trial import run_trial

@@ -12,7 +12,7 @@ from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.llama import checkpoint
 from workloads.llama.model import Llama, rope_table
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.shapes import MODELS, LlamaShape
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,7 +16,7 @@ from workloads.llama.block import BlockMath
 from workloads.llama.fp8 import FP8
 from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, BlockwiseFp8BlockMath, Fp8BlockMath
 from workloads.llama.model import Block, apply_rotary_emb, rope_table
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.shapes import MODELS, LlamaShape
 
 CPU = torch.device("cpu")
 SHAPE = MODELS["llama_tiny"]

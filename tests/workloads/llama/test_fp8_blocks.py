@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.support.fp8_matrices import E4M3_MAX, assert_same_matrix, relative_error
 from workloads.llama import fp8_blocks
 from workloads.llama.fp8 import Fp8Matrix
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 
 
 def draw_matrix(rows: int, columns: int, seed: int = 0) -> Tensor:

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.matrix import covering
-from workloads import device as devices
-from workloads import timing
 from workloads.api.contract import Infeasible, Measurement, ParameterMismatch, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
 from workloads.api.trial import describe_mismatches, run_trial
-from workloads.llama.shapes import MODELS, GemmShape, gemm_shape
+from workloads.instruments import device as devices
+from workloads.instruments import timing
 from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
 from workloads.matmul.accuracy import TOLERANCE, relative_error, tolerance
 from workloads.matmul.operands import E2M1, TORCH_DTYPES, make_operands, take_rows
+from workloads.models.shapes import MODELS, GemmShape, gemm_shape
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -17,10 +17,10 @@ from workloads.api.contract import Infeasible, OutOfMemory, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention import KERNELS
 from workloads.llama.block import BlockMath
-from workloads.llama.flops import hardware_flops_per_token
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.model import Block, Llama, rope_table
-from workloads.llama.shapes import MODELS, LlamaShape
+from workloads.models.flops import hardware_flops_per_token
+from workloads.models.shapes import MODELS, LlamaShape
 from workloads.offload import run
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.amd import use_stand_in
 from tests.support.amd_device import amd_device
-from workloads import telemetry
+from workloads.instruments import telemetry
 from workloads.offload import numa
 from workloads.offload.memory import Arena
 

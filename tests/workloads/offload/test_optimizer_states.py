@@ -11,7 +11,7 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention import KERNELS
 from workloads.llama.model import Llama, rope_table
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.offload import OffloadParameters, run
 from workloads.offload.engine import Engine
 from workloads.offload.memory import Arena

@@ -25,7 +25,7 @@ from workloads.api.contract import Infeasible, Machine, Rank, Scalar
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import CPU_KERNEL
 from workloads.llama.fp8_block import build_block_math
-from workloads.llama.shapes import MODELS
+from workloads.models.shapes import MODELS
 from workloads.offload import Offload, OffloadParameters, device_rates, run
 from workloads.offload.cost_model import (
     ActivationMemory,
@@ -38,7 +38,7 @@ from workloads.offload.cost_model import (
 from workloads.offload.device_rates import measure_device_rates
 from workloads.offload.optimizer import Precision
 from workloads.offload.plan import GIB, ActivationPlan, LayerPlan
-from workloads.offload.planner import Prediction, find_fastest_plan, find_fastest_plans
+from workloads.offload.plan_search import Prediction, find_fastest_plan, find_fastest_plans
 
 CPU = torch.device("cpu")
 SHAPE = replace(MODELS["llama3_8b"], layers=8)

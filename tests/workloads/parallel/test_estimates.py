@@ -12,13 +12,13 @@ from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node, Target, planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
-from workloads.llama.flops import model_flops_per_token
-from workloads.llama.shapes import MODELS
+from workloads.estimator.step import estimate_job, estimate_step
+from workloads.models.flops import model_flops_per_token
+from workloads.models.shapes import MODELS
 from workloads.parallel import Parallel, ParallelParameters
 from workloads.parallel.estimates import build_job, estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import Layout, Setting
 from workloads.parallel.rules import find_violation
-from workloads.planner.step import estimate_job, estimate_step
 
 H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 

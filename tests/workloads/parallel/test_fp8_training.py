@@ -14,9 +14,9 @@ from tests.support.parallel_ranks import (
     Trained,
     assert_same_training,
 )
-from workloads import device as devices
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
+from workloads.instruments import device as devices
 from workloads.parallel.layout import Layout
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")

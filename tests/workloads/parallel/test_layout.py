@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.llama.shapes import MODELS
+from workloads.estimator.pipeline import stage_layers
+from workloads.layouts.rules import DEGREES
+from workloads.models.shapes import MODELS
 from workloads.parallel.layout import BlockKind, Layout, Setting, State, rank_stages
 from workloads.parallel.rules import find_violation
-from workloads.planner.pipeline import stage_layers
-from workloads.planner.rules import DEGREES
 
 POWERS_OF_TWO = [1, 2, 4, 8]
 

@@ -12,11 +12,11 @@ from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import planned_target
 from tests.conftest import REPOSITORY
 from tests.support.planner import machine_of
-from workloads.llama.shapes import MODELS
+from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.step import estimate_job
+from workloads.models.shapes import MODELS
 from workloads.parallel.estimates import build_job
 from workloads.parallel.layout import Layout, Setting
-from workloads.planner.estimate import JobEstimate
-from workloads.planner.step import estimate_job
 
 MEASUREMENTS = pd.read_csv(REPOSITORY / "tests/samples/h200_layouts.csv", comment="#").to_dict("records")
 

@@ -11,8 +11,8 @@ from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine, Workload
+from workloads.layouts.enumeration import divisors
 from workloads.parallel import Parallel, points
-from workloads.planner.enumeration import divisors
 
 CONSTANTS: dict[str, Any] = {"model": "llama3_8b", "global_batch": 24}
 

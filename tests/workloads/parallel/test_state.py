@@ -16,7 +16,7 @@ from tests.support.parallel_ranks import (
 )
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
-from workloads.distributed import process_group
+from workloads.instruments.distributed import process_group
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
 from workloads.parallel.batches import Batch
 from workloads.parallel.fsdp import reduction_dtype

@@ -25,7 +25,7 @@ from tests.support.parallel_ranks import (
     train_in_one_process,
 )
 from workloads.api.contract import Rank
-from workloads.distributed import process_group
+from workloads.instruments.distributed import process_group
 from workloads.llama.sdpa import causal_attention
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages
 from workloads.parallel.layout import Layout

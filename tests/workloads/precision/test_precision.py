@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sweeper.common.metrics import derive
+from sweeper.metrics.derivation import derive
 from tests.conftest import REPOSITORY, Workspace, environment
 from tests.support.amd_device import MI355X, amd_device
 from workloads.api.contract import Infeasible, Machine, Measurement, Rank

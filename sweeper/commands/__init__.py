@@ -1,0 +1,1 @@
+"""What a user starts: a package for each subcommand."""

@@ -1,0 +1,127 @@
+"""Print what runs the winner of a sweep again, or one of its trials.
+
+    python -m sweeper best [SWEEP] [--trial N] [--dir DIR]
+
+Without a name: of the last sweep. Standard output has the trial with its figure, our command for it, the software that
+it ran with, and the paths of its files; each sweep keeps those of its winner in DIR/sweeps/SWEEP/best:
+
+sweep.sh            our command, with every parameter
+workload/best.yaml  the same as a file, which its first lines say how to run
+program/            of a trainer or another command: run.sh, which starts it, and its own configuration
+torchtitan/, megatron/  of workload=parallel: the layout as a file of these trainers, where they have it
+best.json           the figure with its interval, the parameters and the versions
+
+--trial N           of trial N, whose files are written to DIR/sweeps/SWEEP/files/N/run
+
+With several objectives there is no winner: the trials on their front are listed, of which --trial N chooses one. The
+files in best/ are of the best of them by the first objective.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeper.cli.parser import CommandParser
+from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFiles, build_files
+from sweeper.common.format import count
+from sweeper.common.trials import TrialRecord
+from sweeper.metrics.criteria import Criteria
+from sweeper.pages.drawing import terminal_width
+from sweeper.pages.tables import draw_front
+from sweeper.results.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
+from sweeper.search.front import Front
+from workloads.api.errors import UserInputError
+
+VERSIONS = ("torch", "cuda", "hip", "driver", "program")  # of what a measured process reports
+
+
+def main(words: list[str]) -> None:
+    """Run the command. The exit code is 2 for invalid input, and where a sweep has no winner."""
+    parser = CommandParser("sweeper best", __doc__)
+    parser.add_argument("sweep", nargs="?")
+    parser.add_argument("--trial", type=int)
+    parser.add_argument("--dir", default=".", type=Path)
+    parser.run(run, words)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the trial, or the front. Returns the exit code."""
+    sweep = find_sweep(args.dir, args.sweep)
+    if args.trial is None and sweep.front is not None:
+        show_front(sweep, sweep.front)
+        return 0
+    files = write_trial(sweep, args.trial)
+    print("\n".join(describe(files)))
+    return 0
+
+
+def show_front(sweep: StoredSweep, front: Front) -> None:
+    """Print the table of the front, and how to choose one of its trials."""
+    assert sweep.description is not None
+    width = terminal_width()
+    console = Console(width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    metrics, numbers = sweep.description.criteria.metrics, front.numbers
+    console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
+    console.print(draw_front(front, metrics, width))
+    if not front.certified:
+        console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
+    if numbers:
+        chosen = front.leader.number if front.leader else numbers[0]
+        console.print(f"choose one: python -m sweeper best {sweep.name} --trial {chosen}")
+
+
+def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
+    """Write the files of a trial, or of the winner, and return them.
+
+    Raises:
+        UserInputError: there is no such trial, or no trial is complete.
+    """
+    description = sweep.description
+    if description is None:
+        raise UserInputError(f"{sweep.name}: an earlier version ran it and kept no sweep.json; run its command again")
+    winner = sweep.winner
+    if number is None:
+        if winner is None:
+            raise UserInputError(f"{sweep.name}: no trial is complete; choose one with --trial N")
+        files = build_files(description, sweep.read_trial(winner.trial), winner, sweep.folder / FOLDER)
+    else:
+        record = sweep.read_trial(number)
+        value = _value_of(sweep, record, description.criteria)
+        files = build_files(description, record, value, sweep.folder / "files" / f"{number:04d}" / "run")
+    files.write()
+    return files
+
+
+def _value_of(sweep: StoredSweep, record: TrialRecord, criteria: Criteria) -> Winner | None:
+    """Return the objectives of a trial, of the finals if they measured it; None of a trial that lacks one."""
+    if criteria.values(record) is None:
+        return None
+    if sweep.front is not None:
+        return front_value(sweep.front, record, criteria)
+    winner = sweep.winner
+    return winner if winner is not None and winner.trial == record.number else measured_value(record, criteria)
+
+
+def describe(files: TrialFiles) -> list[str]:
+    """Return the lines that are printed."""
+    software = {**files.result["software"], **_versions(files.result["process"])}
+    return [
+        f"# {files.title}",
+        files.line,
+        "",
+        f"software {', '.join(f'{name} {version}' for name, version in software.items())}",
+        *(f"file     {files.folder / name}" for name in sorted(files.files, key=_order)),
+        *(f"note     {note}" for note in files.notes),
+    ]
+
+
+def _versions(process: dict[str, object]) -> dict[str, object]:
+    """Return what the measured process read of its software."""
+    return {name: value for name in VERSIONS if (value := process.get(name))}
+
+
+def _order(name: str) -> tuple[bool, str]:
+    return name not in (LINE, OVERRIDES, RESULT), name

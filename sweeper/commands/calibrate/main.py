@@ -1,0 +1,194 @@
+"""Measure the rates of the GPUs and links that are here, for plans.
+
+    python -m sweeper calibrate [hardware=NAME] [dir=DIR] [cluster.address=ADDRESS] [cluster.insecure=true]
+
+Runs sweeps of matrix products, memory copies, attention and, with several GPUs, collectives, for two to five minutes.
+Products and attention run back to back until clocks and power have settled, and are measured after that: the rates of
+short runs are 10 to 20% above those of training.
+
+Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on python -m sweeper plan
+in DIR, and plans of sweeps with dir=DIR, use these rates for this hardware and say so; calibration=none leaves them
+out. Prints what each figure replaces. Rerun the same command to resume after an interruption, and to measure again what
+failed, as where other processes held the processor; a rerun of a complete calibration measures anew. To begin anew
+before that, delete DIR/calibration/HARDWARE.unfinished.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeper.cli.multirun import SweepQueue, run_queues
+from sweeper.cli.parser import CommandParser
+from sweeper.commands.calibrate import rates
+from sweeper.commands.calibrate.links import measured_topology
+from sweeper.commands.calibrate.rates import Row
+from sweeper.commands.calibrate.sweeps import CalibrationSweep, gpus_per_node, plan_sweeps
+from sweeper.commands.calibrate.view import Replacement, device_replacements, draw_replacements, link_replacements
+from sweeper.common.exit_codes import INTERRUPTED, SOME_FAILED
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Target, select_target
+from sweeper.config.schema import Hardware
+from sweeper.execution import environment
+from sweeper.pages.drawing import terminal_width
+from sweeper.preflight.calibration import (
+    FOLDER,
+    Calibration,
+    CalibrationFile,
+    device_key,
+    write_calibration,
+    write_yaml,
+)
+from sweeper.preflight.clusters import build_device, default_topology
+from workloads.api.errors import UserInputError, suggest
+from workloads.estimator.cluster import Cluster, Device
+
+KEYS = ("hardware", "dir", "cluster.address", "cluster.insecure")
+
+
+def main(words: list[str]) -> None:
+    """Run the command."""
+    parser = CommandParser("sweeper calibrate", __doc__)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    parser.run(run, words)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, write the files and print what they replace. Returns the exit code."""
+    words = read_words(args.words)
+    directory = Path(words.get("dir", ".")).expanduser().resolve()
+    target = find_target(words)
+    key = device_key(target.hardware)
+    path = directory / FOLDER / f"{key}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    sweeps = plan_sweeps(target, begin_or_resume(unfinished, key), directory, _further(words, target))
+    code = run_queues([SweepQueue("", [sweep.words for sweep in sweeps.values()])])
+    rows = {name: sweep.read_rows() for name, sweep in sweeps.items()}
+    if code == INTERRUPTED or not rows["matmul"]:
+        missing = ", ".join(name for name, trials in rows.items() if not trials)
+        print(f"calibration: not complete ({missing or 'interrupted'}); rerun the same command to resume")
+        return code or SOME_FAILED
+    _print_result(path, write_files(path, target, rows), sweeps, rows)
+    failed = {name: len(sweep.without_result) for name, sweep in sweeps.items()}
+    if any(failed.values()):
+        counts = ", ".join(f"{number} of {name}" for name, number in failed.items() if number)
+        print(f"calibration: trials without a result: {counts}; rerun the same command to measure them again")
+    else:
+        unfinished.unlink()
+    return code
+
+
+def read_words(words: Sequence[str]) -> dict[str, str]:
+    """Return the values of the command line. Raises UserInputError for a word that is no known key with a value."""
+    values = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if name not in KEYS or not sign or not value:
+            raise UserInputError(f"{word}: must be one of the keys with a value. {suggest(name, KEYS)}")
+        values[name] = value
+    return values
+
+
+def find_target(words: Mapping[str, str]) -> Target:
+    """Return the devices that are measured.
+
+    Raises:
+        UserInputError: for an unknown kind of device, or one that is not there.
+    """
+    name, address = words.get("hardware", "auto"), words.get("cluster.address")
+    kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
+    if name not in kinds:
+        raise UserInputError(f"hardware={name}: unknown hardware. {suggest(name, kinds)}")
+    from sweeper.execution import cluster  # with Ray, which takes a second to import
+
+    insecure = words.get("cluster.insecure") == "true"
+    environment.prepare(address, insecure)
+    nodes = cluster.discover_nodes(address, insecure)
+    cluster.stop()
+    return select_target(kinds[name], nodes, 1)
+
+
+def begin_or_resume(unfinished: Path, hardware: str) -> str:
+    """Return the name of the calibration that was interrupted, or a new one."""
+    if unfinished.exists():
+        return unfinished.read_text().strip()
+    name = f"calibration-{hardware}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    unfinished.write_text(f"{name}\n")
+    return name
+
+
+def _further(words: Mapping[str, str], target: Target) -> list[str]:
+    known = target.hardware.name in catalogue() or not target.is_gpu
+    others = [f"{name}={value}" for name, value in words.items() if name.startswith("cluster.")]
+    return [f"hardware={target.hardware.name if known else 'auto'}", *others]
+
+
+def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Replacement]:
+    """Write the files of the device and of its topology. Returns what each figure replaces."""
+    products = rates.sustained_tflops(rows["matmul"])
+    reference = products.get("bf16") or next(iter(products.values()))
+    calibration = Calibration(
+        hardware=device_key(target.hardware),
+        device=target.model,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        torch=version("torch"),
+        conditions=rates.describe_conditions(rows["matmul"]),
+        sustained_tflops=products,
+        power_headroom=round(rates.power_headroom(rows["matmul"]), 3) if target.is_gpu else 1.0,
+        copy_gb_s=rates.copy_rate(rows["memory"]),
+        attention=rates.attention_rates(rows["attention"], reference.value),
+    )
+    write_calibration(path, calibration)
+    before = _device_before(target.hardware)
+    replacements = list(device_replacements(calibration, before, rows["attention"]))
+    if rows.get("collectives"):
+        replacements += _write_topology(CalibrationFile(path, calibration), target, rows["collectives"], before)
+    return replacements
+
+
+def _device_before(hardware: Hardware) -> Device | None:
+    """Return the device as plans have it without the calibration; None for one that they do not have."""
+    try:
+        return build_device(hardware)
+    except UserInputError:
+        return None
+
+
+def _write_topology(
+    file: CalibrationFile, target: Target, rows: Sequence[Row], before: Device | None
+) -> list[Replacement]:
+    """Write the measured links. On a CPU two processes stand for two GPUs of a node."""
+    gpus, per_node = (target.devices, gpus_per_node(target)) if target.is_gpu else (2, 2)
+    assumed = default_topology(target.hardware)
+    topology = measured_topology(rows, assumed, gpus, per_node)
+    measured = "links" if per_node == gpus else "links and network" if per_node > 1 else "network"
+    values = {name: value for name, value in asdict(topology).items() if name != "name"}
+    source = f"{measured} of {gpus} x {target.model}, {file.rates.date}; the rest is assumed"
+    comment = "Measured by python -m sweeper calibrate; plans use it for this device unless topology= names another."
+    write_yaml(file.topology_path, {**values, "source": source}, comment)
+    device = before or Device(target.hardware.name, {}, 0.0, 0.0, None, {})
+    return list(link_replacements(topology, assumed, rows, Cluster(device, assumed, gpus)))
+
+
+def _print_result(
+    path: Path,
+    replacements: Sequence[Replacement],
+    sweeps: Mapping[str, CalibrationSweep],
+    rows: Mapping[str, list[Row]],
+) -> None:
+    console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
+    topology_path = CalibrationFile(path, Calibration("", "", "")).topology_path
+    console.print(draw_replacements(replacements))
+    console.print(f"method   {rates.describe_conditions(rows['matmul'])}", soft_wrap=True)
+    for name in (name for name, trials in rows.items() if not trials):
+        console.print(f"missing  {name}: no trial succeeded; see {sweeps[name].folder}", soft_wrap=True)
+    for written in (path, topology_path):
+        if written.exists():
+            console.print(f"written  {written}", soft_wrap=True)

@@ -1,0 +1,137 @@
+"""From the trials of a calibration to the rates of a device and of its links."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from sweeper.preflight.calibration import Attention, Figure
+from workloads.api.recipes import RECIPES
+from workloads.layouts.job import AttentionKernel
+
+Row = dict[str, str]
+# The planner's names of attention kernels. FlashAttention 3 and 4 have one rate there; AMD's kernels are
+# FlashAttention 2.
+PLANNER_KERNELS: dict[str, AttentionKernel] = {
+    "flash": "flash2",
+    "aotriton": "flash2",
+    "ck": "flash2",
+    "aiter": "flash2",
+    "cudnn": "cudnn",
+    "flash4": "flash3",
+}
+
+
+def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Return the lasting rate of products by data type: all operations of the layers over the time of all."""
+    by_dtype = _group(rows, "param.dtype")
+    bounds = ("tflops_sustained_ci_low", "tflops_sustained_ci_high")
+    return {
+        RECIPES[dtype].matrix_dtype: Figure(
+            _joint_rate(layers, "tflops_sustained"),
+            *(_joint_rate(layers, name) if all(row.get(name) for row in layers) else None for name in bounds),
+        )
+        for dtype, layers in by_dtype.items()
+    }
+
+
+def power_headroom(rows: Sequence[Row]) -> float:
+    """Return by which factor a short run of products in 16 bits, else of all, is faster than a lasting one."""
+    layers = [row for row in rows if row["param.dtype"] == "bf16"] or rows
+    return max(1.0, _joint_rate(layers, "tflops") / _joint_rate(layers, "tflops_sustained"))
+
+
+def _joint_rate(layers: Iterable[Row], metric: str) -> float:
+    """Return the rate of several products one after another."""
+    flops = [(2 * float(row["m"]) * float(row["n"]) * float(row["k"]), row) for row in layers]
+    seconds = sum(operations / float(row[metric]) for operations, row in flops)
+    return sum(operations for operations, _ in flops) / seconds
+
+
+def copy_rate(rows: Sequence[Row]) -> Figure | None:
+    """Return the GB/s of copies; None if none was measured."""
+    return figure_of(rows[0], "gb_per_s") if rows else None
+
+
+def figure_of(row: Row, metric: str) -> Figure:
+    """Return a metric of a trial with its interval."""
+    low, high = (float(row[name]) if row.get(name) else None for name in (f"{metric}_ci_low", f"{metric}_ci_high"))
+    return Figure(float(row[metric]), low, high)
+
+
+def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
+    """Return the rates of each attention kernel as shares of that of products, by the planner's names.
+
+    Of kernels with one name there, the fastest one counts.
+    """
+    rates: dict[str, Attention] = {}
+    for kernel, own in _group(rows, "param.kernel").items():
+        fitted = _fit_attention(own, tflops)
+        name = PLANNER_KERNELS[kernel]
+        if fitted and (name not in rates or fitted.forward_share > rates[name].forward_share):
+            rates[name] = fitted
+    return rates
+
+
+def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
+    """Return the rates of one kernel; None unless both passes were measured at two lengths.
+
+    The planner's rate over L tokens is share · L / (L + half): its inverse is linear in 1 / L. Both passes have one
+    half, the mean of theirs, and the share is that of the longest sequences.
+    """
+    halves, longest = [], {}
+    for mode, own in _group(rows, "param.mode").items():
+        points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)
+        if len(points) < 2:
+            return None
+        (short, short_rate), (long, long_rate) = points[0], points[-1]
+        slope = (1 / short_rate - 1 / long_rate) / (1 / short - 1 / long)
+        halves.append(max(0.0, slope / max(1 / long_rate - slope / long, 1e-12)))
+        longest[mode] = points[-1]
+    if len(longest) < 2:
+        return None
+    half = sum(halves) / len(halves)
+    shares = {mode: rate * (length + half) / length / tflops for mode, (length, rate) in longest.items()}
+    return Attention(round(shares["forward"], 4), round(shares["backward"], 4), round(half, 1))
+
+
+def describe_conditions(rows: Sequence[Row]) -> str:
+    """Return how long the products lasted, at which clock and power."""
+    settling = [float(row["sustained_settling_s"]) for row in rows]
+    lasted = max(float(row["param.sustained_s"]) for row in rows)
+    parts = [
+        f"products back to back for {lasted:g} s, after {min(settling):.1f} to {max(settling):.1f} s in which the "
+        "clocks settled"
+    ]
+    for name, unit in (("sustained_sm_clock_mhz", "MHz"), ("sustained_power_w", "W")):
+        values = [float(row[name]) for row in rows if row.get(name)]
+        if values:
+            parts.append(f"{min(values):.0f} to {max(values):.0f} {unit}")
+    return ", ".join(parts)
+
+
+def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
+def bus_gb_s(rows: Iterable[Row], ranks: int, collective: str = "all_gather") -> float:
+    """Return the bandwidth of the largest collective of groups of so many ranks; NaN if none was measured."""
+    own = _of_groups(rows, ranks, collective)
+    return float(max(own, key=_size)["bus_gb_s"]) if own else math.nan
+
+
+def latency_s(rows: Iterable[Row], ranks: int) -> float:
+    """Return the seconds of the smallest all-gather of groups of so many ranks; NaN if none was measured."""
+    own = _of_groups(rows, ranks, "all_gather")
+    return float(min(own, key=_size)["step_time_ms"]) / 1e3 if own else math.nan
+
+
+def _size(row: Row) -> float:
+    return float(row["param.kib"])
+
+
+def _of_groups(rows: Iterable[Row], ranks: int, collective: str) -> list[Row]:
+    return [row for row in rows if float(row["param.ranks"]) == ranks and row["param.collective"] == collective]

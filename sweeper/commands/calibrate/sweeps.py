@@ -1,0 +1,113 @@
+"""The sweeps that measure a device: their words, their names, and the rows of their trials."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
+from sweeper.config.hardware import Target
+from sweeper.results.stored import StoredSweep
+
+# The products of a block of Llama 3 8B, those of training; attention with its heads, at lengths that show how its rate
+# rises. Products and attention run back to back once clocks and power have settled (`workloads.instruments.timing`).
+GPU_WORDS = {
+    "matmul": (
+        *("workload=matmul_layers", "model=llama3_8b", "space.layer=qkv,gate_up,down", "space.product=forward"),
+        *("space.dtype=bf16,fp8_tensorwise", "space.repeats=20", "space.sustained_s=2"),
+    ),
+    "memory": ("workload=memory", "space.operation=copy"),
+    "attention": (
+        *(
+            "workload=attention",
+            "space.sequence_length=2048,16384",
+            "space.kernel=flash,cudnn,flash4,aotriton,ck,aiter",
+        ),
+        *("space.repeats=10", "space.sustained_s=1"),
+    ),
+    "collectives": ("workload=collectives", "space.collective=all_gather,all_reduce", "space.kib=4,1048576"),
+}
+CPU_WORDS = {
+    "matmul": (
+        *("workload=matmul_layers", "model=llama_tiny", "space.layer=qkv,gate_up", "space.product=forward"),
+        *("space.tokens=1024", "space.sustained_s=0.2"),
+    ),
+    "memory": ("workload=memory", "space.operation=copy", "space.mib=64"),
+    "attention": ("workload=attention", "space.sequence_length=128,512", "space.kernel=flash", "space.sustained_s=0.2"),
+    "collectives": ("workload=collectives", "space.collective=all_gather,all_reduce", "space.kib=4,1024", "gpus=2"),
+}
+COMMON_WORDS = ("search=grid", "finals.top=0", "budget.same_failures=null")
+
+
+@dataclass(frozen=True)
+class CalibrationSweep:
+    """A sweep of a calibration.
+
+    Attributes:
+        words: of its command.
+        folder: of its results.
+    """
+
+    words: tuple[str, ...]
+    folder: Path
+
+    def read_rows(self) -> list[dict[str, str]]:
+        """Return the complete trials, parameters and metrics by name; empty if the sweep has not ended."""
+        path = self.folder / "trials.csv"
+        if not path.exists():
+            return []
+        with path.open(newline="") as lines:
+            return [row for row in csv.DictReader(lines) if row["outcome"] == "complete"]
+
+    @property
+    def without_result(self) -> list[TrialStatus]:
+        """The statuses of the trials to measure again: they failed, as on a busy processor, or were lost."""
+        return [record.status for record in StoredSweep(self.folder).current_records if record.status in BAD]
+
+
+def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str]) -> dict[str, CalibrationSweep]:
+    """Return the sweeps of a calibration by what they measure; collectives where there are several GPUs, or on a CPU.
+
+    Args:
+        run: the name of the calibration, which a rerun has too so that its sweeps are resumed.
+        further: words that all sweeps get.
+    """
+    sweeps = {}
+    for name, words in (GPU_WORDS if target.is_gpu else CPU_WORDS).items():
+        if name == "collectives":
+            if target.is_gpu and target.devices == 1:
+                continue
+            words = (*words, *_group_words(target))
+        sweep_name = f"{run}-{name}"
+        common = (*COMMON_WORDS, f"name={sweep_name}", f"dir={directory}", *further)
+        sweep = CalibrationSweep((*words, *common), directory / "sweeps" / sweep_name)
+        sweeps[name] = replace(sweep, words=(*sweep.words, *_retry_words(sweep.without_result)))
+    return sweeps
+
+
+def _retry_words(statuses: Sequence[TrialStatus]) -> tuple[str, ...]:
+    """Return the words by which a sweep runs the trials with these statuses again."""
+    return (f"retry={narrowest_retry(statuses)}",) if statuses else ()
+
+
+def gpus_per_node(target: Target) -> int:
+    """Return the GPUs of a node of which the target has the fewest."""
+    return min(node.gpus for node in target.nodes)
+
+
+def _group_words(target: Target) -> tuple[str, ...]:
+    """Return the sizes of groups whose links differ: all ranks, those of a node, and pairs."""
+    if not target.is_gpu:
+        return ()
+    local = gpus_per_node(target)
+    sizes = [0, *([local] if 1 < local < target.devices else []), *([2] if local > 2 else [])]
+    groups = [size for size in sizes if not size or target.devices % size == 0]
+    return ("gpus=all", f"space.ranks={','.join(map(str, groups))}")
+
+
+def command_of(sweep: CalibrationSweep) -> str:
+    """Return the command line of a sweep, as a person types it."""
+    return " ".join([Path(sys.executable).name, "-m", "sweeper", *sweep.words])

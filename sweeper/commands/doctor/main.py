@@ -1,0 +1,124 @@
+"""Inventory and diagnose every node.
+
+    python -m sweeper doctor [--address HOST:PORT] [--dir DIR] [--uri URI] [--insecure] [--quick]
+    python -m sweeper doctor --record [FILE]
+
+Checks every node's versions, memory and GPUs, and the MLflow server at --uri; runs a matrix product on each GPU and an
+all-reduce over all of them (skipped with --quick). Each problem is printed with its remedy. The exit code is 1 if one
+of them makes measurements wrong or slow; such problems are marked with "!".
+
+--record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a
+stand-in for the machine can be made. It has no environment variables but the visible devices; names of hosts and users,
+serial numbers and addresses are masked. Read it before you send it to anybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeper.cli.parser import CommandParser
+from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_relative_rates, check_store, check_trial
+from sweeper.commands.doctor.findings import Finding
+from sweeper.common.format import format_number
+from sweeper.common.trials import TrialStatus
+from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
+from sweeper.config.schema import Hardware
+from sweeper.execution import environment
+from workloads.api.errors import UserInputError
+
+
+def main(words: list[str]) -> None:
+    """Run the command."""
+    parser = CommandParser("sweeper doctor", __doc__)
+    parser.add_argument("--address")
+    parser.add_argument("--dir", default=".")
+    parser.add_argument("--uri")
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", nargs="?", const="machine.json", metavar="FILE")
+    parser.run(run, words)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Diagnose the nodes, or record this machine. Returns the exit code."""
+    environment.prepare(args.address, args.insecure)  # before Ray is imported, here and in `_exercise`
+    return record_machine(args) if args.record else examine(args)
+
+
+def record_machine(args: argparse.Namespace) -> int:
+    """Write the record of this machine. Returns the exit code."""
+    from sweeper.commands.doctor import record
+    from sweeper.execution import cluster
+
+    nodes: list[Node] | UserInputError
+    try:
+        nodes = cluster.discover_nodes(args.address, args.insecure)
+    except UserInputError as error:  # such as GPUs that Ray does not see: the record is to show why
+        nodes = error
+    gpus = record.write_record(Path(args.record), nodes)["gpus"]
+    cluster.stop()
+    print(f"recorded   {len(gpus)} GPUs in {args.record}; read it before you send it to anybody")
+    return 0
+
+
+def examine(args: argparse.Namespace) -> int:
+    """Print the inventory, the measured rates and the findings. Returns the exit code."""
+    from sweeper.commands.doctor.inventory import read_node_state
+    from sweeper.execution import cluster
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    nodes = cluster.discover_nodes(args.address, args.insecure)
+    console.print(f"cluster    {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
+    node_states = [read_node_state(node, args.dir) for node in nodes]
+    findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(args.uri)]
+    if not args.quick:
+        for hardware in _list_hardware(nodes):
+            findings += _exercise(select_target(hardware, nodes, 1), console)
+    cluster.stop()
+    _print_findings(findings, console)
+    return int(any(finding.affects_results for finding in findings))
+
+
+def _list_hardware(nodes: Iterable[Node]) -> Sequence[Hardware]:
+    """Return the kinds of GPUs that the nodes have, or the CPU if there are none."""
+    kinds = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
+    return list(kinds.values()) or [Hardware(name="cpu", kind="cpu")]
+
+
+def _vendor_of(target: Target) -> str:
+    """Return the vendor of the target's GPUs; empty for a CPU."""
+    return next((gpu.vendor for node in target.nodes for gpu in node.gpu_identities), "")
+
+
+def _exercise(target: Target, console: Console) -> Iterator[Finding]:
+    """Run the matrix product and, with several ranks, the all-reduce; print their rates and yield the findings."""
+    from sweeper.commands.doctor import exercise
+
+    exercise.start_cluster(target)
+    matmul = exercise.run_matmul(target)
+    yield from check_trial("the matrix product", matmul)
+    if matmul.status is TrialStatus.COMPLETE:
+        rates = exercise.compute_tflops(matmul)
+        mean, slowest = format_number(statistics.mean(rates)), format_number(min(rates))
+        console.print(f"matmul     {len(rates)} at once: mean {mean} TFLOP/s, slowest {slowest} TFLOP/s")
+        yield from check_relative_rates(matmul, _vendor_of(target))
+    ranks = exercise.count_ranks(target)
+    if ranks < 2:
+        return
+    allreduce = exercise.run_allreduce(target)
+    yield from check_trial(f"the all-reduce over {ranks} ranks", allreduce)
+    if allreduce.status is TrialStatus.COMPLETE:
+        rate = format_number(allreduce.measurements[0].metrics["bus_gb_s"])
+        console.print(f"all-reduce {ranks} ranks: {rate} GB/s per device in each direction")
+
+
+def _print_findings(findings: Sequence[Finding], console: Console) -> None:
+    for finding in findings:
+        sign = "!" if finding.affects_results else "-"
+        console.print(f"{sign} {finding.location}: {finding.problem}\n  {finding.remedy}")
+    console.print(f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found")

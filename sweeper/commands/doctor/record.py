@@ -1,0 +1,155 @@
+"""Record what a machine reports, so that a stand-in for it can be made elsewhere.
+
+The record has what the drivers returned to each call of `workloads.api.gpus`, unconverted; what torch says of its build
+and its devices; Ray's view; the kernel's settings and versions. Names of hosts and users, serial numbers, UUIDs and
+addresses are replaced by numbered placeholders, and of the environment it has the visible devices alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from enum import Enum
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sweeper.commands.doctor.identifiers import mask_identifiers
+from sweeper.config.hardware import Node
+from sweeper.tracking.provenance import PACKAGES
+from workloads.api import host, kernel
+from workloads.api.errors import UserInputError
+from workloads.api.gpus import amd, open_gpus
+from workloads.api.node_state import describe_gpu
+
+FORMAT = 1  # of the record
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+TORCH_TIMEOUT_S = 180
+
+
+def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
+    """Write the record of this machine, and return it.
+
+    Args:
+        nodes: Ray's view of the machine, or why it has none.
+    """
+    record: dict[str, Any] = mask_identifiers(read_machine(nodes))
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def read_machine(nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
+    """Return what this machine reports, with its identifiers."""
+    gpus, calls = _read_gpus()
+    return {
+        "format": FORMAT,
+        "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
+        "system": platform.platform(),
+        "kernel": kernel.read_kernel(),
+        "cpu": {"name": host.cpu_name(), "cores": os.cpu_count(), "memory_gib": host.memory_bytes() / 2**30},
+        "has_kfd": Path("/dev/kfd").exists(),
+        "visible_devices": {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ},
+        "gpus": gpus,
+        "driver_calls": calls,
+        "torch": _read_torch(),
+        "ray": {"error": str(nodes)} if isinstance(nodes, UserInputError) else [asdict(node) for node in nodes],
+    }
+
+
+def _read_gpus() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """Return each GPU as `workloads.api.gpus` describes it, and the calls of the drivers' modules behind that."""
+    import pynvml
+
+    calls: dict[str, list[dict[str, Any]]] = {}
+    modules = {"nvml": pynvml, "amdsmi": amd.load_amdsmi()}
+    with contextlib.ExitStack() as stack:
+        for prefix, module in modules.items():
+            if module is not None:
+                calls[prefix] = stack.enter_context(record_calls(module, prefix))
+        gpus = stack.enter_context(open_gpus())
+        described = [describe_gpu(gpu) for gpu in gpus]
+        for gpu in gpus:
+            if gpu.identity.responds:
+                gpu.process_ids()
+                gpu.read()
+    return described, calls
+
+
+@contextlib.contextmanager
+def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any]]]:
+    """Replace the module's functions called `prefix…` by ones that note arguments and results, until the block ends."""
+    calls: list[dict[str, Any]] = []
+    handles: list[Any] = []
+    functions = {name: value for name, value in vars(module).items() if name.startswith(prefix) and _is_function(value)}
+    for name, function in functions.items():
+        setattr(module, name, _recorded(name, function, calls, handles))
+    try:
+        yield calls
+    finally:
+        for name, function in functions.items():
+            setattr(module, name, function)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _recorded(name: str, function: Callable[..., Any], calls: list[dict[str, Any]], handles: list[Any]) -> Any:
+    """Return the function with each call appended to `calls`; a handle stands there as the number of its GPU."""
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        values = [*arguments, *keywords.values()]
+        entry: dict[str, Any] = {"call": name, "arguments": [_plain(value, handles) for value in values]}
+        calls.append(entry)
+        try:
+            result = function(*arguments, **keywords)
+        except Exception as error:
+            entry["raises"] = f"{type(error).__name__}: {error}"
+            raise
+        if "Handle" in name or "handles" in name:
+            handles.extend(result if isinstance(result, list) else [result])
+        entry["returns"] = _plain(result, handles)
+        return result
+
+    return call
+
+
+def _plain(value: Any, handles: Sequence[Any]) -> Any:
+    """Return a driver's value as JSON has it."""
+    for number, handle in enumerate(handles):
+        if value is handle:
+            return f"handle {number}"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, ctypes.Structure):
+        return {field[0]: _plain(getattr(value, field[0]), handles) for field in value._fields_}
+    if isinstance(value, dict):
+        # A process's name is another user's business.
+        return {str(key): _plain(inner, handles) for key, inner in value.items() if key != "name"}
+    if isinstance(value, list | tuple | ctypes.Array):
+        return [_plain(inner, handles) for inner in value]
+    return _plain(vars(value), handles) if hasattr(value, "__dict__") else f"<{type(value).__name__}>"
+
+
+def _read_torch() -> dict[str, Any]:
+    """Return what torch reports, read in a process of its own: `sweeper` never imports torch."""
+    command = [sys.executable, "-m", "workloads.instruments.torch_info"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
+        report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+        return report
+    except (subprocess.SubprocessError, IndexError, json.JSONDecodeError):
+        return {"error": "torch does not start: run python -m workloads.instruments.torch_info"}

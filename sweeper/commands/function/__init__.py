@@ -1,0 +1,1 @@
+"""`sweeper function FILE`: a sweep of a packed Python function."""

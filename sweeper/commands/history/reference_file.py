@@ -1,0 +1,184 @@
+"""The file of reference figures: runs by what they measured, as JSON that a repository keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sweeper.config.validation import build
+from sweeper.results.runs import Run, run_of_interval
+from workloads.api.errors import UserInputError, describe_os_error
+
+SCHEMA = 1
+SIGNIFICANT_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What runs have in common that are compared.
+
+    Attributes:
+        work: the identity of the work.
+        basis: what the values are: the mean of rounds of finals, or the best single trial of a search, which is
+            higher by chance.
+    """
+
+    metric: str
+    unit: str
+    direction: Literal["maximize", "minimize"]
+    work: dict[str, str]
+    device: str
+    devices: int = field(metadata={"min": 1})
+    basis: Literal["finals", "single trial"]
+
+    @property
+    def details(self) -> dict[str, str]:
+        """All of it as flat text, by name."""
+        return {
+            **self.work,
+            "device": self.device,
+            "number of devices": str(self.devices),
+            "metric": self.metric,
+            "unit": self.unit,
+            "direction": self.direction,
+            "basis": self.basis,
+        }
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run of the history.
+
+    Attributes:
+        sweep: the name of the sweep.
+        date: when it started, in UTC.
+        low, high: the bounds of its 95% interval; None without one.
+        point: the parameters that were the fastest.
+        versions: of the software, and of the GPU driver as `driver`.
+        starts_level: whether later runs are compared with this one and those that follow only.
+    """
+
+    sweep: str
+    date: str
+    value: float = field(metadata={"min": 1e-300})
+    low: float | None = None
+    high: float | None = None
+    point: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    starts_level: bool = False
+
+    def is_same(self, other: RecordedRun) -> bool:
+        """Return whether both are the same sweep: names are used again, with another start."""
+        return (self.sweep, self.date) == (other.sweep, other.date)
+
+    def to_run(self, identity: Identity) -> Run:
+        """Return the run as it is compared."""
+        low, high = (math.nan if bound is None else bound for bound in (self.low, self.high))
+        return run_of_interval(self.value, low, high, less_is_better=identity.direction == "minimize")
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs of equal work on equal hardware, in the order in which they were appended."""
+
+    identity: Identity
+    runs: tuple[RecordedRun, ...]
+
+    @property
+    def level(self) -> tuple[RecordedRun, ...]:
+        """The runs that later ones are compared with: those since the last one that starts a level."""
+        starts = [place for place, run in enumerate(self.runs) if run.starts_level]
+        return self.runs[starts[-1] if starts else 0 :]
+
+
+@dataclass(frozen=True)
+class History:
+    """All series of a file."""
+
+    series: tuple[Series, ...] = ()
+
+    def find(self, identity: Identity) -> Series | None:
+        """Return the series of this identity."""
+        return next((series for series in self.series if series.identity == identity), None)
+
+    def append(self, identity: Identity, run: RecordedRun) -> History:
+        """Return the history with one more run."""
+        known = self.find(identity)
+        if known is None:
+            return History((*self.series, Series(identity, (run,))))
+        longer = replace(known, runs=(*known.runs, run))
+        return History(tuple(longer if series is known else series for series in self.series))
+
+
+def read(path: Path) -> History:
+    """Read the file.
+
+    Raises:
+        UserInputError: it is missing, or not a history that this version reads.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserInputError(
+            f"--file {path}: there is no such file. `python -m sweeper history append` creates it from the last sweep"
+        ) from error
+    except OSError as error:
+        raise UserInputError(f"--file {path}: {describe_os_error(error)}") from error
+    except ValueError as error:  # of JSON and of UTF-8
+        raise UserInputError(f"--file {path}: not valid JSON: {error}") from error
+    try:
+        return _parse(content)
+    except UserInputError as error:
+        raise UserInputError(f"--file {path}: {error}") from error
+
+
+def write(path: Path, history: History) -> None:
+    """Write the file as a whole, so that an interrupted command leaves the earlier one."""
+    text = json.dumps({"schema": SCHEMA, "series": [_to_dict(series) for series in history.series]}, indent=1)
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            file.write(f"{text}\n")
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise UserInputError(f"--file {path}: cannot be written: {describe_os_error(error)}") from error
+
+
+def round_value(value: float) -> float:
+    """Return a value with as many digits as the file keeps."""
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+def _to_dict(series: Series) -> dict[str, Any]:
+    """Return a series as plain values; what a run does not have is left out."""
+    runs = [{name: value for name, value in asdict(run).items() if value or name == "value"} for run in series.runs]
+    return {**asdict(series.identity), "runs": runs}
+
+
+def _parse(content: Any) -> History:
+    schema = content.get("schema") if isinstance(content, Mapping) else None
+    if not isinstance(schema, int) or not isinstance(content.get("series"), list):
+        raise UserInputError('not a history: it must have "schema" and a list of "series"')
+    if schema != SCHEMA:
+        raise UserInputError(f"schema {schema}: this version of sweeper reads {SCHEMA}")
+    return History(tuple(_parse_series(values, f"series {n}") for n, values in enumerate(content["series"], 1)))
+
+
+def _parse_series(values: Any, place: str) -> Series:
+    if not isinstance(values, Mapping) or not isinstance(values.get("runs"), list):
+        raise UserInputError(f'{place}: must be an object with a list of "runs"')
+    identity = build(Identity, {name: value for name, value in values.items() if name != "runs"}, f"{place}: ")
+    runs = tuple(_parse_run(run, f"{place}, run {n}") for n, run in enumerate(values["runs"], 1))
+    return Series(identity, runs)
+
+
+def _parse_run(values: Any, place: str) -> RecordedRun:
+    if not isinstance(values, Mapping):
+        raise UserInputError(f"{place}: must be an object")
+    return build(RecordedRun, values, f"{place}: ")

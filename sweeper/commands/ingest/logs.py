@@ -1,0 +1,250 @@
+"""Read a trainer's log: a result for each start, batch and sequence length, and contradictions within each."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sweeper.commands.ingest.devices import get_hardware
+from sweeper.commands.ingest.imported import (
+    CLAIM_TOLERANCE,
+    Claims,
+    ImportedResult,
+    as_device_count,
+    as_positive_int,
+    drop_warmup,
+)
+from sweeper.common.format import count, format_number
+from sweeper.metrics.derivation import MEMORY_METRICS
+from workloads.api.errors import UserInputError
+from workloads.formats.log_names import STEP_SIZES
+from workloads.formats.logged import read_printed_layout
+from workloads.formats.logs import LONGEST_LINE, LogReader, Step
+
+DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
+CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps
+MAX_STEPS = 1_000_000
+CLAIMS = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+MEMORY = (*MEMORY_METRICS, "device_memory_share")
+DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard")
+FLOPS_OF = {"torchtitan": "full attention"}  # how a program counts the FLOPs that it states
+DTYPE_OF = {"torchtitan": "bf16"}  # its default, which it does not print
+MIN_PRECISE_CLAIM = 10.0  # below it a claim's one or two decimals are too coarse for a comparison of steps
+
+
+@dataclass
+class Run:
+    """The steps of one start of the program that have the same batch and sequence length, and what it reports."""
+
+    start: int
+    config: Mapping[str, Any]
+    mesh: Mapping[str, int]
+    memory: Mapping[str, float]
+    device: str
+    model: str
+    dtype: str
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def timed_steps(self) -> list[Step]:
+        """The steps with a time that a step can have."""
+        return [step for step in self.steps if 0 < step.metrics.get("step_time_s", 0) < math.inf]
+
+    @property
+    def is_warmup(self) -> bool:
+        """Whether nothing is left beside the first step of the program, which compiles and allocates."""
+        return len(self.timed_steps) == 1 and self.timed_steps[0].number <= 1
+
+    @property
+    def steady_steps(self) -> list[Step]:
+        """The timed steps after the warm-up."""
+        times_s = tuple(step.metrics["step_time_s"] for step in self.timed_steps)
+        return self.timed_steps[len(times_s) - len(drop_warmup(times_s)) :]
+
+    def get_size(self, name: str) -> int | None:
+        """Return the batch or the sequence length: as the steps print it, else as configured; None if unknown."""
+        printed = self.steps[0].metrics.get(name)
+        return as_positive_int(self.config.get(name) if printed is None else int(printed))
+
+    def count_devices(self) -> int | None:
+        """Return the number of devices: as reported, else the product of the degrees of Megatron."""
+        degrees = [as_positive_int(self.config.get(name)) for name in ("dp", "tp", "pp")]
+        product = math.prod(degree or 0 for degree in degrees) * (as_positive_int(self.config.get("cp")) or 1)
+        return as_device_count(self.config.get("gpus")) or as_device_count(product)
+
+
+def is_log(path: Path) -> bool:
+    """Return whether the file is of a supported trainer, even if it has no step that can be used."""
+    reader = LogReader()
+    bytes_read = 0
+    with path.open("rb") as file:
+        while bytes_read < DETECTION_BYTES and (line := file.readline(LONGEST_LINE)):
+            bytes_read += len(line)
+            if reader.feed(line.decode(errors="replace")) or reader.has_progress_bar or reader.unnumbered_steps:
+                return True
+    return False
+
+
+def read_log(path: Path) -> Iterator[ImportedResult]:
+    """Yield the results of a log: one, or several where it was restarted or its batch or sequence length changed.
+
+    A last line that is cut off and a step without a time are left out.
+
+    Raises:
+        UserInputError: the log has more than `MAX_STEPS` steps, or none whose time can be used.
+    """
+    reader = LogReader()
+    runs = [run for run in _read_runs(path, reader) if run.timed_steps]
+    usable = [run for run in runs if not run.is_warmup]
+    if not usable:
+        raise UserInputError(f"{path}: {_explain_refusal(reader, bool(runs))}")
+    notes = []
+    if reader.unnumbered_steps and usable:
+        notes.append(f"left out: {count(reader.unnumbered_steps, 'step time')} without a step's number")
+    for run in usable:
+        result = _build_result(path.stem + _distinguish(run, usable), run, reader.kind, notes)
+        yield _add_layout(result, path) if run.start == 0 else result
+
+
+def _add_layout(result: ImportedResult, path: Path) -> ImportedResult:
+    """Return the result with what the configuration at the beginning of its log says of its layout."""
+    with path.open("rb") as file:
+        text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
+    try:
+        layout = read_printed_layout(text, result.devices)
+    except UserInputError as error:
+        return replace(result, notes=(*result.notes, f"the layout is not read whole: {error}"))
+    return replace(result, params=result.params | layout)
+
+
+def _read_runs(path: Path, reader: LogReader) -> list[Run]:
+    runs: dict[tuple[Any, ...], Run] = {}
+    steps = 0
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST_LINE):
+            step = reader.feed(line.decode(errors="replace"))
+            if step is None or not line.endswith(b"\n"):
+                continue
+            steps += 1
+            if steps > MAX_STEPS:
+                raise UserInputError(f"{path}: has more than {MAX_STEPS:,} steps")
+            key = (step.start, *(step.metrics.get(name) for name in STEP_SIZES))
+            if key not in runs:
+                reported = (reader.reported_config, reader.mesh, reader.memory)
+                runs[key] = Run(step.start, *reported, reader.device, reader.model, reader.dtype)
+            runs[key].steps.append(step)
+    return list(runs.values())
+
+
+def _explain_refusal(reader: LogReader, has_times: bool) -> str:
+    """Return why no step of a log can be used."""
+    if has_times:
+        return f"is a log of {reader.kind} with the time of one step, the first of the run: it is warm-up"
+    if reader.unnumbered_steps:
+        return (
+            f"has {count(reader.unnumbered_steps, 'step time')} without the numbers of the steps: which are warm-up is "
+            "not known. The log of the rank that prints iterations has them"
+        )
+    if reader.has_progress_bar:
+        return "has a progress bar, whose time of a step is a mean since the start, and no line for each step"
+    return f"is a log of {reader.kind}, but no line has the time of a step"
+
+
+def _distinguish(run: Run, runs: Sequence[Run]) -> str:
+    """Return in what a run differs from the others of its log."""
+    parts = []
+    if len({other.start for other in runs}) > 1:
+        parts.append(f"start {run.start + 1}")
+    for name in STEP_SIZES:
+        if len({other.get_size(name) for other in runs}) > 1:
+            parts.append(f"{name}={run.get_size(name)}")
+    return "".join(f", {part}" for part in parts)
+
+
+def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> ImportedResult:
+    batch, length = run.get_size("global_batch"), run.get_size("sequence_length")
+    sizes = {"sequence_length": length, "global_batch": batch}
+    names = {"model": run.model, "dtype": run.dtype or DTYPE_OF.get(program, "")}
+    layout = {name: value for name, value in {**run.config, **run.mesh}.items() if name != "gpus"}
+    claims = _read_claims(run.steady_steps)
+    return ImportedResult(
+        name=name,
+        params={name: value for name, value in {**layout, **sizes, **names}.items() if value not in (None, "")},
+        step_times_s=tuple(step.metrics["step_time_s"] for step in run.timed_steps),
+        tokens_per_step=(batch or 0) * (length or 0),
+        devices=run.count_devices(),
+        device=run.device,
+        claims=Claims(claims, flops=FLOPS_OF.get(program, "its own")),
+        metrics=_read_memory(run),
+        machine_info={"program": program, "loss": _last_value(run.steps, "loss")},
+        contradictions=tuple(_find_contradictions(run, claims)),
+        notes=(*notes, *_find_notes(run)),
+    )
+
+
+def _read_claims(steps: Sequence[Step]) -> dict[str, float]:
+    values = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in CLAIMS}
+    return {name: statistics.median(claimed) for name, claimed in values.items() if claimed}
+
+
+def _read_memory(run: Run) -> dict[str, float]:
+    """Return the most memory of any step and rank."""
+    values = {name: [step.metrics[name] for step in run.steps if name in step.metrics] for name in MEMORY}
+    return dict(run.memory) | {name: max(used) for name, used in values.items() if used}
+
+
+def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]:
+    printed, configured = run.steps[0].metrics.get("global_batch"), as_positive_int(run.config.get("global_batch"))
+    if printed and configured and printed != configured and not run.config.get("batch_rampup"):
+        yield f"the configuration has a global batch size of {configured}, the steps print {printed:g}"
+    yield from _check_degrees(run)
+    yield from _find_changing_work(run.steady_steps)
+    hardware = get_hardware(run.device)
+    peak_tflops = hardware.dense_peak_tflops.get("bf16") if hardware else None
+    if peak_tflops and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
+        derived_mfu = tflops / peak_tflops
+        if abs(mfu / derived_mfu - 1) > CLAIM_TOLERANCE:
+            yield (
+                f"the stated MFU is {mfu:.1%}, but {format_number(tflops)} TFLOP/s are {derived_mfu:.1%} of the dense "
+                "bf16 peak"
+            )
+
+
+def _check_degrees(run: Run) -> Iterator[str]:
+    reported = {name: as_positive_int(value) for name, value in {**run.config, **run.mesh}.items() if name in DEGREES}
+    degrees = {name: degree for name, degree in reported.items() if degree}
+    gpus = as_device_count(run.config.get("gpus"))
+    is_whole = bool(run.mesh) or {"dp", "tp", "pp"} <= degrees.keys()
+    if gpus and is_whole and math.prod(degrees.values()) != gpus:
+        layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+        yield f"the parallel degrees {layout} do not give {gpus} GPUs"
+
+
+def _find_changing_work(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield a message for each claimed rate that does not fit the step times: equal steps are equal work."""
+    for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
+        rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in steps]
+        work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
+        if work and max(work) > (1 + CLAIM_TOLERANCE) * min(work):
+            yield (
+                f"the claimed {name} times the step time is {format_number(min(work))} to {format_number(max(work))} "
+                f"{unit} a step and GPU, though all steps are of the same size"
+            )
+
+
+def _find_notes(run: Run) -> Iterator[str]:
+    steps = run.timed_steps
+    if len(steps) == 1:
+        yield f"one timed step, number {steps[0].number}: whether it is warm-up cannot be told"
+    if run.config.get("batch_rampup"):
+        yield f"the batch ramps up: {run.config['batch_rampup']}"
+    if skipped := sum(step.metrics.get("skipped_iterations", 0) for step in steps):
+        yield f"{skipped:.0f} iterations skipped the optimizer, and are shorter than others"
+
+
+def _last_value(steps: Sequence[Step], name: str) -> str:
+    return next((f"{step.metrics[name]:g}" for step in reversed(steps) if name in step.metrics), "")

@@ -1,0 +1,1 @@
+"""`python -m sweeper plan`: the fastest layouts of a training on a cluster, estimated without one."""

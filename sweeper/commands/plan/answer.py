@@ -1,0 +1,211 @@
+"""The answer to a request: the fastest layouts, what would change them, and what a whole training takes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from sweeper.commands.plan.problem import Problem, build_problem
+from sweeper.commands.plan.request import PlanRequest
+from sweeper.common.clock import SECONDS_PER_DAY
+from workloads.api.errors import UserInputError
+from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.questions import Comparison, TrainingRun, alternatives, compare, training_run
+from workloads.estimator.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
+from workloads.estimator.setting import Setting
+from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
+from workloads.estimator.words import describe, write_words
+from workloads.layouts.job import Job
+from workloads.layouts.offers import OFFERS, fixed_by
+from workloads.layouts.own_rules import find_own_violation
+from workloads.layouts.rules import find_violation
+
+KEPT = 20  # layouts of a search
+SHOWN = 8  # of them in the table
+MAX_GPUS = 65_536
+SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
+ESTIMATOR = Estimator(
+    estimate=estimate_job,
+    step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
+    bound_s=step_bound_s,
+    memory_gib=lambda job, cluster: peak_memory_gib(Setting(job, cluster)),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the planner says of a request.
+
+    Attributes:
+        model: its name, or the path of its file.
+        problem: what was searched.
+        result: the layouts, the fastest first.
+        faster: the fastest layout of all, where fields of the layout were given and it is another one.
+        comparison: why the given layout is slower than that one.
+        alternatives: by what is doubled, the fastest of these layouts and its estimate then; of all with more memory.
+        training: a whole training with the fastest layout.
+        rates: tokens of a day by number of GPUs, of those tried for `tokens_per_day`.
+    """
+
+    model: str
+    problem: Problem
+    result: SearchResult
+    faster: Candidate | None
+    comparison: Comparison | None
+    alternatives: dict[str, Candidate]
+    training: TrainingRun | None
+    rates: dict[int, float]
+
+    @property
+    def best(self) -> Candidate:
+        return self.result.best[0]
+
+    @property
+    def best_job(self) -> Job:
+        return replace(self.problem.job, layout=self.best.layout)
+
+
+def answer(request: PlanRequest) -> Answer:
+    """Search the layouts of a request.
+
+    Raises:
+        UserInputError: for an invalid request, or one for which no layout is valid or fits.
+    """
+    problem, rates = build_problem(request), dict[int, float]()
+    if request.tokens_per_day is not None:
+        rates = _find_gpus(problem, request.tokens_per_day, request.gpus or 1)
+        problem = problem.on(max(rates))
+    result = search(problem)
+    faster = _find_faster(problem, result.best[0])
+    training = None
+    if request.train_tokens is not None:
+        estimate = result.best[0].estimate
+        training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
+    return Answer(
+        model=request.model,
+        problem=problem,
+        result=result,
+        faster=faster,
+        comparison=compare(result.best[0].estimate, faster.estimate) if faster else None,
+        alternatives=_estimate_alternatives(problem, result),
+        training=training,
+        rates=rates,
+    )
+
+
+def search(problem: Problem, keep: int = KEPT) -> SearchResult:
+    """Return the fastest layouts that fit.
+
+    Raises:
+        UserInputError: no layout is valid, or none fits into memory.
+    """
+    offer = OFFERS[problem.job.trainer]
+    result = find_layouts(problem.job, problem.cluster, ESTIMATOR, offer, problem.fixed, keep)
+    if result.best:
+        return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
+    if result.smallest is None:
+        raise UserInputError(_explain_none_valid(problem))
+    memory, device = result.smallest.estimate.memory, problem.cluster.device
+    usable_gib = USABLE_MEMORY * device.memory_gib
+    raise UserInputError(
+        f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.total_gib:.0f} GiB of each GPU, "
+        f"{usable_gib:.0f} GiB of {device.name} are usable. It is {describe(result.smallest.layout)}"
+    )
+
+
+def _correct(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the layout with the step time that sweeps on such a cluster suggest."""
+    if problem.correction is None:
+        return candidate
+    estimate = candidate.estimate
+    return replace(candidate, estimate=replace(estimate, step=estimate.step.scaled(problem.correction.factor)))
+
+
+def _explain_none_valid(problem: Problem) -> str:
+    """Return the rule that the given fields break, as far as one layout shows it."""
+    layout = replace(problem.job.layout, **problem.fixed)
+    job = replace(problem.job, layout=layout)
+    violation = find_violation(job, replace(problem.cluster, gpus=layout.gpus))
+    if violation:
+        return violation.reason
+    if reason := find_own_violation(job):
+        return f"{reason}, with trainer=own"
+    given = {**problem.given, "global_batch": problem.job.layout.global_batch}
+    return f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}"
+
+
+def _find_faster(problem: Problem, best: Candidate) -> Candidate | None:
+    """Return the fastest layout of all, if the given fields exclude it."""
+    if not problem.given:
+        return None
+    free = search(replace(problem, fixed=fixed_by(problem.job.trainer), given={}), keep=1).best[0]
+    return free if free.estimate.step.total_s < 0.999 * best.estimate.step.total_s else None
+
+
+def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, Candidate]:
+    """Estimate the fastest layouts again, with one resource doubled, and return the fastest of them for each."""
+    best = {}
+    for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
+        if cluster.device != problem.cluster.device:  # layouts fit that did not
+            best[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
+            continue
+        layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
+        estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
+        candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
+        best[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
+    return best
+
+
+def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[int, float]:
+    """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches a rate.
+
+    Numbers are whole domains: first in steps of a half at most, then halving the interval between the last number that
+    does not reach the rate and the first that does. A number that does not divide a given batch, or that is too small
+    for the model, is left out.
+
+    Raises:
+        UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
+    """
+    domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
+
+    def reaches(gpus: int) -> bool:
+        nonlocal reason
+        try:
+            rates[gpus] = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
+        except UserInputError as error:
+            reason = str(error)
+            return False
+        return rates[gpus] >= tokens_per_day
+
+    sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
+    sizes = [size for size in sizes if at_least <= size <= MAX_GPUS]
+    if high := next(filter(reaches, sizes), 0):
+        low = max([0, *(size for size in sizes if size < high)])
+        while low and high - low > domain:
+            middle = (low + high) // (2 * domain) * domain
+            low, high = (low, middle) if reaches(middle) else (middle, high)
+        return {gpus: rate for gpus, rate in sorted(rates.items()) if gpus <= high}
+    if not rates:
+        raise UserInputError(f"tokens_per_day={tokens_per_day:g}: no number of GPUs can be planned. {reason}")
+    fastest = max(rates, key=rates.__getitem__)
+    batch = "a larger global_batch" if problem.batch else "a given global_batch"
+    raise UserInputError(
+        f"tokens_per_day={tokens_per_day:g}: {fastest:,} GPUs reach {rates[fastest]:.2g}, more GPUs no more; "
+        f"{batch} may help"
+    )
+
+
+def scale(problem: Problem) -> dict[int, Candidate]:
+    """Return the fastest layout by number of GPUs, from 1 to 4,096, of those that the model fits into."""
+    free = {name: value for name, value in problem.fixed.items() if name not in ("dp_replicate", "dp_shard")}
+    candidates = {}
+    for gpus in SCALES:
+        with suppress(UserInputError):
+            candidates[gpus] = search(replace(problem, fixed=free).on(gpus), keep=1).best[0]
+    return candidates
+
+
+def tokens_of_a_day(estimate: JobEstimate) -> float:
+    """Return the tokens that all GPUs train on in a day without failures."""
+    return estimate.tokens / estimate.step.total_s * SECONDS_PER_DAY

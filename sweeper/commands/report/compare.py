@@ -1,0 +1,97 @@
+"""Compare two sweeps where they did the same work."""
+
+from __future__ import annotations
+
+from sweeper.results.mlflow_results import Stored
+from sweeper.results.pairs import describe_pairs, find_pairs
+from sweeper.results.ranking import BestResult, describe_differences, find_best_results, label_works
+from sweeper.results.runs import Comparison, Gate, find_worst
+from sweeper.results.verdict import compare_values, describe_basis, judge
+from workloads.api.errors import UserInputError, suggest
+
+
+def find_latest_sweep(stored: Stored, baseline: str) -> str:
+    """Return the sweep that started last, of the same workload as `baseline` and other than it.
+
+    Raises:
+        UserInputError: there is none.
+    """
+    is_baseline = stored.sweeps["run"] == baseline
+    workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
+    others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
+    if not len(others):
+        raise UserInputError(f"--baseline {baseline}: there is no other sweep of its workload to compare with")
+    return str(others.sort_values("start")["run"].iloc[-1])
+
+
+def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Comparison | None]:
+    """Compare the best results of two sweeps per device.
+
+    Returns:
+        A line for each kind of work with the spreads that it rests on; and the comparison with the worst verdict,
+        or None if there is nothing to compare.
+
+    Raises:
+        UserInputError: a name is not one of a sweep.
+    """
+    names = set(stored.sweeps["run"])
+    for name in (first, second):
+        if name not in names:
+            raise UserInputError(f"{name}: unknown sweep. {suggest(name, names)}")
+    first_results, second_results = (
+        find_best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (first, second)
+    )
+    labels = label_works([result.work for result in (*first_results, *second_results)])
+    lines: list[str] = []
+    comparisons: list[Comparison] = []
+    for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
+        label = f"{work_label} {result.speed_metric}"
+        comparable = [other for other in second_results if _is_comparable(result, other)]
+        if not comparable:
+            reason = _explain_difference(result, second_results)
+            lines.append(f"{label}: {second} has no comparable result ({reason})")
+        for other in comparable:
+            before = result.speed.divide(result.devices)
+            after = other.speed.divide(other.devices)
+            comparison = compare_values(
+                before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
+            )
+            lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
+            comparisons.append(judge(before, after, gate))
+    return lines or [f"{first} has no complete trial"], find_worst(comparisons)
+
+
+def compare_points(stored: Stored, first: str, second: str) -> list[str]:
+    """Compare the points that both sweeps measured: their median difference, and those that differ most."""
+    of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
+    return describe_pairs(find_pairs(*of_sweep))
+
+
+def _is_comparable(result: BestResult, other: BestResult) -> bool:
+    """Return whether two results are of the same work. Training on another number of devices is other work."""
+    is_training = result.speed_metric == "tokens_per_s"
+    return (
+        other.work == result.work
+        and other.speed_metric == result.speed_metric
+        and (other.devices == result.devices or not is_training)
+    )
+
+
+def _with_devices(result: BestResult) -> dict[str, str]:
+    return {**result.work, "devices": str(result.devices)}
+
+
+def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
+    """Return in what the work of `result` differs from the most similar work of the other results."""
+    if not others:
+        return "it has no complete trial"
+    differences = [
+        describe_differences(_with_devices(result), _with_devices(other)) or [f"metric {other.speed_metric}"]
+        for other in others
+    ]
+    fewest = min(differences, key=len)
+    return "; ".join(fewest)
+
+
+def _describe_platform(result: BestResult) -> str:
+    return f"{result.platform}, per device" if result.devices > 1 else result.device

@@ -1,0 +1,167 @@
+"""The fronts of the sweeps with several objectives: a table, a chart and an image of each.
+
+A front is that of the sweep's end, with what the finals say of its points. Of a sweep that is cut to a budget, or that
+has not ended, it is computed from the measurements of the search.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sweeper.commands.report.summary import Table
+from sweeper.common.format import count
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.intervals import Interval
+from sweeper.pages.front_plot import FrontPlot, build_front_plot, build_panel_figures
+from sweeper.pages.report_charts import Chart
+from sweeper.pages.tables import front_rows
+from sweeper.results.mlflow_results import Stored
+from sweeper.results.ranking import list_varying_parameters, select_complete
+from sweeper.search.front import Front, FrontPoint
+from sweeper.tracking import mlflow_store
+
+CERTIFIED_NOTE = (
+    "front % is the share of draws of the rounds' means in which no other point dominates it. From 95% on it is on the "
+    "front; dominated means by one other point for sure. Points under same as differ in no objective beyond chance."
+)
+NOT_CERTIFIED_NOTE = (
+    "Not certified: each was measured once. The sweep's command with finals.top=3 measures the front again."
+)
+
+PICTURE_NOTE = "Each trial by its measurement in the search. Numbers are those of the trials on the front."
+
+
+@dataclass(frozen=True)
+class SweepFront:
+    """The front of one sweep.
+
+    Attributes:
+        sweep: its name.
+        study: the id of its study.
+        records: its ranked trials, by number.
+        is_cut: the sweep is cut to a budget.
+    """
+
+    sweep: str
+    study: str
+    criteria: Criteria
+    records: Sequence[TrialRecord]
+    front: Front
+    is_cut: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"Pareto front of {self.sweep}"
+
+    @property
+    def plot(self) -> FrontPlot:
+        return build_front_plot(self.records, self.criteria.metrics, self.front.numbers)
+
+    @property
+    def note(self) -> str:
+        """Which trials these are, and how sure that is."""
+        goals = ", ".join(f"{goal.direction} {goal.metric}" for goal in self.criteria.objectives)
+        limits = "".join(f"; limit {limit}" for limit in self.criteria.limits)
+        on_front = f"{len(self.front.numbers)} of {count(len(self.records), 'ranked trial')}"
+        text = f"{goals}{limits}. {on_front} are on the front: no other is at least as good in all and better in one."
+        if certified := self.front.certified:
+            again = f"{count(len(certified), 'point')} measured again in {certified[0].rounds} rounds"
+            return f"{text} {again}: {CERTIFIED_NOTE}"
+        if self.is_cut:
+            return f"{text} By the search's single measurements within the budget, before the finals."
+        return f"{text} {NOT_CERTIFIED_NOTE}"
+
+
+def find_fronts(stored: Stored) -> list[SweepFront]:
+    """Return the front of each sweep with several objectives that has a ranked trial, in the order of the sweeps."""
+    if f"tag.{mlflow_store.OBJECTIVES}" not in stored.sweeps or not len(stored.trials):
+        return []
+    fronts = []
+    for sweep in stored.sweeps.sort_values("start").to_dict("records"):
+        study = sweep["tag.sweeper.study"]
+        trials = stored.trials[stored.trials["tag.sweeper.study"] == study]
+        if isinstance(sweep[f"tag.{mlflow_store.OBJECTIVES}"], str) and len(trials):
+            front = _read_front(sweep, trials, is_cut=study in stored.cut_studies)
+            fronts += [front] if front.records else []
+    return fronts
+
+
+def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool) -> SweepFront:
+    limits = sweep.get(f"tag.{mlflow_store.LIMITS}")
+    criteria = Criteria.of(
+        json.loads(sweep[f"tag.{mlflow_store.OBJECTIVES}"]), json.loads(limits) if isinstance(limits, str) else {}
+    )
+    names = list_varying_parameters(trials)
+    rows = {int(row["tag.sweeper.trial"]): row for row in select_complete(trials).to_dict("records")}
+    records = {number: _to_record(number, row, names) for number, row in rows.items()}
+    ranked = criteria.rank(records.values())
+    rounds = sweep.get("metric.front_rounds", math.nan)
+    points = [] if is_cut else [_to_point(records[number], row, criteria, rounds) for number, row in rows.items()]
+    leading = criteria.objectives[0]
+    certified = sorted(
+        [point for point in points if point], key=lambda point: leading.loss(point.values[leading.metric].value)
+    )
+    exceeding = {point.trial.number for point in certified if point.exceeded}
+    front = Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
+    by_number = sorted(ranked, key=lambda record: record.number)
+    return SweepFront(str(sweep["run"]), str(sweep["tag.sweeper.study"]), criteria, by_number, front, is_cut)
+
+
+def _to_record(number: int, row: Mapping[Any, Any], parameters: Sequence[str]) -> TrialRecord:
+    """Return what the store has of a complete trial."""
+    metrics = {str(name).removeprefix("metric."): row[name] for name in row if str(name).startswith("metric.")}
+    known = {name: float(value) for name, value in metrics.items() if not pd.isna(value)}
+    params = {name: str(row.get(f"param.{name}")) for name in parameters}
+    return TrialRecord(number, params, TrialStatus.COMPLETE, "", "", known, [], {}, 0.0, 0.0, 0.0)
+
+
+def _to_point(record: TrialRecord, row: Mapping[Any, Any], criteria: Criteria, rounds: float) -> FrontPoint | None:
+    """Return a point that was measured again; None of a trial that was not."""
+    verdict, share = row.get(f"tag.{mlflow_store.FRONT_VERDICT}"), record.metrics.get(mlflow_store.FRONT_SHARE)
+    if not isinstance(verdict, str) or share is None:
+        return None
+    same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
+    return FrontPoint(
+        trial=record,
+        values={name: _final_interval(record, name) for name in criteria.metrics},
+        share=share,
+        is_dominated=verdict == "dominated",
+        is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
+        same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
+        rounds=0 if math.isnan(rounds) else int(rounds),
+        exceeded=(exceeded,) if isinstance(exceeded, str) else (),
+    )
+
+
+def _final_interval(record: TrialRecord, metric: str) -> Interval:
+    values = (record.metrics.get(f"final_{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
+    return Interval(*values)
+
+
+def build_table(front: SweepFront) -> Table:
+    """Return the points of the front that were measured again, then the rest of it."""
+    heading, rows = front_rows(front.front, front.criteria.metrics)
+    return Table(front.title, heading, rows, front.note)
+
+
+def build_chart(front: SweepFront) -> Chart:
+    """Return a figure for each pair of objectives."""
+    return Chart(front.title, build_panel_figures(front.plot), PICTURE_NOTE)
+
+
+def write_images(fronts: Sequence[SweepFront], path: Path) -> Iterator[Path]:
+    """Write an image of each front and yield its path: that of `path` with the sweep in its name."""
+    from sweeper.pages import png
+
+    for front in fronts:
+        image_path = png.name_image(path, f"front {front.sweep}")
+        png.save_front(front.plot, image_path)
+        yield image_path

@@ -1,0 +1,83 @@
+"""The matmul rates measured here next to published ones, each with its statistic."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from sweeper.common.format import format_number
+from sweeper.config.catalogue import catalogue, find_hardware
+from sweeper.config.schema import Hardware
+from sweeper.preflight.ceilings import MatmulCeiling
+from workloads.api.errors import UserInputError
+
+# From ml-engineering (mean of 100 repeats with a cold cache) and gpu_benchmark (fastest of 100, warm cache).
+PUBLISHED_RATES = Path(__file__).with_name("published_rates.csv")
+HEADING = ["GPU", "type", "TFLOP/s", "95% from", "to", "of peak %", "sustained", "m x n x k", "statistic", "source"]
+
+
+def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
+    """Return the rates measured here and the published ones, by type, the highest first.
+
+    The source of a rate measured here is "here", with its date and PyTorch version.
+    """
+    keyed = [((rate.matrix_dtype, -rate.tflops), _format_measured(rate)) for rate in rates]
+    with PUBLISHED_RATES.open() as file:
+        keyed += [((row["dtype"], -float(row["tflops"])), _format_published(row)) for row in csv.DictReader(file)]
+    return [cells for _, cells in sorted(keyed, key=lambda item: item[0])]
+
+
+def _format_measured(rate: MatmulCeiling) -> list[str]:
+    hardware = find_hardware(rate.device)
+    bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
+    return [
+        rate.device,
+        rate.dtype,
+        format_number(rate.tflops),
+        *map(format_number, bounds),
+        _format_share(rate.tflops, rate.matrix_dtype, hardware),
+        format_number(rate.tflops_sustained or math.nan),
+        rate.shape,
+        f"{rate.statistic.replace('_', ', ')} cache; {rate.method}",
+        f"here, {rate.date}, torch {rate.torch}",
+    ]
+
+
+def _format_published(row: dict[str, str]) -> list[str]:
+    tflops = float(row["tflops"])
+    share = _format_share(tflops, row["dtype"], catalogue()[row["hardware"]])
+    rate = format_number(tflops)
+    return [row["gpu"], row["dtype"], rate, "", "", share, "", row["shape"], row["statistic"], row["source"]]
+
+
+def _format_share(tflops: float, dtype: str, hardware: Hardware | None) -> str:
+    """Return the percentage of the device's dense peak in the catalogue, the same for measured and published rates."""
+    peak_tflops = hardware.dense_peak_tflops.get(dtype) if hardware else None
+    return f"{100 * tflops / peak_tflops:.1f}" if peak_tflops else ""
+
+
+def build_payload(rates: Sequence[MatmulCeiling]) -> str:
+    """Return the JSON that `send_rates` posts: the rates, and nothing about the user or the host."""
+    return json.dumps({"rates": [asdict(rate) for rate in rates]}, indent=1)
+
+
+def send_rates(rates: Sequence[MatmulCeiling], url: str) -> str:
+    """Post the payload. Returns the status and the first line of the response.
+
+    Raises:
+        UserInputError: the address does not respond or refuses the payload.
+    """
+    headers = {"Content-Type": "application/json"}
+    try:
+        request = urllib.request.Request(url, data=build_payload(rates).encode(), headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=30) as response:
+            text = response.read(1000).decode(errors="replace").strip()
+            return f"{response.status} {text.splitlines()[0] if text else ''}".strip()
+    except (urllib.error.URLError, ValueError, OSError) as error:
+        raise UserInputError(f"--send {url}: {getattr(error, 'reason', error)}") from error

@@ -1,0 +1,79 @@
+"""The report as one HTML file that opens offline and prints. Tables can be sorted and filtered; values are escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from sweeper.commands.report.summary import Table
+from sweeper.pages.figure_text import without_markup
+from sweeper.pages.report_charts import Chart
+
+STYLE, SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
+# As page.css has the colours of a light page; page.js replaces them on a dark one.
+LONG_TEXT = 12  # characters; shorter ones are not broken into lines
+AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
+LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
+
+
+def build_page(title: str, tables: Sequence[Table], charts: Sequence[Chart], overview: str = "") -> str:
+    """Return the HTML of the report, with the overview as its first paragraph."""
+    sections = [_build_table(table) for table in tables]
+    sections += [_build_chart(chart, include_plotly=not n) for n, chart in enumerate(charts)]
+    paragraph = f"<p class='overview'>{escape(overview)}</p>" if overview else ""
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f"{paragraph}{''.join(sections)}<script>{SCRIPT}</script></body></html>"
+    )
+
+
+def _build_chart(chart: Chart, *, include_plotly: bool) -> str:
+    """Return a section. The first one of a page includes plotly.js for all."""
+    several = len(chart.figures) > 1
+    config = {"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"}
+    cells = []
+    for n, figure in enumerate(chart.figures):
+        _set_layout(figure, several=several, scrolls=bool(chart.min_width_px))
+        cells.append(
+            without_markup(figure).to_html(full_html=False, include_plotlyjs=include_plotly and not n, config=config)
+        )
+    style = f" style='min-width:{chart.min_width_px}px'" if chart.min_width_px else ""
+    figures = "".join(f"<div class='figure'{style}>{cell}</div>" for cell in cells)
+    return (
+        f"<section class='chart{' grid' if several else ''}'><h2>{escape(chart.title)}</h2>{_build_note(chart.note)}"
+        f"<div class='{'several' if several else 'scroll'}'>{figures}</div></section>"
+    )
+
+
+def _set_layout(figure: Any, *, several: bool, scrolls: bool) -> None:
+    """Give a figure the style of the page. Its own height and left margin are kept."""
+    top = {"t": 50 if several else 100 if scrolls else 40}
+    figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
+    figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
+    if not several:  # a phone has no room for a legend beside the chart
+        figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
+
+
+def _build_table(table: Table) -> str:
+    heading = "".join(f"<th title='sort'>{escape(name)}</th>" for name in table.heading)
+    rows = "".join(f"<tr>{''.join(map(_build_cell, row))}</tr>" for row in table.rows)
+    return (
+        f"<section{' class=unranked' if table.unranked else ''}><h2>{escape(table.title)}</h2>{_build_note(table.note)}"
+        "<input placeholder='filter' aria-label='filter'>"
+        f"<div class='scroll'><table><thead><tr>{heading}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _build_note(text: str) -> str:
+    return f"<p class='note'>{escape(text)}</p>" if text else ""
+
+
+def _build_cell(text: str) -> str:
+    is_number = re.fullmatch(r"-?[\d.,]+(e[-+]?\d+)?( [^ ]+/s)?", text)
+    kind = " class=number" if is_number else " class=text" if len(text) > LONG_TEXT else ""
+    return f"<td{kind}>{escape(text)}</td>"

@@ -1,0 +1,1 @@
+"""A sweep, from its checked plan to its results."""

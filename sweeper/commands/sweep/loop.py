@@ -1,0 +1,384 @@
+"""The loop of a sweep: ask, submit, collect, record."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+
+from sweeper.cli.signals import StopRequests
+from sweeper.commands.sweep.closing import FinishedRun
+from sweeper.commands.sweep.opening import open_sweep
+from sweeper.common.clock import PhaseClock
+from sweeper.common.exit_codes import SOME_FAILED
+from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
+from sweeper.config.environment import is_variable
+from sweeper.execution import cluster, gang_pool, head
+from sweeper.execution.gang_launcher import GangResources, GangSpec
+from sweeper.execution.judge import TrialJudge
+from sweeper.execution.node_monitor import NodeMonitor
+from sweeper.metrics.energy import Prices
+from sweeper.pages import duration, plan_view
+from sweeper.pages.duration import DurationNote
+from sweeper.pages.progress import ProgressState, make_progress
+from sweeper.preflight.corrections import MeasuredFactors
+from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.work import WorkIdentifier
+from sweeper.search.finals import pending_remeasurements
+from sweeper.search.front import select_finalists
+from sweeper.search.neighbours import describe_stall
+from sweeper.search.trial import Trial
+from workloads.api import secrets
+from workloads.api.derived import find_source
+from workloads.api.errors import describe_os_error
+
+START_PATIENCE_S = 20.0
+
+
+class Sweep:
+    """One sweep, from its lock to its summary. `arguments` are the command line that resumes it."""
+
+    def __init__(self, plan: Plan, arguments: Sequence[str]) -> None:
+        self._plan, self._config = plan, plan.config
+        self._arguments = arguments
+        self._command = shlex.join(secrets.masked_arguments(arguments))
+        self._clock = PhaseClock()
+        self._stop = StopRequests(self._command)
+        opened = open_sweep(plan, arguments)
+        self._lock, self._study, self._tracking = opened.lock, opened.study, opened.tracking
+        self._progress, self._retry_note = opened.progress, opened.retry_note
+        self._description = opened.description
+        self._display = make_progress(plan.config.progress)
+        self._factors = MeasuredFactors(plan.estimates.metrics_of if plan.estimates else lambda _: {})
+        for record in self._study.current_records:
+            self._factors.add(record)
+        self._judge = TrialJudge(
+            criteria=plan.criteria,
+            hardware=plan.target.hardware,
+            achieved_tflops=plan.achieved_tflops,
+            predict=lambda params: self._factors.predict(params, plan.estimates.objective) if plan.estimates else {},
+            work=WorkIdentifier(plan.workload, plan.space),
+            files=plan.folder / "files",
+            prices=Prices(plan.config.price_per_hour, plan.config.price_per_kwh),
+        )
+        self._pool: gang_pool.GangPool | None = None
+        self._attempts: Counter[int] = Counter()
+        resources = plan.resources
+        self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
+        self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
+        self._duration = DurationNote(plan)
+        self._finals_ended = 0
+        self._finals_planned = 0
+
+    # ── the run ──
+
+    def run(self) -> int:
+        """Run the sweep, or the rest of it. Returns the exit code."""
+        self._stop.install()
+        try:
+            for line in plan_view.describe_start(self._plan, self._progress.counts, len(self._study.unfinished)):
+                self._display.note(line)
+            if self._retry_note:
+                self._display.note(f"retry    {self._retry_note}")
+            if self._has_trials() and (estimate := duration.describe_plan(self._plan)):
+                self._display.note(estimate)
+            error = self._run_on_cluster() if self._has_trials() or self._pending_finals() else ""
+            return self._finish(error)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # the disk is full or gone
+            self._display.note(
+                f"sweeper: {describe_os_error(error)}; finished trials are kept; to resume:\n  {self._command}"
+            )
+            return SOME_FAILED
+        finally:
+            self._stop.restore()
+            self._tracking.detach()
+            self._lock.close()
+
+    def _run_on_cluster(self) -> str:
+        """Search until the budget is used up. Returns the error that ended it before, or an empty text."""
+        # Ray prints events of its workers to standard output, which is for results.
+        with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
+            try:
+                with self._display:
+                    self._show_state()
+                    cluster.start(self._plan.target)
+                    self._stop.install()
+                    if not self._plan.target.is_gpu:
+                        os.nice(5)  # trials are timed on the cores that this process shares
+                    self._progress.start()
+                    with head.on_head_lost(self._leave_without_head):
+                        if self._has_trials():
+                            self._run_trials(self._plan.resources.gangs, self._has_trials, self._study.ask)
+                        self._run_finals()
+            except cluster.ClusterError as error:
+                self._cancel_in_flight()
+                if self._pool:
+                    self._pool.close()
+                return str(error)
+            except SystemExit:  # Ray's answer to SIGTERM while it starts
+                self._stop.add()
+            finally:
+                cluster.stop()
+        return ""
+
+    def _run_trials(self, gangs: int, has_more: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
+        """Run the trials that `ask` returns on so many gangs, while `has_more` is true."""
+        self._pool = self._make_pool(gangs)
+        stop_by_s: float | None = None
+        while True:
+            if self._stop.requested and stop_by_s is None:
+                stop_by_s = self._begin_stopping()
+            self._compare_nodes()
+            for _ in range(self._pool.capacity()):
+                if not (has_more() and (trial := ask())):
+                    break
+                self._pool.submit(trial)
+            self._study.sync()
+            if not (self._pool.count_in_flight() or has_more()):
+                break
+            for trial, result in self._pool.wait(0.25):
+                self._take(trial, result)
+            if self._progress.stop_reason:  # they run first when the sweep goes on
+                self._study.unfinished[:0] = self._pool.withdraw_backlog()
+            self._collect_steps()
+            if not self._pool.starting:
+                self._clock.enter("finals" if self._finals_planned else "trials")
+            if stop_by_s is not None and time.monotonic() > stop_by_s:
+                self._cancel_in_flight()
+                self._pool.close()
+            self._update_nodes()
+            self._tracking.restart_if_dead()
+            self._show_state()
+        self._collect_steps(wait=True)
+        # Only the finals need what a gang that is starting holds.
+        self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
+
+    def _make_pool(self, gangs: int) -> gang_pool.GangPool:
+        plan = self._plan
+        spec = GangSpec(
+            workload=self._config.workload.name,
+            constants=plan.space.constants,
+            settings=plan.resolved.worker_settings,
+            resources=self._gang_resources,
+            timeout_s=self._config.trial.timeout_s,
+            reports_steps=plan.workload.reports_steps,
+            cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
+            searches_environment=any(map(is_variable, plan.space.dimensions)),
+        )
+        return gang_pool.GangPool(plan.target, spec, gangs)
+
+    def _begin_stopping(self) -> float:
+        """Cancel what has not started. Returns when the running trials are cancelled as well."""
+        grace_s = self._config.trial.grace_s
+        self._display.note(f"stopping: {grace_s:g} s for the running trials; press Ctrl-C again to leave at once")
+        self._cancel_unfinished()
+        return time.monotonic() + grace_s
+
+    def _has_trials(self) -> bool:
+        """Return whether another trial starts. Unfinished trials and retries run whatever the budget."""
+        if self._stop.requested or self._progress.stop_reason:
+            return False
+        return bool(self._study.unfinished) or self._study.has_retries or self._has_budget()
+
+    def _has_budget(self) -> bool:
+        pool, is_over = self._pool, self._stop.requested or self._progress.stop_reason or self._study.exhausted
+        in_flight, running_s = (pool.count_in_flight(), pool.running_s()) if pool else (0, 0.0)
+        return not is_over and self._progress.has_budget_for_more(in_flight, running_s)
+
+    # ── finals ──
+
+    def _run_finals(self) -> None:
+        """Measure the best trials again, in turns on the same devices."""
+        pending = deque(self._pending_finals())
+        if not pending:
+            return
+        finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
+        self._display.note(
+            f"finals   remeasuring trials {', '.join(map(str, finalists))} in turns, {self._config.finals.rounds} "
+            "rounds, in a fresh worker"
+        )
+        self._finals_ended = 0
+        self._finals_planned = len(pending)
+        self._clock.enter("finals")
+
+        def ask() -> Trial:
+            record, remeasurement = pending.popleft()
+            return self._study.ask_remeasurement(dict(record.params), remeasurement)
+
+        self._run_trials(1, lambda: bool(pending) and not self._stop.requested, ask)
+
+    def _pending_finals(self) -> list[tuple[TrialRecord, Remeasurement]]:
+        if self._stop.requested or self._progress.stop_reason:
+            return []
+        finals, repeated = self._config.finals, self._study.replaced | self._study.retried
+        measured = [record for record in self._study.records.values() if record.number not in repeated]
+        ranked = self._progress.ranked_trials()
+        if len(ranked) < 2:  # nothing to choose from
+            return []
+        return pending_remeasurements(
+            select_finalists(ranked, self._plan.criteria, finals.top), finals.rounds, measured
+        )
+
+    # ── nodes ──
+
+    def _update_nodes(self) -> None:
+        """Use nodes that joined, and no longer those that were lost or drained."""
+        assert self._pool is not None
+        if self._stop.requested:
+            return
+        for line in self._nodes.poll_changes(may_join=not self._finals_planned):
+            resources = replace(self._plan.resources, target=self._nodes.target, gangs=self._nodes.count_gangs())
+            self._plan = replace(self._plan, resources=resources)
+            self._pool.set_target(resources.target, 1 if self._finals_planned else resources.gangs)
+            self._display.note(f"{line}; {plan_view.describe_gangs(self._plan)}")
+
+    def _compare_nodes(self) -> None:
+        """Measure the best trial again on every node from time to time, while the search goes on."""
+        assert self._pool is not None
+        if self._finals_planned or not self._has_budget():
+            return
+        for record, remeasurement, node in self._nodes.plan_comparisons(
+            self._progress.best, self._progress.finished_trials, self._pool.nodes_with_capacity()
+        ):
+            if not self._pool.gangs_on(node, dict(record.params)):
+                continue  # until a gang there has the trial's environment
+            trial = self._study.ask_remeasurement(dict(record.params), remeasurement)
+            self._nodes.add_comparison(trial, node)
+            self._pool.submit(trial, node)
+
+    # ── trials ──
+
+    def _collect_steps(self, *, wait: bool = False) -> None:
+        """Record the steps of running trials, and prune those that the pruner ends."""
+        assert self._pool is not None
+        for trial, step, at_s, step_metrics in self._pool.collect_reports(wait=wait):
+            name = run_name(trial.number, trial.params, trial.remeasurement)
+            self._tracking.log_step(trial.number, name, step, at_s, step_metrics)
+            value = step_metrics.get(self._config.workload.objective)
+            if value is not None and self._study.should_prune(trial.number, step, value):
+                self._pool.prune(trial)
+
+    def _take(self, trial: Trial, result: TrialResult) -> None:
+        """Record a trial that has ended, or submit a lost one again."""
+        assert self._pool is not None
+        self._attempts[trial.number] += 1
+        attempt, retries = self._attempts[trial.number], self._config.trial.retries
+        if result.status is TrialStatus.LOST and self._stop.requested:
+            result = replace(result, status=TrialStatus.CANCELLED)  # the next run retries it
+        if result.status is TrialStatus.LOST and attempt <= retries:
+            self._display.note(f"trial {trial.number} lost, retrying ({attempt}/{retries}): {result.reason}")
+            self._nodes.add_attempt(trial, result)
+            self._pool.submit(trial)
+            return
+        record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
+        if attempt == 1 and (stall := self._describe_stall(record)):
+            self._display.note(f"trial {trial.number} is measured again: {stall}")
+            self._pool.submit(trial)
+            return
+        self._nodes.add_record(record)
+        self._study.tell(record)
+        self._factors.add(record)
+        self._finals_ended += record.remeasurement is not None
+        is_best = not record.remeasurement and self._progress.add(record)
+        self._tracking.log_trial(record)
+        if is_best and self._plan.criteria.has_front:
+            self._tracking.log_front([trial.number for trial in self._progress.front])
+        self._display.update(self._state(), record, is_best)
+        if not record.remeasurement and (line := self._next_estimate()):
+            self._display.note(line)
+        if not record.remeasurement and (reason := self._progress.common_failure_reason()) and self._has_budget():
+            self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
+
+    def _describe_stall(self, record: TrialRecord) -> str:
+        """Return why a trial on a CPU, whose cores other processes use too, was not measured properly."""
+        objective = self._config.workload.objective
+        is_rate = find_source(objective) is not None
+        if self._plan.target.is_gpu or record.remeasurement or self._stop.requested or not is_rate:
+            return ""
+        return describe_stall(record, self._study.records, objective, self._config.workload.direction)
+
+    def _next_estimate(self) -> str:
+        """Return how long the sweep will take, once; empty while it is stopping."""
+        if not self._has_budget():
+            return ""
+        return self._duration.next_line(self._progress, self._plan.budget_trials, self._plan.resources.gangs)
+
+    def _cancel_in_flight(self) -> None:
+        """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""
+        for trial, result in self._pool.cancel() if self._pool else []:
+            self._take(trial, result)
+
+    def _cancel_unfinished(self) -> None:
+        """Record as cancelled what an earlier run left and this one has not started: the next run tries it again."""
+        now = time.time()
+        for trial in self._study.unfinished[:]:
+            self._study.unfinished.remove(trial)
+            self._take(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped"))
+
+    def _leave_without_head(self, address: str) -> None:
+        """End the process from a thread, since Ray blocks the main one.
+
+        A sweep that is stopping, as when a SIGTERM reached its own Ray too (`timeout`, a batch system), ends in order.
+        """
+        if self._stop.requested and self._pool:
+            self._cancel_in_flight()
+            with redirect_stdout(sys.__stdout__):
+                code = self._finish("")
+            os._exit(code)
+        self._stop.leave(
+            f"stopped  the cluster's head {address} does not respond; finished trials are kept. Start it again",
+            SOME_FAILED,
+        )
+
+    # ── display and results ──
+
+    def _show_state(self) -> None:
+        self._display.update(self._state())
+
+    def _state(self) -> ProgressState:
+        pool, trials = self._pool, self._plan.budget_trials
+        return ProgressState(
+            counts=self._progress.counts,
+            trials=trials,
+            running=pool.count_running() if pool else 0,
+            waiting=pool.count_in_flight() - pool.count_running() if pool else 0,
+            elapsed_s=self._clock.elapsed_s,
+            remaining_s=self._progress.estimated_remaining_s(trials),
+            best=self._progress.best,
+            objective=self._config.workload.objective,
+            front=self._progress.front,
+            objectives=self._plan.criteria.metrics,
+            describe_workers=pool.describe_workers if pool else lambda _: ["starting Ray"],
+            gangs=len(pool.gangs) if pool else 1,
+            tracking_error=self._tracking.last_error,
+            is_starting=pool is None or pool.starting,
+            is_stopping=self._stop.requested,
+            finals=(self._finals_ended, self._finals_planned) if self._finals_planned else None,
+        )
+
+    def _finish(self, error: str) -> int:
+        """Store and print the results. Returns the exit code."""
+        self._stop.leave_at_once = True
+        self._clock.enter("recording")
+        error = error or self._progress.stop_reason
+        is_over = not (self._stop.requested or error or self._has_budget() or self._pending_finals())
+        run = FinishedRun(
+            plan=self._plan,
+            study=self._study,
+            progress=self._progress,
+            arguments=self._arguments,
+            description=self._description,
+            drained=self._nodes.describe_drained(),
+            clock=self._clock,
+            error=error,
+            is_interrupted=self._stop.requested,
+            is_over=is_over,
+        )
+        return run.close(self._tracking, self._display)

@@ -1,0 +1,192 @@
+"""What ranks trials: one objective or several, and limits that a ranked trial keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.metrics.dominance import find_layers
+
+MAX_OBJECTIVES = 3  # of four and more, most points of a random sample are on the front
+UNKNOWN_EXCESS = 1.0  # of a trial without the metric of a limit, which nobody can show to keep it
+# How each metric is better. Others, such as a clock or a dimension, are neither good nor bad.
+DIRECTIONS = {
+    "score": "maximize",
+    "tflops": "maximize",
+    "tflops_sustained": "maximize",
+    "tflops_slowest_gpu": "maximize",
+    "tflops_per_gpu": "maximize",
+    "gpu_spread": "minimize",
+    "tokens_per_s": "maximize",
+    "tokens_per_s_per_gpu": "maximize",
+    "step_time_ms": "minimize",
+    "mfu": "maximize",
+    "mfu_sustained": "maximize",
+    "hfu": "maximize",
+    "mamf_utilization": "maximize",
+    "speedup": "maximize",
+    "gb_per_s": "maximize",
+    "bus_gb_s": "maximize",
+    "bandwidth_utilization": "maximize",
+    "relative_error": "minimize",
+    "sqnr_db": "maximize",
+    "sqnr_input_gradient_db": "maximize",
+    "sqnr_weight_gradient_db": "maximize",
+    "peak_device_gib": "minimize",
+    "peak_memory_gib": "minimize",
+    "peak_host_gib": "minimize",
+    "copied_gib_per_step": "minimize",
+    "copy_wait_share": "minimize",
+    "optimizer_share": "minimize",
+    "loss": "minimize",
+    "joules_per_step": "minimize",
+    "joules_per_token": "minimize",
+    "tokens_per_joule": "maximize",
+    "tflop_per_joule": "maximize",
+    "average_power_w": "minimize",
+    "cost_per_million_tokens": "minimize",
+    "power_w": "minimize",
+    "temperature_c": "minimize",
+}
+
+# The largest relative difference that does not count between points of a front: rounds of one seed cannot show it.
+# By default a thousandth: the last of the four digits that tables show, and 2 MiB, the step of an allocator, of 2 GiB.
+RESOLUTION = 0.001
+RESOLUTIONS = {
+    "relative_error": 0.1,  # the errors of one product differ by 3% (fp32) and 1.3% (bf16) between seeds, one deviation
+    "sqnr_db": 0.03,  # a tenth of the error is 0.8 dB, of about 30
+    "sqnr_input_gradient_db": 0.03,
+    "sqnr_weight_gradient_db": 0.03,
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric to optimize. `direction` is maximize or minimize."""
+
+    metric: str
+    direction: str
+
+    @property
+    def resolution(self) -> float:
+        """The largest relative difference between two points of a front that does not count."""
+        return RESOLUTIONS.get(self.metric, RESOLUTION)
+
+    def loss(self, value: float) -> float:
+        """Return the value with the sign by which less is better."""
+        return -value if self.direction == "maximize" else value
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound on a metric: an upper one where less is better, else a lower one."""
+
+    metric: str
+    bound: float
+    direction: str
+
+    def excess(self, metrics: Mapping[str, float]) -> float:
+        """Return by which fraction of the bound the metric is beyond it; zero or less within it."""
+        if self.metric not in metrics:
+            return UNKNOWN_EXCESS
+        beyond = metrics[self.metric] - self.bound
+        return (-beyond if self.direction == "maximize" else beyond) / (abs(self.bound) or 1.0)
+
+    @property
+    def sign(self) -> str:
+        return "≥" if self.direction == "maximize" else "≤"
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.sign} {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """The objectives of a sweep, the leading one first, and its limits.
+
+    A complete trial beyond a limit is kept with its metrics and has no rank.
+    """
+
+    objectives: tuple[Objective, ...]
+    limits: tuple[Limit, ...] = ()
+
+    @staticmethod
+    def of(objectives: Mapping[str, str], limits: Mapping[str, float] | None = None) -> Criteria:
+        """Return criteria from directions by metric and bounds by metric.
+
+        Raises:
+            KeyError: a limit's metric has no direction.
+        """
+        return Criteria(
+            tuple(Objective(metric, direction) for metric, direction in objectives.items()),
+            tuple(Limit(metric, bound, DIRECTIONS[metric]) for metric, bound in (limits or {}).items()),
+        )
+
+    @property
+    def objective(self) -> str:
+        """The metric of the leading objective."""
+        return self.objectives[0].metric
+
+    @property
+    def direction(self) -> str:
+        """The direction of the leading objective."""
+        return self.objectives[0].direction
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of all objectives."""
+        return tuple(objective.metric for objective in self.objectives)
+
+    @cached_property
+    def directions(self) -> tuple[str, ...]:
+        """The directions of all objectives."""
+        return tuple(objective.direction for objective in self.objectives)
+
+    @property
+    def has_front(self) -> bool:
+        """Return whether there are several objectives: then trials are ranked by dominance."""
+        return len(self.objectives) > 1
+
+    @property
+    def required_metrics(self) -> tuple[str, ...]:
+        """The metrics that a complete trial must have."""
+        return tuple(dict.fromkeys([*self.metrics, *(limit.metric for limit in self.limits)]))
+
+    def values(self, record: TrialRecord) -> tuple[float, ...] | None:
+        """Return the objectives of a trial; None if it is not complete or lacks one."""
+        if record.status is not TrialStatus.COMPLETE or any(name not in record.metrics for name in self.metrics):
+            return None
+        return tuple(record.metrics[name] for name in self.metrics)
+
+    def losses(self, values: Iterable[float]) -> tuple[float, ...]:
+        """Return the values of the objectives with the signs by which less is better."""
+        return tuple(objective.loss(value) for objective, value in zip(self.objectives, values, strict=True))
+
+    def excess(self, record: TrialRecord) -> dict[str, float]:
+        """Return by which fraction a complete trial is beyond each limit; zero or less where it keeps it."""
+        return {limit.metric: limit.excess(record.metrics) for limit in self.limits}
+
+    def ranked_losses(self, record: TrialRecord) -> tuple[float, ...] | None:
+        """Return the losses of a trial; None if it has no rank: incomplete, or beyond a limit."""
+        values = self.values(record)
+        if values is None or any(limit.excess(record.metrics) > 0 for limit in self.limits):
+            return None
+        return self.losses(values)
+
+    def rank(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+        """Return the trials that have a rank, the best first: by layers of dominance, then by the leading objective."""
+        return [record for _, record in self._layered(records)]
+
+    def front(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+        """Return the trials that no other dominates, the best by the leading objective first."""
+        return [record for layer, record in self._layered(records) if layer == 0]
+
+    def _layered(self, records: Iterable[TrialRecord]) -> list[tuple[int, TrialRecord]]:
+        """Return the trials that have a rank with their layers, the best first."""
+        ranked = [(losses, record) for record in records if (losses := self.ranked_losses(record)) is not None]
+        # With one objective only the order is requested.
+        layers = find_layers([losses for losses, _ in ranked]) if self.has_front else [0] * len(ranked)
+        ordered = sorted(zip(layers, ranked, strict=True), key=lambda entry: (entry[0], entry[1][0]))
+        return [(layer, record) for layer, (_, record) in ordered]

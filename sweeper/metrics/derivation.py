@@ -1,0 +1,180 @@
+"""Every derived metric, computed once: from raw step times and counts to rates, their spread and utilisations.
+
+Rates count what the model or product needs, over all ranks; `…_per_gpu` divides by the ranks. A step of a gang takes as
+long as its slowest rank. MFU is model FLOP/s over the dense peak of the data type of the matrix units (Chowdhery et al.
+2022, appendix B), a fraction; without a known peak there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sweeper.metrics.energy import energy_metrics
+from sweeper.metrics.intervals import estimate_correlation, interval_of_steps, ratio_interval
+from sweeper.metrics.labels import DISPLAY
+from workloads.api.contract import Measurement
+
+MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # of one device; the first that a trial has is shown
+LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
+
+
+def derive(
+    measurements: Sequence[Measurement],
+    dense_peak_tflops: Mapping[str, float],
+    achieved_tflops: Mapping[str, float] | None = None,
+    bandwidth_tb_s: float | None = None,
+) -> dict[str, float]:
+    """Return the metrics of one complete trial.
+
+    Step times of ranks are matched step by step where their counts agree, else each rank's median is taken.
+
+    Args:
+        measurements: one entry a rank.
+        dense_peak_tflops: the vendor's TFLOP/s of one device by data type.
+        achieved_tflops: TFLOP/s of the best matrix product on such a device by data type.
+        bandwidth_tb_s: the bandwidth of one device's memory.
+    """
+    world_size = len(measurements)
+    if measurements[0].of_gang:
+        measurements = [next((m for m in measurements if m.step_times_s), measurements[0])]
+    first, times_s = measurements[0], step_times_s(measurements)
+    metrics = {name: float(value) for name, value in first.metrics.items()}
+    if not len(times_s):
+        return metrics
+    step_time = _summarize(times_s, first.statistic)
+    metrics |= {"steps": float(len(times_s)), **_effective_steps(times_s, first.statistic)}
+    metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
+    metrics |= _flops_metrics(measurements, step_time, dense_peak_tflops.get(first.matrix_dtype), world_size)
+    if first.baseline_step_times_s:
+        metrics |= _ratio("speedup", np.array(first.baseline_step_times_s), times_s, first.statistic)
+    if moved_bytes := sum(m.bytes_per_step for m in measurements):
+        metrics |= _rate("gb_per_s", moved_bytes / 1e9, step_time)
+        if bandwidth_tb_s:
+            metrics["bandwidth_utilization"] = metrics["gb_per_s"] / (1e3 * bandwidth_tb_s * world_size)
+    if tokens := sum(m.tokens_per_step for m in measurements):
+        metrics |= _rate("tokens_per_s", tokens, step_time)
+        if (achieved := (achieved_tflops or {}).get(first.matrix_dtype)) and "tflops" in metrics:
+            metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
+    metrics |= energy_metrics(measurements, world_size)
+    if world_size > 1:
+        if first.independent:
+            metrics |= _compare_devices(measurements)
+        for name in ("tflops", "tokens_per_s"):
+            if name in metrics:
+                metrics[f"{name}_per_gpu"] = metrics[name] / world_size
+    return metrics
+
+
+def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
+    """Return why no device can have reached these metrics; empty if one can.
+
+    Args:
+        metrics: what `derive` returned.
+        clock_headroom: by which factor the device's clock may exceed the one of the vendor's peak.
+    """
+    for name in ("mfu", "mfu_sustained", "hfu"):
+        if metrics.get(name, 0.0) > clock_headroom:
+            return (
+                f"impossible: {name} is {metrics[name]:.0%} of the vendor's dense peak. The operations, the step times "
+                "or hardware= are wrong"
+            )
+    return ""
+
+
+def _flops_metrics(
+    measurements: Sequence[Measurement], step_time: Mapping[str, float], peak_tflops: float | None, world_size: int
+) -> dict[str, float]:
+    """Return the rates of floating-point operations and their utilisations; empty if none were counted."""
+    flops = sum(m.flops_per_step for m in measurements)
+    if not flops:
+        return {}
+    metrics = _rate("tflops", flops / 1e12, step_time)
+    if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
+        # The slowest rank's windows: those of different ranks need not match in number.
+        windows = np.array(max(sustained, key=np.median))
+        metrics |= _rate("tflops_sustained", flops / 1e12, _summarize(windows, "median"))
+    if peak_tflops:
+        for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
+            if rate in metrics:
+                metrics[utilisation] = metrics[rate] / (peak_tflops * world_size)
+        if hardware_flops := sum(m.hardware_flops_per_step for m in measurements):
+            metrics["hfu"] = metrics["mfu"] * hardware_flops / flops
+    return metrics
+
+
+def _compare_devices(measurements: Sequence[Measurement]) -> dict[str, float]:
+    """Return the slowest and the fastest of devices that were measured at once, each on its own."""
+    rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in measurements]
+    return {
+        "tflops_slowest_gpu": min(rates),
+        "tflops_fastest_gpu": max(rates),
+        "gpu_spread": max(rates) / min(rates) - 1,
+    }
+
+
+def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:
+    """Return the TFLOP/s of one rank."""
+    return flops_per_step / 1e12 / float(STATISTICS[statistic](times_s))
+
+
+def first_known(values: Iterable[float]) -> float:
+    """Return the first value that is not NaN, else NaN."""
+    return next((value for value in values if not math.isnan(value)), math.nan)
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit that a metric is displayed in, empty if it has none."""
+    return DISPLAY.get(metric, (metric, "", 1.0))[1]
+
+
+def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
+    """Return the seconds of each step of the gang: the slowest rank's, step by step where ranks wait for each other."""
+    if measurements[0].independent:
+        statistic = STATISTICS[measurements[0].statistic]
+        return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
+    counts = {len(m.step_times_s) for m in measurements}
+    if len(counts) == 1:
+        return np.max([m.step_times_s for m in measurements], axis=0)
+    return np.array([max(float(np.median(m.step_times_s)) for m in measurements)])
+
+
+def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, float]:
+    """Return work over time under its name, with its spread and its 95% interval where the time has them."""
+    # A longer time is a lower rate: the lower bound of one is the upper bound of the other.
+    mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
+    return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
+
+
+def _ratio(name: str, above_s: np.ndarray, below_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return one statistic over another with the 95% interval of the ratio, if both have one."""
+    above, below = (interval_of_steps(times_s, statistic) for times_s in (above_s, below_s))
+    if above is None or below is None:
+        reduce = STATISTICS[statistic]
+        return {name: float(reduce(above_s) / reduce(below_s))}
+    ratio = ratio_interval(above, below)
+    return {name: ratio.value, f"{name}_ci_low": ratio.low, f"{name}_ci_high": ratio.high}
+
+
+STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
+
+
+def _summarize(times_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return the statistic under an empty suffix, of several values with percentiles, and its 95% interval if any."""
+    if len(times_s) == 1:
+        return {"": float(times_s[0])}
+    p10, p90 = np.percentile(times_s, [10, 90])
+    summary = {"": float(STATISTICS[statistic](times_s)), "_p10": float(p10), "_p90": float(p90)}
+    if interval := interval_of_steps(times_s, statistic):
+        summary |= {"_ci_low": interval.low, "_ci_high": interval.high}
+    return summary
+
+
+def _effective_steps(times_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return how many independent steps tell as much as these; nothing for the fastest, which has no interval."""
+    if statistic == "fastest":
+        return {}
+    return {"effective_steps": len(times_s) / estimate_correlation(times_s, statistic).time_steps}

@@ -1,0 +1,114 @@
+"""The progress of a sweep that another process runs, from its events: lines, or a block in a notebook's cell."""
+
+from __future__ import annotations
+
+import html
+import math
+import sys
+from collections import Counter
+from typing import Any
+
+from sweeper.common.format import format_duration, format_number, format_point
+from sweeper.metrics.derivation import unit_of
+
+BAR_WIDTH = 24
+SHOWN_NOTES = 6
+
+
+class EventDisplay:
+    """The state of a sweep as its events tell it, printed as lines to standard error."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._best = ""
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        print(text, file=sys.stderr, flush=True)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Take an event of `progress=json`."""
+        if event["event"] == "note":
+            self.note(str(event["text"]))
+        elif event["event"] == "trial":
+            self._counts[event["outcome"]] += 1
+            self._show(event)
+
+    def end(self) -> None:
+        """Leave the last state in place."""
+
+    def _show(self, event: dict[str, Any]) -> None:
+        if event["is_best"] or event["outcome"] not in ("complete", "cancelled"):
+            self.note(self.describe(event))
+
+    def describe(self, event: dict[str, Any]) -> str:
+        """Return the state after a trial in one line."""
+        budget = f"/{event['budget_trials']}" if event["budget_trials"] else ""
+        line = f"[{format_duration(event['elapsed_s'])}] {event['ended']}{budget} trials"
+        if "remeasured_trial" in event:
+            return f"{line}; finals: round {event['round']} of trial {event['remeasured_trial']}"
+        if event["outcome"] != "complete":
+            return f"{line}; trial {event['trial']} {event['outcome']}: {event['reason']}"
+        return f"{line}; {'best so far' if event['is_best'] else 'last'} {describe_value(event)}"
+
+
+def describe_value(event: dict[str, Any]) -> str:
+    """Return the objective of a complete trial and its point."""
+    objective = event["objective"]
+    value = f"{format_number(event['metrics'].get(objective, math.nan))} {unit_of(objective) or objective}"
+    return f"{value} at {format_point(event['params'])}"
+
+
+class NotebookDisplay(EventDisplay):
+    """A block in the output of a notebook's cell, redrawn in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._notes: list[str] = []
+        self._line = "starting"
+        self._share = 0.0
+        self._handle = display(HTML(""), display_id=True)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+        self._draw()
+
+    def _show(self, event: dict[str, Any]) -> None:
+        if event["is_best"]:
+            self._best = f"best {describe_value(event)}"
+        if event["budget_trials"]:
+            self._share = min(1.0, event["ended"] / event["budget_trials"])
+        if event["outcome"] not in ("complete", "cancelled"):
+            self._notes.append(self.describe(event))
+        self._line = self.describe(event)
+        self._draw()
+
+    def _draw(self) -> None:
+        filled = round(BAR_WIDTH * self._share)
+        lines = ["█" * filled + "░" * (BAR_WIDTH - filled) + f" {self._line}", self._best, *self._notes[-SHOWN_NOTES:]]
+        text = "\n".join(filter(None, lines))
+        self._handle.update(self._html(f"<pre>{html.escape(text)}</pre>"))
+
+
+class NoDisplay(EventDisplay):
+    """Notes alone (`progress=never`)."""
+
+    def _show(self, event: dict[str, Any]) -> None:
+        pass
+
+
+def is_notebook() -> bool:
+    """Return whether a notebook's kernel runs this process."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
+
+
+def make_display(setting: str) -> EventDisplay:
+    """Return the display for a value of the key `progress`."""
+    if setting == "never":
+        return NoDisplay()
+    return NotebookDisplay() if is_notebook() else EventDisplay()

@@ -1,0 +1,149 @@
+"""A function of one's own, packed into a file that the sweep's processes read; its space as overrides."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import inspect
+import json
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from workloads.api import registry
+from workloads.api.errors import UserInputError
+
+FOLDER = "functions"
+RANK, REPORT = "rank", "report"  # parameters of these names are none of the space (`workloads.function`)
+SCALARS = (str, int, float, bool, type(None))
+DIGEST_LENGTH = 12
+
+
+def write_function(function: Callable[..., Any], space: Mapping[str, Any], directory: Path) -> Path:
+    """Pack a function into a file of the results directory and return its path.
+
+    Raises:
+        UserInputError: it cannot be packed, or the file cannot be written.
+    """
+    workload = registry.load("function")
+    assert workload.Settings is not None
+    settings = workload.Settings(**_settings(function, space))
+    path = directory.expanduser().resolve() / FOLDER / f"{settings.name}-{settings.digest}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(settings)))
+        path.chmod(0o600)
+    except OSError as error:
+        raise UserInputError(f"dir={directory}: cannot be written ({error.strerror})") from error
+    return path
+
+
+def _settings(function: Callable[..., Any], space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `workloads.function.FunctionSettings`."""
+    name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
+    parameters = inspect.signature(function).parameters.values()
+    named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
+    names = [item.name for item in named if item.name not in (RANK, REPORT)]
+    if any(item.kind is item.VAR_KEYWORD for item in parameters):
+        names += [key for key in space if key not in names and key != "env"]
+    # Another default, such as a list, is left to the function.
+    defaults = {item.name: item.default for item in named if item.name in names and type(item.default) in SCALARS}
+    left_out = [item.name for item in named if item.default is not item.empty and item.name not in defaults]
+    return {
+        "name": name,
+        "digest": _digest(function),
+        "code": _pack(function, name),
+        "parameters": [item for item in names if item not in left_out],
+        "defaults": defaults,
+        "takes_rank": any(item.name == RANK for item in named),
+        "takes_report": any(item.name == REPORT for item in named),
+    }
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    """Return a digest of a function's source and of the plain values that it reads from around it."""
+    inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    try:
+        source = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
+    except (OSError, TypeError):  # typed at a prompt
+        code = getattr(inner, "__code__", None)
+        source = f"{code.co_code.hex()} {code.co_consts}" if code else repr(inner)
+    try:
+        around = inspect.getclosurevars(inner)
+        read = {**around.globals, **around.nonlocals}
+    except TypeError:  # an object that can be called
+        read = {}
+    plain = {key: value for key, value in sorted(read.items()) if isinstance(value, SCALARS)}
+    return hashlib.sha256(f"{source}{plain}".encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _pack(function: Callable[..., Any], name: str) -> str:
+    import cloudpickle
+
+    try:
+        with _own_module_by_value(cloudpickle, inspect.getmodule(function)):
+            return base64.b64encode(cloudpickle.dumps(function)).decode()
+    except Exception as error:  # of whatever it refers to
+        raise UserInputError(f"workload={name}: cannot be sent to workers: {error}") from error
+
+
+@contextmanager
+def _own_module_by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
+    """Pack what a module of the user's defines, not its name: workers may not find it. Installed ones they find."""
+    top = sys.modules.get(module.__name__.partition(".")[0]) if module else None
+    if top is None or top.__name__ == "__main__" or _is_installed(top):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(top)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(top)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Return whether a module is of Python, of an installed package or of this project."""
+    path = getattr(module, "__file__", None)
+    if path is None or module.__name__ in ("sweeper", "workloads"):
+        return True
+    return "site-packages" in path or Path(path).is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def space_words(space: Mapping[str, Any], prefix: str = "space.") -> list[str]:
+    """Return a space as overrides: a list or tuple is a choice, a `range` a range, a text is in the space's grammar."""
+    words = []
+    for name, entry in space.items():
+        if name == "env" and isinstance(entry, Mapping):
+            words += space_words(entry, f"{prefix}env.")
+        else:
+            words.append(f"{prefix}{name}={_entry(f'{prefix}{name}', entry)}")
+    return words
+
+
+def _entry(key: str, entry: Any) -> str:
+    if isinstance(entry, range):
+        return f"range({entry.start},{entry.stop},{entry.step})"
+    if isinstance(entry, (list, tuple)):
+        return f"[{','.join(_scalar(key, value, quoted=True) for value in entry)}]"
+    return _scalar(key, entry, quoted=False)
+
+
+def _scalar(key: str, value: Any, *, quoted: bool) -> str:
+    value = value.item() if hasattr(value, "item") else value  # of NumPy
+    if not isinstance(value, SCALARS):
+        raise UserInputError(f"{key}={value!r}: must be a number, a text, a bool, None, a list of these or a range")
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    if not isinstance(value, str):
+        return repr(value)
+    if not quoted or re.fullmatch(r"[A-Za-z_][\w.-]*", value):
+        return value
+    escaped = value.replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,192 @@
+"""The result of a sweep in Python: its winner and a table of its trials, read from the sweep's folder."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeper.common.trials import TrialRecord
+from sweeper.config.keys import UNITS
+from sweeper.metrics.labels import DISPLAY
+from sweeper.results.stored import StoredSweep
+from sweeper.search.front import FrontPoint, measured_interval
+from workloads.api.errors import UserInputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BOUNDS = ("", "_ci_low", "_ci_high")
+SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
+
+
+class SweepError(Exception):
+    """A sweep ended without a complete trial. Its message says why.
+
+    Attributes:
+        result: what there is of it; None if it did not start.
+    """
+
+    def __init__(self, message: str, result: SweepResult | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class BestTrial:
+    """The winner of a sweep.
+
+    Attributes:
+        trial: its number.
+        params: every parameter, those that the sweep holds fixed too.
+        value: the objective: the mean of the finals' rounds, without finals the trial's own.
+        low, high: the bounds of its 95% interval; NaN where it has none.
+        rounds: rounds of the finals; 0 for a single trial.
+        metrics: of the trial in the search.
+    """
+
+    trial: int
+    params: Mapping[str, Any]
+    value: float
+    low: float
+    high: float
+    rounds: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep that has ended.
+
+    Attributes:
+        folder: of the sweep; `folder / "best"` has what runs the winner again.
+        exit_code: that of the command: 0, or 1 where trials failed or the sweep stopped early.
+        stopped: why it ended before its budget; empty if it did not.
+        summary: what the command prints.
+    """
+
+    folder: Path
+    exit_code: int = 0
+    stopped: str = ""
+    summary: str = field(default="", repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def _stored(self) -> StoredSweep:
+        return StoredSweep(self.folder)
+
+    @property
+    def objective(self) -> str:
+        """The metric that ranks the trials."""
+        assert self._stored.description is not None
+        return self._stored.description.objective
+
+    @cached_property
+    def best(self) -> BestTrial | None:
+        """The winner of the finals, without finals the best trial; None if no trial is complete."""
+        winner = self._stored.winner
+        if winner is None:
+            return None
+        record = self._stored.records[winner.trial]
+        bounds = (winner.value, winner.low, winner.high)
+        return BestTrial(winner.trial, record.all_params, *bounds, winner.rounds, dict(record.metrics))
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """Every trial by number: its outcome, all parameters as `param.…`, and its metrics.
+
+        `trials.attrs["units"]` has the unit of each column that has one; fractions have none.
+        """
+        import pandas as pd
+
+        rows = [_row(record) for _, record in sorted(self._stored.records.items())]
+        return _add_units(pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame())
+
+    @cached_property
+    def front(self) -> pd.DataFrame | None:
+        """The front of several objectives; None with one, or if no trial has a rank.
+
+        A row for each point that was measured again and for the rest of the front, by number: whether it is
+        `on_front`, its `share` and `verdict`, the trials that it is the `same_as`, each objective with `…_ci_low` and
+        `…_ci_high` (NaN without an interval), and every parameter as `param.…`. A point that was measured once has no
+        share. `front.attrs["units"]` has the units.
+        """
+        import pandas as pd
+
+        if (front := self._stored.front) is None:
+            return None
+        assert self._stored.description is not None
+        metrics = self._stored.description.criteria.metrics
+        points = [(point.trial, point) for point in front.certified]
+        once = [(trial, None) for trial in front.measured_once]
+        return _add_units(pd.DataFrame(_front_row(*row, metrics) for row in (*points, *once)).set_index("trial"))
+
+    def __str__(self) -> str:
+        return self.summary.strip() or repr(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the summary in a notebook."""
+        printer.text(str(self))
+
+
+def read_result(folder: Path, **outcome: Any) -> SweepResult:
+    """Return the result of the sweep in a folder.
+
+    Raises:
+        UserInputError: there is no sweep.
+    """
+    if StoredSweep(folder).description is None:
+        raise UserInputError(f"{folder}: there is no sweep")
+    return SweepResult(folder, **outcome)
+
+
+def unit_of_column(column: str) -> str:
+    """Return the unit of a metric or parameter as it is stored, empty if it has none."""
+    name = SPREAD.sub("", column.removeprefix("param."))
+    _, unit, factor = DISPLAY.get(name, ("", "", math.nan))
+    if not math.isnan(factor):
+        return unit if factor == 1.0 else ""  # shown in percent, stored as a fraction
+    return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
+
+
+def _add_units(table: pd.DataFrame) -> pd.DataFrame:
+    units = {column: unit_of_column(str(column)) for column in table.columns}
+    table.attrs["units"] = {column: unit for column, unit in units.items() if unit}
+    return table
+
+
+def _front_row(record: TrialRecord, point: FrontPoint | None, metrics: Sequence[str]) -> dict[str, Any]:
+    values = {name: point.values[name] if point else measured_interval(record, name) for name in metrics}
+    return {
+        "trial": record.number,
+        "on_front": point is None or point.is_on_front,
+        "share": point.share if point else math.nan,
+        "verdict": point.verdict if point else "measured once",
+        "same_as": point.same_as if point else (),
+        **{
+            f"{name}{end}": bound
+            for name, value in values.items()
+            for end, bound in zip(BOUNDS, value.bounds, strict=True)
+        },
+        **{f"param.{name}": value for name, value in record.all_params.items()},
+    }
+
+
+def _row(record: TrialRecord) -> dict[str, Any]:
+    remeasurement = record.remeasurement
+    return {
+        "trial": record.number,
+        "outcome": record.status.value,
+        "reason": record.reason,
+        **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+        **({"retry_of": record.retry.trial} if record.retry else {}),
+        **{f"param.{name}": value for name, value in record.all_params.items()},
+        **record.metrics,
+    }

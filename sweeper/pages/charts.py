@@ -1,0 +1,132 @@
+"""The charts that the plots of a sweep and the report share: heatmap, parallel coordinates, parameter importances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from sweeper.common.format import format_number
+from sweeper.common.trials import short_value
+from sweeper.pages.colours import COLOURS
+from sweeper.pages.importance import MEASURE
+
+ROW_HEIGHT_PX = 18  # of a bar with its name
+SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # seen on white and on black
+LABEL_ANGLE = -25  # of the axes of parallel coordinates: names are longer than the axes are apart
+MAX_LINES = 2000  # of parallel coordinates
+MAX_TICKS = 8  # along a numeric axis of parallel coordinates, if each value has a tick
+MAX_CATEGORIES = 30  # along an axis of names
+MAX_NAME_LENGTH = 24
+MAX_LABELLED_CELLS = 100  # of a heatmap that shows its values
+
+
+@dataclass(frozen=True)
+class GridAxis:
+    """One axis of a heatmap.
+
+    Attributes:
+        cells: the index of the cell of each trial.
+        labels: the label of each cell.
+    """
+
+    title: str
+    cells: Sequence[int]
+    labels: Sequence[str]
+
+
+def build_grid_axis(title: str, values: Sequence[Any], max_cells: int | None = None) -> GridAxis:
+    """Return an axis with a cell for each value, in order. More than `max_cells` numbers share cells of equal width."""
+    numeric = all(isinstance(value, (int, float, np.number)) for value in values)
+    distinct = sorted(set(values), key=None if numeric else str)
+    if max_cells is None or len(distinct) <= max_cells or not numeric:
+        index = {value: cell for cell, value in enumerate(distinct)}
+        labels = [short_value(value) for value in distinct]
+        return GridAxis(title, [index[value] for value in values], labels)
+    edges = np.linspace(distinct[0], distinct[-1], max_cells + 1)
+    cells = np.clip(np.digitize(values, edges) - 1, 0, max_cells - 1)
+    return GridAxis(title, cells.tolist(), [f"{format_number(edge)}+" for edge in edges[:-1]])
+
+
+def find_best_in_cells(x: GridAxis, y: GridAxis, values: Sequence[float], *, minimize: bool = False) -> np.ndarray:
+    """Return the best value in each cell, by row (y) and column (x), NaN for a cell without a value."""
+    best = np.full((len(y.labels), len(x.labels)), math.nan)
+    better = np.fmin if minimize else np.fmax  # both ignore NaN
+    better.at(best, (np.asarray(y.cells), np.asarray(x.cells)), np.asarray(values, dtype=float))
+    return best
+
+
+def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.Figure:
+    """Build the heatmap of `find_best_in_cells`. Few cells show their values."""
+    figure = go.Figure(
+        go.Heatmap(
+            z=best,
+            x=list(x.labels),
+            y=list(y.labels),
+            colorscale="Viridis",
+            colorbar={"title": label},
+            text=[[format_number(value) for value in row] for row in best],
+            texttemplate="%{text}" if best.size <= MAX_LABELLED_CELLS else None,
+        )
+    )
+    figure.update_xaxes(title=x.title, type="category", categoryarray=list(x.labels))
+    return figure.update_yaxes(title=y.title, type="category", categoryarray=list(y.labels))
+
+
+def build_parallel_coordinates(parameters: pd.DataFrame, ranks: pd.Series, speeds: pd.Series, label: str) -> go.Figure:
+    """Build a chart with a line for each trial, the redder the better its rank. At most the best `MAX_LINES` show.
+
+    Args:
+        parameters: a column for each axis; one of more than `MAX_CATEGORIES` names has no axis.
+        ranks: the rank of each trial, the highest for the best.
+        speeds: the values of the last axis.
+        label: the title of the last axis.
+    """
+    shown = ranks.sort_values().index[-MAX_LINES:]
+    columns = {str(name): values[shown] for name, values in parameters.items()}
+    axes = [
+        _build_axis(name, values)
+        for name, values in columns.items()
+        if values.nunique() <= MAX_CATEGORIES or is_numeric(values)
+    ]
+    axes.append({"label": label, "values": speeds[shown]})
+    line = {"color": ranks[shown], "colorscale": SLOW_TO_FAST}
+    figure = go.Figure(go.Parcoords(line=line, dimensions=axes, labelangle=LABEL_ANGLE, labelside="top"))
+    return figure.update_layout(margin={"l": 80, "r": 80, "t": 110})
+
+
+def _build_axis(name: str, values: pd.Series) -> dict[str, Any]:
+    """Return an axis of numbers, or of names at whole numbers. Few numbers have a tick each."""
+    if not is_numeric(values):
+        codes, names = pd.factorize(values.fillna("none"), sort=True)
+        ticks = {"tickvals": list(range(len(names))), "ticktext": [_shorten(text) for text in names]}
+        return {"label": _shorten(name), "values": codes, **ticks}
+    numbers = pd.to_numeric(values)
+    ticks = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= MAX_TICKS else {}
+    return {"label": _shorten(name), "values": numbers, **ticks}
+
+
+def is_numeric(values: pd.Series) -> bool:
+    """Return whether every value is a number, or the text of one."""
+    return bool(pd.to_numeric(values, errors="coerce").notna().all())
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
+
+
+def build_importances(importances: Mapping[str, float]) -> go.Figure:
+    """Build a bar for the importance of each parameter, in the given order from the top."""
+    bars = go.Bar(x=list(importances.values()), y=list(importances), orientation="h", marker_color=COLOURS[0])
+    figure = go.Figure(bars).update_layout(height=bar_chart_height_px(len(importances)))
+    return figure.update_xaxes(title=MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
+
+
+def bar_chart_height_px(bars: int) -> int:
+    """Return the height of a chart of horizontal bars with their names."""
+    return max(320, 160 + ROW_HEIGHT_PX * bars)

@@ -1,0 +1,138 @@
+"""The picture of a front: the trials over each pair of objectives, with those on the front marked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from sweeper.common.format import format_point
+from sweeper.common.trials import TrialRecord
+from sweeper.metrics.labels import DISPLAY
+from sweeper.pages.colours import COLOURS
+
+TITLE = "Pareto front"
+OTHERS, FRONT = COLOURS[7], COLOURS[0]
+MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
+LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
+PANEL_IN = (7.0, 5.5)
+
+
+@dataclass(frozen=True)
+class FrontPlot:
+    """What is drawn.
+
+    Attributes:
+        labels: of the objectives, with their units.
+        values: a row for each trial, a column for each objective.
+        numbers: of the trials.
+        texts: of the trials' parameters.
+        is_on_front: of each trial.
+    """
+
+    labels: Sequence[str]
+    values: np.ndarray
+    numbers: Sequence[int]
+    texts: Sequence[str]
+    is_on_front: np.ndarray
+
+    def axis_type(self, objective: int) -> Literal["log", "linear"]:
+        """Return the scale of an objective's axis: logarithmic where a linear one would hide the small values."""
+        values = self.values[:, objective]
+        return "log" if values.min() > 0 and values.max() > LOGARITHMIC_FROM * values.min() else "linear"
+
+    def panels(self) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """Yield the objective along x, the one along y, and the trials on the front in the order of x."""
+        for y, x in combinations(range(len(self.labels)), 2):  # the leading objective is upright
+            front = np.flatnonzero(self.is_on_front)
+            yield x, y, front[np.argsort(self.values[front, x], kind="stable")].tolist()
+
+
+def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], front: Collection[int]) -> FrontPlot:
+    """Return the plot of these ranked trials, of which the numbers in `front` are on the front."""
+    shown = [DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
+    return FrontPlot(
+        labels=[f"{label} {unit}".strip() for label, unit, _ in shown],
+        values=np.array(
+            [
+                [record.metrics[name] * factor for name, (*_, factor) in zip(metrics, shown, strict=True)]
+                for record in records
+            ]
+        ),
+        numbers=[record.number for record in records],
+        texts=[format_point(record.params) for record in records],
+        is_on_front=np.array([record.number in front for record in records]),
+    )
+
+
+def draw_image(plot: FrontPlot) -> Any:
+    """Return the picture as a figure of matplotlib."""
+    from matplotlib import pyplot
+
+    panels = list(plot.panels())
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(PANEL_IN[0] * len(panels), PANEL_IN[1]), squeeze=False)
+    for axis, (x, y, front) in zip(axes[0], panels, strict=True):
+        axis.scatter(plot.values[:, x], plot.values[:, y], s=16, color=OTHERS, label="trials")
+        line = "-" if len(plot.labels) == 2 else ""  # of three objectives no line joins the front
+        style = {"marker": "o", "linestyle": line, "linewidth": 1, "color": FRONT}
+        axis.plot(plot.values[front, x], plot.values[front, y], label="on the front", **style)
+        for place in front if len(front) <= MAX_NUMBERED else ():
+            at = plot.values[place, [x, y]]
+            axis.annotate(str(plot.numbers[place]), at, xytext=(4, 4), textcoords="offset points", fontsize=8)
+        axis.set(xlabel=plot.labels[x], ylabel=plot.labels[y], xscale=plot.axis_type(x), yscale=plot.axis_type(y))
+    axes[0][0].legend()
+    figure.suptitle(f"{TITLE} of {int(plot.is_on_front.sum())} of {len(plot.numbers)} trials")
+    return figure
+
+
+def build_figure(plot: FrontPlot) -> Any:
+    """Return the picture as a figure of Plotly, its panels side by side."""
+    from plotly.subplots import make_subplots
+
+    panels = list(plot.panels())
+    figure = make_subplots(1, len(panels))
+    for column, panel in enumerate(panels, start=1):
+        _add_panel(figure, plot, panel, column)
+    return figure.update_layout(title=f"{TITLE} of {int(plot.is_on_front.sum())} of {len(plot.numbers)} trials")
+
+
+def build_panel_figures(plot: FrontPlot) -> list[Any]:
+    """Return a figure of Plotly for each panel: a page puts them side by side where it has room."""
+    from plotly.subplots import make_subplots
+
+    figures = []
+    for panel in plot.panels():
+        figure = make_subplots(1, 1)
+        _add_panel(figure, plot, panel, 1)
+        figures.append(figure.update_layout(legend={"orientation": "h", "y": -0.3}))
+    return figures
+
+
+def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int]], column: int) -> None:
+    x, y, front = panel
+    texts = np.array([f"trial {number}: {text}" for number, text in zip(plot.numbers, plot.texts, strict=True)])
+    labels = [str(plot.numbers[place]) for place in front]
+    mode = "lines+markers" if len(plot.labels) == 2 else "markers"
+    mode += "+text" if len(front) <= MAX_NUMBERED else ""
+    others = np.flatnonzero(~plot.is_on_front).tolist()
+    for name, chosen, style in (
+        ("trials", others, {"mode": "markers", "marker": {"color": OTHERS}}),
+        ("on the front", front, {"mode": mode, "marker": {"color": FRONT, "size": 9}, "text": labels}),
+    ):
+        figure.add_scatter(
+            x=plot.values[chosen, x],
+            y=plot.values[chosen, y],
+            hovertext=texts[chosen],
+            textposition="top center",
+            name=name,
+            line={"width": 1},
+            showlegend=column == 1,
+            row=1,
+            col=column,
+            **style,
+        )
+    figure.update_xaxes(title=plot.labels[x], type=plot.axis_type(x), exponentformat="power", row=1, col=column)
+    figure.update_yaxes(title=plot.labels[y], type=plot.axis_type(y), exponentformat="power", row=1, col=column)

@@ -1,0 +1,224 @@
+"""A plan as text: its devices, its search, the estimates and their projection to more nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from sweeper.common.format import count, format_number, format_point
+from sweeper.common.text import printable
+from sweeper.common.trials import TrialStatus
+from sweeper.config.environment import PREFIX, without_variables
+from sweeper.config.schema import Config
+from sweeper.metrics.derivation import LINEAR_BANDS
+from sweeper.pages import duration
+from sweeper.pages.drawing import draw, terminal_width
+from sweeper.pages.tables import csv_of, format_counts
+from sweeper.preflight import cost_model
+from sweeper.preflight.cost_model import CostEstimates, Projection
+from sweeper.preflight.preview import first_point, preview
+from sweeper.preflight.sweep_plan import Plan
+from workloads.estimator.bands import bands
+
+SHOWN_CANDIDATES = 20
+
+
+def describe_devices(plan: Plan) -> str:
+    """Return the devices and how many trials run on them at once."""
+    target, gpus = plan.target, plan.resources.gpus
+    devices = f"{target.devices} x {target.model}" if target.is_gpu else target.model
+    planned = ", planned" if target.is_planned else ""
+    unit = "GPUs" if target.is_gpu else "processes"
+    per_trial = "" if gpus == 1 else f", each on {gpus} {unit}"
+    alone = ", no two on one node" if plan.resources.whole_nodes and target.is_gpu else ""
+    return f"{devices}{planned}; {describe_gangs(plan)}{per_trial}{alone}"
+
+
+def describe_gangs(plan: Plan) -> str:
+    return f"{count(plan.resources.gangs, 'trial')} at once"
+
+
+def describe_criteria(plan: Plan) -> list[str]:
+    """Return a line with the objectives and limits; none for one objective without limits."""
+    criteria = plan.criteria
+    if not (criteria.has_front or criteria.limits):
+        return []
+    goals = [", ".join(f"{goal.direction} {goal.metric}" for goal in criteria.objectives)]
+    return [f"goal     {'; '.join([*goals, *(f'limit {limit}' for limit in criteria.limits)])}"]
+
+
+def describe_search(plan: Plan) -> str:
+    """Return what varies, the size of the space, the sampler and the limits."""
+    budget, size, config = plan.config.budget, plan.space.size, plan.config
+    valid = "" if plan.estimates is None else "valid "
+    points = "continuous" if math.isinf(size) else f"{size:,.0f} {valid}point{'' if size == 1 else 's'}"
+    limits = [
+        count(budget.trials, "trial") if budget.trials else "",
+        f"{budget.time_s:g} s" if budget.time_s else "",
+        f"{count(budget.patience, 'trial')} without a better one" if budget.patience else "",
+        f"{budget.gpu_hours:g} GPU-hours" if budget.gpu_hours else "",
+        f"a cost of {budget.cost:g}" if budget.cost else "",
+    ]
+    varying = ", ".join(plan.space.dimensions) or "one point"
+    sampler = f"{config.search.sampler}, seed {config.seed}"
+    return f"{varying} ({points}), sampler {sampler}, until {' or '.join(filter(None, limits))}"
+
+
+def describe_environment(plan: Plan) -> str:
+    """Return the environment variables that all trials have, by what sets them; empty if there are none."""
+    by_source = dict[str, list[str]]()
+    for name, source in plan.variable_sources.items():
+        value = plan.space.constants[name]
+        variable = name.removeprefix(PREFIX)
+        by_source.setdefault(source, []).append(f"no {variable}" if value is None else f"{variable}={value}")
+    return "; ".join(f"{' '.join(variables)} ({source})" for source, variables in by_source.items())
+
+
+def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
+    """Return the lines that open a sweep, before anything expensive.
+
+    Args:
+        counts: how the trials of earlier runs ended.
+        interrupted: trials of earlier runs that run again.
+    """
+    lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
+    lines += describe_criteria(plan)
+    lines += [f"env      {line}" for line in [describe_environment(plan)] if line]
+    lines += _describe_limits(plan)
+    if counts or interrupted:
+        rerun = f"{count(interrupted, 'interrupted trial')} again" if interrupted else ""
+        lines.append(f"resumed  {'; '.join(filter(None, [format_counts(counts) if counts else '', rerun]))}")
+    return lines
+
+
+def _describe_limits(plan: Plan) -> list[str]:
+    """Return the values that the devices do not support, and what is wrong with the devices."""
+    lines = [f"excluded {line}" for line in plan.excluded]
+    return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
+
+
+def show_plan(plan: Plan) -> None:
+    """Print what the sweep would try, and write every estimated point to plan.csv."""
+    console = Console(width=terminal_width(), markup=False, emoji=False)
+    console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
+    for line in (*describe_criteria(plan), *_describe_limits(plan)):
+        console.print(line, highlight=False, soft_wrap=True)
+    if estimate := duration.describe_plan(plan):
+        console.print(estimate, highlight=False)
+    if environment := describe_environment(plan):
+        console.print(f"env      {environment}", highlight=False, soft_wrap=True)
+    if fixed := without_variables(plan.space.constants):
+        console.print(f"fixed    {format_point(fixed)}", highlight=False)
+    if plan.estimates is None:
+        for point in plan.initial_points:
+            console.print(f"first    {format_point(point)}", highlight=False)
+        console.print(
+            f"then     as {plan.config.search.sampler} samples; this workload has no cost model", soft_wrap=True
+        )
+    else:
+        _show_estimates(plan, plan.estimates, console)
+    if text := preview(plan):
+        point = first_point(plan)
+        console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n", highlight=False)
+        console.print(printable(text), highlight=False, soft_wrap=True)
+
+
+def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> None:
+    if not plan.target.is_gpu:
+        console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
+    else:
+        band = bands()["dense"]
+        console.print(
+            f"band     {band.error_share:.0%} of a step's time: 90% of {band.runs} published runs are within it",
+            highlight=False,
+        )
+    if plan.calibration:
+        console.print(f"rates    {plan.calibration.describe()}", highlight=False, soft_wrap=True)
+    if estimates.correction:
+        console.print(f"measured {estimates.correction.describe()}", highlight=False, soft_wrap=True)
+    parts = draw_estimates(estimates, console.width)
+    if plan.projection_nodes:
+        best = estimates.valid[0].point
+        projection = cost_model.project(
+            plan.resolved, plan.space, estimates, best, plan.projection_nodes, plan.devices_per_node
+        )
+        parts += draw_projection(projection, plan.config, console.width) if projection else []
+    for part in parts:
+        console.print(part, highlight=False)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    path = plan.folder / "plan.csv"
+    path.write_text(estimates_csv(estimates))
+    console.print(f"all points, with the reasons: {path}", highlight=False, soft_wrap=True)
+
+
+def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
+    """Return the most promising points, and how many points each rule excludes."""
+    headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
+    shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
+    rows = [
+        [
+            str(place),
+            *(format_number(candidate.estimate.metrics.get(name, math.nan)) for name in shown),
+            candidate.estimate.description,
+        ]
+        for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1)
+    ]
+    parts: list[str | Table] = [f"{count(len(estimates.valid), 'valid point')}, the most promising first:"]
+    parts.append(draw(["#", *(headings[name] for name in shown), "point"], rows, len(shown) + 2, width))
+    if estimates.excluded:
+        violations = cost_model.count_by_rule(estimates.excluded)
+        examples = {
+            candidate.estimate.rule: candidate.estimate.unsupported_reason for candidate in reversed(estimates.excluded)
+        }
+        rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
+        parts.append(f"{count(violations.total(), 'excluded point')}:")
+        parts.append(draw(["points", "violated rule", "example"], rows, 3, width))
+    return parts
+
+
+def estimates_csv(estimates: CostEstimates) -> str:
+    """Return every point with its estimate, or with the reason why it is excluded.
+
+    Points that one rule excludes may share a row, which has their number.
+    """
+    return csv_of(
+        [
+            {
+                **candidate.point,
+                "description": candidate.estimate.description,
+                **candidate.estimate.metrics,
+                "unsupported_reason": candidate.estimate.unsupported_reason,
+                "points": candidate.count,
+            }
+            for candidate in (*estimates.valid, *estimates.excluded)
+        ]
+    )
+
+
+def draw_projection(projection: Projection, config: Config, width: int) -> list[str | Table]:
+    """Return the objective on more and more nodes, with what the projection assumes."""
+    price = config.price_per_hour  # of one device
+    (fewest, base), *_ = projection.by_devices.items()
+    rows = []
+    for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
+        linear = base / fewest * devices
+        row = [
+            f"{devices / projection.gpus_per_node:g}",
+            str(devices),
+            format_number(value),
+            format_number(value / devices),
+        ]
+        row += [f"{share:.1%}", *(format_number(linear * band) for band in LINEAR_BANDS)]
+        row.append(format_number(value * SECONDS_PER_DAY / 1e9))
+        if price:
+            row.append(format_number(devices * price / value / SECONDS_PER_HOUR * 1e6))
+        rows.append(row)
+    unit = config.workload.objective.removesuffix("_per_s")
+    heading = ["nodes", "devices", config.workload.objective, "per device", "of linear"]
+    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]
+    heading += [f"cost of 10^6 {unit}"] if price else []
+    return ["", draw(heading, rows, 4, width), f"assumptions: {projection.assumptions}"]

@@ -1,0 +1,248 @@
+"""Progress of a running sweep. Everything goes to standard error; results are not printed here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from sweeper.common.format import format_duration, format_number, format_point
+from sweeper.common.text import printable
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.metrics.derivation import unit_of
+from sweeper.pages.tables import format_counts
+
+HEARTBEAT_S = 10.0
+MIN_BETWEEN_LINES_S = 1.0
+SHOWN_OF_FRONT = 8  # in a block
+
+
+@dataclass(frozen=True)
+class ProgressState:
+    """The state of a sweep at one moment.
+
+    Attributes:
+        trials: the budget; None without a limit.
+        waiting: trials that a worker holds to start when the running one has ended.
+        remaining_s: estimated seconds until the budget is used up; None while unknown.
+        describe_workers: returns a line for each of so many gangs.
+        tracking_error: why results are not in MLflow; empty if they are.
+        is_starting: no worker is up yet.
+        finals: finished and planned trials of the finals.
+        front: with several objectives, the trials on it, the best by the leading one first.
+        objectives: the metrics of all objectives.
+    """
+
+    counts: Mapping[TrialStatus, int]
+    trials: int | None
+    running: int
+    waiting: int
+    elapsed_s: float
+    remaining_s: float | None
+    best: TrialRecord | None
+    objective: str
+    describe_workers: Callable[[int], list[str]] = lambda _: []
+    gangs: int = 0
+    tracking_error: str = ""
+    is_starting: bool = False
+    is_stopping: bool = False
+    finals: tuple[int, int] | None = None
+    front: Sequence[TrialRecord] = ()
+    objectives: Sequence[str] = ()
+
+    @property
+    def ended(self) -> int:
+        return sum(number for status, number in self.counts.items() if status is not TrialStatus.CANCELLED)
+
+
+class Progress:
+    """No progress (`progress=never`), and the base of the other displays: notes are always shown."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        """Print a line that a person has to see whatever the setting."""
+        self.console.print(printable(text), markup=False)
+
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
+        """Show the state. `ended` is the trial that has ended, if any; `is_best` if it is better than all before."""
+
+    def end(self, results: dict[str, object]) -> None:
+        """Report the results, for programs."""
+
+
+class Lines(Progress):
+    """A line for each change, at most one a second except failures and new bests, and a heartbeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s = 0.0
+        self._skipped = ""
+
+    def __exit__(self, *_: object) -> None:
+        if self._skipped:
+            self.note(self._skipped)
+
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
+        now = time.monotonic()
+        failed = ended is not None and ended.status is not TrialStatus.COMPLETE
+        line = f"[{format_duration(state.elapsed_s)}] {_describe_counts(state)}"
+        if not (is_best or failed) and now - self._last_s < (MIN_BETWEEN_LINES_S if ended else HEARTBEAT_S):
+            self._skipped = line if ended else self._skipped
+            return
+        self._last_s, self._skipped = now, ""
+        if ended is not None and failed:
+            line += f"; {_describe_failure(ended)}"
+        elif state.front and not state.finals:
+            new = f", new {_describe_values(state, ended)}" if ended is not None and is_best else ""
+            line += f"; front of {len(state.front)}{new}"
+        elif state.best and not state.finals:
+            line += f"; {'new best' if is_best else 'best'} {_describe_best(state)}"
+        if state.remaining_s is not None and not (ended or state.finals):  # in the heartbeat alone
+            line += f"; about {format_duration(state.remaining_s)} left"
+        if state.is_starting:
+            line += f"; {state.describe_workers(1)[0]}"
+        if state.tracking_error:
+            line += f"; MLflow: {state.tracking_error}"
+        self.note(line)
+
+
+class Block(Progress):
+    """A live block on a terminal, redrawn in place."""
+
+    def __init__(self, force: bool = False) -> None:
+        super().__init__()
+        if force:
+            self.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=True)
+
+    def __enter__(self) -> Progress:
+        # Standard output is Ray's at that time and goes to a file.
+        self._live = Live(console=self.console, refresh_per_second=8, transient=True, redirect_stdout=False)
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
+        if ended is not None and ended.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED):
+            self.note(_describe_failure(ended))
+        self._live.update(self._draw(state))
+
+    def _draw(self, state: ProgressState) -> Group:
+        width = self.console.width
+        lines = [Text(f"{_bar(state, min(24, width // 3))} {_describe_counts(state)}", style="bold")]
+        remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
+        running = f"{state.running} running, {state.waiting} next"
+        activity = "stopping: waiting for the running trials" if state.is_stopping else running
+        lines.append(Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"))
+        for record in state.front[:SHOWN_OF_FRONT]:
+            lines.append(Text(f"front {_describe_values(state, record)}", style="green"))
+        if len(state.front) > SHOWN_OF_FRONT:
+            lines.append(Text(f"… and {len(state.front) - SHOWN_OF_FRONT} more on the front", style="green"))
+        if state.best and not state.front:
+            lines.append(Text(f"best {_describe_best(state)}", style="green"))
+        max_workers = max(1, self.console.height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
+        lines += [Text(worker, style="dim") for worker in state.describe_workers(max_workers)]
+        if state.gangs > max_workers:
+            lines.append(Text(f"… and {state.gangs - max_workers} more workers", style="dim"))
+        if state.tracking_error:
+            lines.append(Text(f"MLflow: {state.tracking_error} (results are kept)", style="yellow"))
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return Group(*lines)
+
+
+class Json(Progress):
+    """One JSON object a line, for programs."""
+
+    def note(self, text: str) -> None:
+        self._print({"event": "note", "text": " ".join(text.split())})
+
+    def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
+        if ended is None:
+            return
+        remeasurement = ended.remeasurement
+        self._print(
+            {
+                "event": "trial",
+                "trial": ended.number,
+                "objective": state.objective,
+                "outcome": ended.status.value,
+                "reason": ended.reason,
+                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"retry_of": ended.retry.trial} if ended.retry else {}),
+                "params": dict(ended.params),
+                "metrics": dict(ended.metrics),
+                "is_best": is_best,
+                **({"front": [record.number for record in state.front]} if state.front else {}),
+                "ended": state.ended,
+                "budget_trials": state.trials,
+                "elapsed_s": round(state.elapsed_s, 3),
+            }
+        )
+
+    def end(self, results: dict[str, object]) -> None:
+        self._print({"event": "end", **results})
+
+    def _print(self, event: dict[str, object]) -> None:
+        print(json.dumps(event), file=sys.stderr, flush=True)
+
+
+def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progress:
+    """Return the display for a setting; `auto` is a block on a terminal, else lines."""
+    match setting:
+        case "always":
+            return Block(force=True)
+        case "never":
+            return Progress()
+        case "json":
+            return Json()
+    console = Console(stderr=True)
+    return Block() if console.is_terminal and not console.is_dumb_terminal else Lines()
+
+
+def _describe_failure(record: TrialRecord) -> str:
+    return f"trial {record.number} {record.status.value}: {record.reason} ({format_point(record.params)})"
+
+
+def _describe_counts(state: ProgressState) -> str:
+    if state.finals:
+        return f"finals: {state.finals[0]}/{state.finals[1]}"
+    budget = f"/{state.trials}" if state.trials else ""
+    counts = {status: number for status, number in state.counts.items() if number}
+    return f"{state.ended}{budget} trials: {format_counts(counts)}" if counts else f"0{budget} trials"
+
+
+def _describe_best(state: ProgressState) -> str:
+    assert state.best is not None
+    value = f"{format_number(state.best.metrics[state.objective])} {unit_of(state.objective)}".strip()
+    return f"{value} at {format_point(state.best.params)}"
+
+
+def _describe_values(state: ProgressState, record: TrialRecord) -> str:
+    """Return the objectives of a trial and its point."""
+    values = [f"{format_number(record.metrics[name])} {unit_of(name) or name}" for name in state.objectives]
+    return f"{', '.join(values)} at {format_point(record.params)}"
+
+
+def _bar(state: ProgressState, width: int) -> str:
+    if not state.trials:
+        return ""
+    ended, total = state.finals or (state.ended, state.trials)
+    filled = min(width, round(width * ended / total))
+    return "█" * filled + "░" * (width - filled)

@@ -1,0 +1,245 @@
+"""The results of a sweep when it ends, in the forms in which they are stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sweeper.common.trials import BAD, TrialRecord, TrialStatus
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.intervals import Interval
+from sweeper.pages import per_gpu, plots, tables
+from sweeper.pages.front_plot import build_front_plot
+from sweeper.preflight import ceilings, corrections, cost_model
+from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
+from sweeper.preflight.sweep_plan import Plan
+from sweeper.search.finals import FinalistResult, finalist_results
+from sweeper.search.front import Front, measure_front
+from sweeper.search.judged_limits import find_exceeded
+from sweeper.search.progress import SweepProgress
+from sweeper.search.study import Study
+
+PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes sets others
+
+
+@dataclass(frozen=True)
+class Results:
+    """A sweep's trials, ranked.
+
+    Attributes:
+        counts: how many trials of the search ended with each status.
+        records: the trials of the search.
+        remeasured: the trials of the finals and node comparisons.
+        earlier_attempts: trials that a retry has replaced; nothing counts them.
+        best: the ranked trials of the search, the best first.
+        finalists: likewise, of one objective.
+        front: of several objectives; None with one, or without a ranked trial.
+        gpus: GPUs that were measured side by side, the slowest first.
+    """
+
+    plan: Plan
+    counts: Mapping[TrialStatus, int]
+    records: Sequence[TrialRecord]
+    remeasured: Sequence[TrialRecord]
+    earlier_attempts: Sequence[TrialRecord]
+    best: Sequence[TrialRecord]
+    finalists: Sequence[FinalistResult]
+    gpus: list[per_gpu.GpuResult]
+    front: Front | None = None
+
+    @staticmethod
+    def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
+        """Return the results of a study."""
+        records, best = study.current_records, progress.ranked_trials()
+        criteria, finals = plan.criteria, plan.config.finals
+        searched = [record for record in records if not record.remeasurement]
+        return Results(
+            plan=plan,
+            counts=Counter(record.status for record in searched),
+            records=searched,
+            remeasured=[record for record in records if record.remeasurement],
+            earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
+            best=best,
+            finalists=[] if criteria.has_front else _measure_finalists(best, records, criteria, finals.top),
+            gpus=per_gpu.per_gpu_results(records),
+            front=measure_front(best, records, criteria, finals.top),
+        )
+
+    @property
+    def objective(self) -> str:
+        return self.plan.config.workload.objective
+
+    @property
+    def direction(self) -> str:
+        return self.plan.config.workload.direction
+
+    @property
+    def has_failures(self) -> bool:
+        """Return whether any trial failed, was lost or timed out."""
+        return any(record.status in BAD for record in (*self.records, *self.remeasured))
+
+    @property
+    def winner(self) -> TrialRecord | None:
+        """The winner of the finals, without finals the best trial of the search, of several objectives on the front."""
+        if first := self.first_finalist:
+            return first.trial
+        if self.front:
+            return self.front.leader
+        exceeding = {finalist.trial.number for finalist in self.finalists}  # if any kept the limits, it would have won
+        return next((trial for trial in self.best if trial.number not in exceeding), None)
+
+    @property
+    def first_finalist(self) -> FinalistResult | None:
+        """The best finalist that keeps the limits; None if there is none."""
+        return self.finalists[0] if self.finalists and not self.finalists[0].exceeded else None
+
+    def text_files(self) -> dict[str, str]:
+        """Return the contents of the result files by name."""
+        every = [*self.records, *self.remeasured, *self.earlier_attempts]
+        files = {"trials.csv": tables.trials_csv(every, self._front_columns())}
+        return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
+
+    def _front_columns(self) -> dict[int, dict[str, object]]:
+        """Return of each trial on the front, and of those measured again, the columns that say so."""
+        if self.front is None:
+            return {}
+        shares = {point.trial.number: {"front_share": point.share} for point in self.front.certified}
+        on_front = {number: {"front": "yes"} for number in self.front.numbers}
+        return {number: {**on_front.get(number, {}), **shares.get(number, {})} for number in {**on_front, **shares}}
+
+    @property
+    def front_numbers(self) -> list[int]:
+        """The numbers of the trials on the front; empty with one objective."""
+        return self.front.numbers if self.front else []
+
+    @property
+    def other_objectives(self) -> tuple[str, ...]:
+        """The objectives beside the leading one."""
+        return self.plan.criteria.metrics[1:] if self.front else ()
+
+    def has_files(self) -> bool:
+        """Return whether the sweep's folder has the result files and the plots that belong to these results."""
+        names = ["trials.csv", *(["gpus.csv"] if self.gpus else [])]
+        if plots.are_drawn(self.best, self.plan.space.dimensions):
+            names.append(f"plots/{plots.PAGE}")
+        return all((self.plan.folder / name).exists() for name in names)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
+        metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
+        metrics |= self.prediction_quality()
+        if self.front:
+            metrics["front_trials"] = float(len(self.front.numbers))
+            if self.front.certified:
+                metrics["front_rounds"] = float(self.front.certified[0].rounds)
+            for point in self.front.certified:
+                if point.trial is self.winner:
+                    metrics |= _final_metrics(self.objective, point.values[self.objective])
+        if first := self.first_finalist:
+            metrics |= _final_metrics(self.objective, first.value)
+            metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
+        return metrics
+
+    def prediction_quality(self) -> dict[str, float]:
+        """Return how good the estimates were; empty without any.
+
+        `predicted_error` is the median relative error, `predicted_order` Spearman's rank correlation of estimated and
+        measured objective.
+        """
+        pairs = [(r.metrics.get(f"predicted_{self.objective}"), r.metrics[self.objective]) for r in self.best]
+        pairs = [pair for pair in pairs if pair[0]]
+        if not pairs:
+            return {}
+        import pandas as pd  # takes a third of a second, which a sweep without estimates is spared
+
+        table = pd.DataFrame(pairs, columns=["predicted", "measured"])
+        quality = {"predicted_error": float((table.predicted / table.measured - 1).abs().median())}
+        order = table.rank().corr().to_numpy()[0, 1] if len(table) > 2 else math.nan
+        return quality if math.isnan(order) else quality | {"predicted_order": float(order)}
+
+    def projection_tags(self) -> dict[str, str]:
+        """Return the projection of the winner to more devices as tags of the parent run; empty without estimates."""
+        plan = self.plan
+        if not (plan.estimates and self.winner):
+            return {}
+        point, gpus, per_node = dict(self.winner.params), plan.resources.gpus, plan.devices_per_node
+        step = cost_model.nodes_step(gpus, per_node)
+        nodes = plan.projection_nodes or [step * count for count in PROJECTED_NODES]
+        projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)
+        if projection is None:
+            return {}
+        return {
+            f"projected_{self.objective}": json.dumps(projection.by_devices),
+            "projection_assumes": projection.assumptions,
+        }
+
+    def draw_plots(self, study: Study) -> list[Path]:
+        """Draw the plots into the sweep's folder and return their paths; none for a small search."""
+        in_order = sorted(self.best, key=lambda record: record.number)
+        metrics, front = (self.objective, *self.other_objectives), None
+        if self.front:
+            front = build_front_plot(in_order, metrics, self.front.numbers)
+        folder = self.plan.folder / "plots"
+        return plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
+
+    def keep_ceilings(self) -> None:
+        """Store the rates of a search for the highest matmul rate, for training on such devices later."""
+        is_search_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
+        if is_search_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
+            device = self.plan.target.model
+            ceilings.keep(self.plan.directory, ceilings.from_sweep(device, self.best, self.finalists))
+
+    @cached_property
+    def correction(self) -> Correction | None:
+        """By how much steps take longer than planned, by the trials; None of too few, or without estimates."""
+        plan = self.plan
+        if plan.estimates is None or not self.records:
+            return None
+        factors = MeasuredFactors(plan.estimates.metrics_of)
+        for record in self.records:
+            factors.add(record)
+        place = place_of(plan.target, plan.resolved, plan.estimates.machine, plan.calibration)
+        ended_at_s = max(record.ended_at_s for record in self.records)
+        return corrections.from_sweep(place, plan.estimates.correction, factors, ended_at_s)
+
+    def keep_correction(self) -> None:
+        """Store by how much steps take longer than planned, for later sweeps and plans on the same cluster."""
+        if self.correction:
+            corrections.keep(self.plan.directory, self.correction)
+
+    def export(self) -> dict[str, Any]:
+        """Return the results for programs (`progress=json`)."""
+        winner = self.winner
+        return {
+            "sweep": self.plan.name,
+            "folder": str(self.plan.folder),
+            "device": self.plan.target.model,
+            "outcomes": {status.value: count for status, count in self.counts.items()},
+            "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
+            "finals": [finalist.to_dict() for finalist in self.finalists],
+            **(_export_front(self.front) if self.front else {}),
+        }
+
+
+def _measure_finalists(
+    best: Sequence[TrialRecord], records: Sequence[TrialRecord], criteria: Criteria, top: int
+) -> list[FinalistResult]:
+    """Return the finalists of one objective."""
+    exceeded = find_exceeded(best[:top], records, criteria)
+    return finalist_results(best, top, records, criteria.objective, criteria.direction, exceeded)
+
+
+def _final_metrics(objective: str, value: Interval) -> dict[str, float]:
+    name = f"final_{objective}"
+    return {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
+
+
+def _export_front(front: Front) -> dict[str, Any]:
+    certified = [point.to_dict() for point in front.certified]
+    return {"front": front.numbers, **({"certified": certified} if certified else {})}

@@ -1,0 +1,197 @@
+"""Tables of trials: for the terminal, for MLflow's description, and as CSV."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from rich.table import Table
+
+from sweeper.common.format import format_interval, format_number
+from sweeper.common.text import one_line, spreadsheet_cell
+from sweeper.common.trials import TrialRecord, TrialStatus, short_value
+from sweeper.metrics.energy import hidden_metrics
+from sweeper.metrics.labels import DISPLAY, missing_reason
+from sweeper.pages.drawing import draw
+from sweeper.search.finals import FinalistResult
+from sweeper.search.front import Front, FrontPoint, measured_interval
+
+FRONT_COLUMNS = ("front %", "verdict", "same as")
+MEASURED_ONCE = "measured once"
+Rows = tuple[list[str], list[list[str]]]
+
+
+def format_counts(counts: Mapping[TrialStatus, int]) -> str:
+    """Return `97 complete, 2 infeasible, 1 lost`."""
+    return ", ".join(f"{counts[status]} {status.value}" for status in TrialStatus if counts.get(status)) or "none"
+
+
+def varying_parameters(records: Sequence[TrialRecord]) -> list[str]:
+    """Return the parameters in which the trials differ; of a single trial all."""
+    names = list(records[0].params) if records else []
+    return [name for name in names if len(records) == 1 or len({str(r.params[name]) for r in records}) > 1]
+
+
+def common_parameters(records: Sequence[TrialRecord]) -> dict[str, Any]:
+    """Return the parameters of the space that are equal in all of these trials, with their values."""
+    varying = varying_parameters(records)
+    return {name: value for name, value in records[0].params.items() if name not in varying} if records else {}
+
+
+def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
+    """Return the parameters that the sweep holds fixed: constants, defaults and settings."""
+    fixed = next((record.fixed for record in records if record.fixed), {})
+    return {name: value for name, value in fixed.items() if value not in (None, "")}
+
+
+def trial_rows(
+    records: Sequence[TrialRecord], objective: str, others: Sequence[str] = (), front: Collection[int] = ()
+) -> Rows:
+    """Return the heading and the cells: varying parameters, then the objective, then the other metrics.
+
+    Args:
+        others: further objectives, which follow the leading one; then the trials of `front` are marked.
+    """
+    names = varying_parameters(records)
+    bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
+    hidden = hidden_metrics([record.metrics for record in records], objective)
+    metrics = [objective, *(metric for metric in DISPLAY if metric not in (objective, *bounds, *hidden))]
+    metrics = [objective, *others, *(metric for metric in metrics if metric not in (objective, *others))]
+    metrics = [metric for metric in metrics if any(metric in record.metrics for record in records)]
+    if any(missing_reason(r.metrics, objective) or bounds[0] in r.metrics for r in records):
+        metrics[1 + len(others) : 1 + len(others)] = bounds
+    bound_columns = {bounds[0]: ("95% from", "", 1.0), bounds[1]: ("to", "", 1.0)}
+    columns = [bound_columns.get(metric) or DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
+    heading = ["trial", *names, *(f"{label} {unit}".strip() for label, unit, _ in columns)]
+    heading[1:1] = ["front"] if others else []
+    cells = []
+    for record in records:
+        values = [record.metrics.get(metric) for metric in metrics]
+        formatted = [
+            ("—" if metric in bounds else "") if value is None else format_number(value * factor)
+            for metric, value, (*_, factor) in zip(metrics, values, columns, strict=True)
+        ]
+        marks = ["yes" if record.number in front else ""] if others else []
+        cells.append([str(record.number), *marks, *(short_value(record.params[name]) for name in names), *formatted])
+    return heading, cells
+
+
+def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
+    """Return why some of these trials have no 95% interval; empty if all have one or need none."""
+    reasons = [missing_reason(record.metrics, objective) for record in records]
+    return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+
+def draw_trials(
+    records: Sequence[TrialRecord], objective: str, width: int, others: Sequence[str] = (), front: Collection[int] = ()
+) -> Table:
+    """Return the table of trials for a terminal of this width. See `trial_rows` for the other arguments."""
+    # The number, the parameters and the objective; of several also the mark of the front.
+    minimum = 2 + len(varying_parameters(records)) + (1 + len(others) if others else 0)
+    return draw(*trial_rows(records, objective, others, front), minimum, width)
+
+
+def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
+    """Return the heading and the cells of the points that were measured again, then of the rest of the front.
+
+    The parameters come first, then the objectives, what is known of each point, and the intervals of the objectives.
+    """
+    trials = [*(point.trial for point in front.certified), *front.measured_once]
+    names = varying_parameters(trials)
+    columns = [DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
+    labels = [f"{label} {unit}".strip() for label, unit, _ in columns]
+    cells = []
+    for trial, point in zip_longest(trials, front.certified):
+        values = [point.values[name] if point else measured_interval(trial, name) for name in metrics]
+        scaled = [value.scaled(factor) for value, (*_, factor) in zip(values, columns, strict=True)]
+        share, verdict, same = ("", MEASURED_ONCE, "") if point is None else _describe_point(point)
+        cells.append(
+            [
+                *(str(trial.number), *(short_value(trial.params[name]) for name in names)),
+                *(format_number(value.value) for value in scaled),
+                *(share, verdict, same),
+                *(format_interval(value.low, value.high) for value in scaled),
+            ]
+        )
+    return ["trial", *names, *labels, *FRONT_COLUMNS, *(f"95% {label}" for label in labels)], cells
+
+
+def _describe_point(point: FrontPoint) -> tuple[str, str, str]:
+    return f"{100 * point.share:.0f}", point.verdict, ", ".join(map(str, point.same_as))
+
+
+def draw_front(front: Front, metrics: Sequence[str], width: int) -> Table:
+    """Return the table of the front for a terminal of this width; intervals if there is room."""
+    heading, cells = front_rows(front, metrics)
+    return draw(heading, cells, len(heading) - len(metrics), width)
+
+
+def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
+    """Return the heading and the cells of the finalists: parameters, result, and how far behind the first."""
+    names = varying_parameters([finalist.trial for finalist in finalists])
+    label, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
+    heading = ["trial", *names, f"{label} {unit}".strip(), "95% from", "to", "behind %", "from", "to"]
+    has_exceeded = any(finalist.exceeded for finalist in finalists)
+    heading[1:1] = ["limits"] if has_exceeded else []
+    cells = []
+    for place, finalist in enumerate(finalists):
+        figure, behind = finalist.value, finalist.behind
+        cells.append(
+            [
+                str(finalist.trial.number),
+                *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else []),
+                *(short_value(finalist.trial.params[name]) for name in names),
+                *(format_number(value * factor) for value in (figure.value, figure.low, figure.high)),
+                *(f"{100 * value:.2f}" if place else "" for value in (behind.value, behind.low, behind.high)),
+            ]
+        )
+    return heading, cells
+
+
+def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return the table in Markdown, all columns to the right."""
+    texts = [[re.sub(r"([\\|`\[\]<>])", r"\\\1", one_line(cell)) for cell in row] for row in (heading, *cells)]
+    lines = [texts[0], ["---:"] * len(heading), *texts[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str, object]] | None = None) -> str:
+    """Return every trial by number, with its outcome, parameters and metrics, and further columns of some by number."""
+    rows = []
+    for record in sorted(records, key=lambda record: record.number):
+        remeasurement = record.remeasurement
+        rows.append(
+            {
+                "trial": record.number,
+                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"retry_of": record.retry.trial} if record.retry else {}),
+                "outcome": record.status.value,
+                **(columns or {}).get(record.number, {}),
+                **{f"param.{name}": _keep_nan(value) for name, value in record.all_params.items()},
+                **record.metrics,
+                "reason": record.reason,
+            }
+        )
+    return csv_of(rows)
+
+
+def _keep_nan(value: object) -> object:
+    """Return a parameter's value for a table of text, in which NaN is a value and not an empty cell."""
+    return value if value == value else str(value)
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows with a column for every name, empty where a row lacks it or has NaN.
+
+    As pandas writes it, which takes a third of a second to import. No cell is a formula of a spreadsheet.
+    """
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv_module.DictWriter(text, names, lineterminator="\n")
+    writer.writerow({name: spreadsheet_cell(name) for name in names})
+    writer.writerows({name: spreadsheet_cell(value) for name, value in row.items() if value == value} for row in rows)
+    return text.getvalue()

@@ -1,0 +1,196 @@
+"""Rates that were measured on a kind of GPU, in a file that plans use in the place of the tables' rates.
+
+`python -m sweeper calibrate` writes the file, `calibration/<hardware>.yaml` in the folder of the sweeps, and beside it
+`<hardware>_topology.yaml`, a topology with the measured links. A file is also written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sweeper.config.schema import Hardware
+from sweeper.config.validation import build
+from workloads.api.contract import Machine
+from workloads.api.errors import UserInputError, first_line
+from workloads.estimator.cluster import AttentionRates, Device
+
+FOLDER = "calibration"
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value with its 95% interval, if it has one."""
+
+    value: float = field(metadata={"min": 1e-9})
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The rates of one attention kernel, as `workloads.estimator.cluster.AttentionRates`."""
+
+    forward_share: float = field(metadata={"min": 0.001, "max": 2})
+    backward_share: float = field(metadata={"min": 0.001, "max": 2})
+    half_tokens: float = field(metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The measured rates of a device.
+
+    Attributes:
+        hardware: its name in conf/hardware.
+        device: the driver's name of it.
+        date: of the measurement.
+        torch: its version.
+        conditions: how long the load lasted, at which clock and power.
+        sustained_tflops: of large products under lasting load, by data type.
+        power_headroom: by which factor a short run is faster than a lasting one.
+        copy_gb_s: bytes that copies read and write in a second.
+        attention: by the planner's names of kernels.
+    """
+
+    hardware: str
+    device: str
+    date: str
+    torch: str = ""
+    conditions: str = ""
+    sustained_tflops: dict[str, Figure] = field(default_factory=dict)
+    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})
+    copy_gb_s: Figure | None = None
+    attention: dict[str, Attention] = field(default_factory=dict)
+
+    @property
+    def rates_tflops(self) -> dict[str, float]:
+        """Return the rates of products by data type."""
+        return {dtype: figure.value for dtype, figure in self.sustained_tflops.items()}
+
+    def describe(self) -> str:
+        """Return on what and when these rates were measured."""
+        return f"measured on {self.device}, {self.date}: {', '.join(self._names()) or 'nothing'}"
+
+    def _names(self) -> list[str]:
+        names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []
+        names += ["copies"] if self.copy_gb_s else []
+        return names + ([f"attention by {' and '.join(self.attention)}"] if self.attention else [])
+
+
+@dataclass(frozen=True)
+class CalibrationFile:
+    """The measured rates of a device, and the file that holds them."""
+
+    path: Path
+    rates: Calibration
+
+    @property
+    def topology_path(self) -> Path:
+        """Return the file of the topology that was measured with the device, which is not there for a single GPU."""
+        return self.path.with_name(f"{self.path.stem}_topology.yaml")
+
+    def describe(self) -> str:
+        return f"{self.rates.describe()} ({self.path})"
+
+
+def calibrate_device(device: Device, calibration: Calibration) -> Device:
+    """Return the planner's view of a device with its measured rates."""
+    copies = calibration.copy_gb_s
+    return replace(
+        device,
+        sustained_tflops={**device.sustained_tflops, **calibration.rates_tflops},
+        power_headroom=calibration.power_headroom if calibration.sustained_tflops else device.power_headroom,
+        copy_gb_s=copies.value if copies else device.copy_gb_s,
+        attention={
+            **device.attention,
+            **{name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()},
+        },
+    )
+
+
+def calibrate_machine(machine: Machine, calibration: Calibration) -> Machine:
+    """Return what is known about the devices of a trial, with their measured rates."""
+    device = calibrate_device(machine.cluster.device, calibration)
+    return replace(machine, cluster=replace(machine.cluster, device=device))
+
+
+def device_key(hardware: Hardware) -> str:
+    """Return under which name the rates of a device are kept: a part of a GPU has others than the whole."""
+    part = re.sub(r"\W+", "_", hardware.partition or "").lower()
+    return f"{hardware.name}_{part}" if part else hardware.name
+
+
+def find_calibration(choice: str, folder: Path, hardware: str) -> CalibrationFile | None:
+    """Return the measured rates of a kind of GPU; None if there are none.
+
+    Args:
+        choice: `auto` for the file in the folder of the sweeps, if it has one, `none`, or the path of a file or of the
+            folder that it lies in.
+
+    Raises:
+        UserInputError: the path that is given has no such file, or the file is not valid.
+    """
+    path = calibration_path(choice, folder, hardware)
+    if path is None or (choice == AUTO and not path.exists()):
+        return None
+    calibration = read_calibration(path)
+    if calibration.hardware != hardware:
+        raise UserInputError(f"calibration={choice}: {path} was measured on {calibration.hardware}, not on {hardware}")
+    return CalibrationFile(path, calibration)
+
+
+def calibration_path(choice: str, folder: Path, hardware: str) -> Path | None:
+    """Return the file with the rates of a kind of GPU, whether it is there or not; None with `none`."""
+    if choice == NONE:
+        return None
+    place = folder / FOLDER if choice == AUTO else Path(choice).expanduser()
+    return place if place.suffix in (".yaml", ".yml") else place / f"{hardware}.yaml"
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Return the measured rates in a file.
+
+    Raises:
+        UserInputError: the file cannot be read, or a key is missing or wrong.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserInputError(f"calibration={path}: cannot be read ({first_line(error)})") from error
+    if not isinstance(values, dict):
+        raise UserInputError(f"calibration={path}: has no keys; write one with python -m sweeper calibrate")
+    prefix = f"{path}: "
+    parts: dict[str, type[Any]] = {"sustained_tflops": Figure, "attention": Attention}
+    for name, cls in parts.items():
+        entries = values.get(name) or {}
+        if not isinstance(entries, dict):
+            raise UserInputError(f"{prefix}{name}: must be a mapping")
+        values[name] = {key: _build_part(cls, part, f"{prefix}{name}.{key}") for key, part in entries.items()}
+    if values.get("date") is not None:
+        values["date"] = str(values["date"])  # YAML reads a date as one
+    return build(Calibration, values, prefix)
+
+
+def _build_part(cls: type[Any], values: Any, key: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserInputError(f"{key}: must be a mapping")
+    return build(cls, values, f"{key}.")
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write the file, whole or not at all."""
+    values = {name: value for name, value in asdict(calibration).items() if value not in (None, {}, "")}
+    write_yaml(path, values, "Measured by python -m sweeper calibrate; plans use it for this device.")
+
+
+def write_yaml(path: Path, values: Mapping[str, Any], comment: str) -> None:
+    """Write values to a YAML file under a comment, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False)}")
+    temporary.replace(path)

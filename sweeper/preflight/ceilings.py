@@ -1,0 +1,149 @@
+"""The matmul rates that were measured on each device, stored beside the results.
+
+A vendor's peak is a promise; the best rate of a search over matrix products is a measurement. `mamf_utilization` of a
+training run is its rate over the one achieved on the same model of GPU in the same type ("maximum achievable matmul
+FLOPS", Bekman, ml-engineering).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sweeper.common.trials import TrialRecord
+from sweeper.metrics.intervals import Interval
+from sweeper.search.finals import FinalistResult
+from workloads.api.errors import UserInputError
+
+FILE = "matmul_ceilings.json"
+FILE_OF_0_1 = "rates.json"
+FIELDS_OF_0_1 = {"route": "backend"}
+
+
+@dataclass(frozen=True)
+class MatmulCeiling:
+    """The highest rate measured on one model of device, in one number format, by one statistic. TFLOP/s of one device.
+
+    Attributes:
+        matrix_dtype: the type that its peak belongs to: `fp8` for all 8-bit formats.
+        rounds: the finals' rounds that it is the mean of; 0 for a single trial of `repeats`.
+    """
+
+    device: str
+    dtype: str
+    matrix_dtype: str
+    statistic: str
+    tflops: float
+    tflops_low: float | None
+    tflops_high: float | None
+    tflops_sustained: float | None
+    shape: str
+    layout: str
+    backend: str
+    rounds: int
+    repeats: int
+    torch: str
+    date: str
+
+    @property
+    def method(self) -> str:
+        """Return a description of how it was measured."""
+        return f"mean of {self.rounds} rounds" if self.rounds else f"one trial of {self.repeats} repeats"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.device, self.dtype, self.statistic
+
+
+def from_sweep(
+    device: str, best_first: Sequence[TrialRecord], finalists: Sequence[FinalistResult]
+) -> list[MatmulCeiling]:
+    """Return a finished sweep's ceilings, one for each format and statistic: from the finals, else from one trial."""
+    ceilings: dict[tuple[str, str, str], MatmulCeiling] = {}
+    for record, value, rounds in [
+        *((finalist.trial, finalist.value, finalist.rounds) for finalist in finalists),
+        *((record, None, 0) for record in best_first),
+    ]:
+        ceiling = _from_trial(device, record, value, rounds)
+        ceilings.setdefault(ceiling.key, ceiling)
+    return list(ceilings.values())
+
+
+def _from_trial(device: str, record: TrialRecord, value: Interval | None, rounds: int) -> MatmulCeiling:
+    first_rank = record.measurements[0]
+    executed, info, extra = first_rank["executed"], first_rank["machine_info"], first_rank["metrics"]
+    ranks, metrics = len(record.measurements), record.metrics
+    bounds = (value.low, value.high) if value else (metrics.get("tflops_ci_low"), metrics.get("tflops_ci_high"))
+    low, high = (bound / ranks if bound is not None else None for bound in bounds)
+    return MatmulCeiling(
+        device=device,
+        dtype=str(executed["dtype"]),
+        matrix_dtype=first_rank["matrix_dtype"],
+        statistic=str(executed["statistic"]),
+        tflops=(value.value if value else metrics["tflops"]) / ranks,
+        tflops_low=low,
+        tflops_high=high,
+        tflops_sustained=metrics["tflops_sustained"] / ranks if "tflops_sustained" in metrics else None,
+        shape="x".join(f"{executed.get(name) or extra.get(name, 0):.0f}" for name in ("m", "n", "k")),
+        layout=str(info["layout"]),
+        backend=str(executed["backend"]),
+        rounds=rounds,
+        repeats=len(first_rank["step_times_s"]),
+        torch=str(info["torch"]),
+        date=datetime.fromtimestamp(record.ended_at_s, UTC).date().isoformat(),
+    )
+
+
+def read(folder: Path) -> list[MatmulCeiling]:
+    """Return the ceilings stored in a results directory, also those of version 0.1; empty if there are none.
+
+    Raises:
+        UserInputError: for a file that cannot be read.
+    """
+    path = next((folder / name for name in (FILE, FILE_OF_0_1) if (folder / name).exists()), None)
+    if path is None:
+        return []
+    try:
+        return [_from_fields(fields) for fields in json.loads(path.read_text())]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserInputError(f"{path}: cannot be read ({error}); move it away, a search writes a new one") from error
+
+
+def _from_fields(fields: dict[str, Any]) -> MatmulCeiling:
+    return MatmulCeiling(**{FIELDS_OF_0_1.get(name, name): value for name, value in fields.items()})
+
+
+def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
+    """Store the ceilings that are the highest of their key.
+
+    A result of finals takes precedence over any single trial, which may be high by chance. Several sweeps may write at
+    once.
+    """
+    with (folder / f".{FILE}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stored = {ceiling.key: ceiling for ceiling in read(folder)}
+        for ceiling in ceilings:
+            known = stored.get(ceiling.key)
+            if known is None or (ceiling.rounds > 0, ceiling.tflops) > (known.rounds > 0, known.tflops):
+                stored[ceiling.key] = ceiling
+        temporary = folder / f".{FILE}.new"
+        temporary.write_text(json.dumps([asdict(stored[key]) for key in sorted(stored)], indent=1) + "\n")
+        temporary.replace(folder / FILE)
+
+
+def achieved_tflops(ceilings: Sequence[MatmulCeiling], device: str) -> dict[str, float]:
+    """Return the highest median rate on this model of device by type of the matrix units, in TFLOP/s of one device.
+
+    Cold-cache medians take precedence, as training reads its operands from memory; warm ones fill the gaps.
+    """
+    achieved: dict[str, float] = {}
+    for statistic in ("median_warm", "median_cold"):
+        known = [ceiling for ceiling in ceilings if ceiling.device == device and ceiling.statistic == statistic]
+        for matrix_dtype in {ceiling.matrix_dtype for ceiling in known}:
+            achieved[matrix_dtype] = max(c.tflops for c in known if c.matrix_dtype == matrix_dtype)
+    return achieved

@@ -1,0 +1,172 @@
+"""How much longer steps take than planned, measured on a cluster: one factor for each device and trainer.
+
+A sweep's own trials correct the estimates of those that follow, and are kept beside the folder of sweeps for the next
+sweep on the same cluster. A factor changes no order of layouts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import statistics
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.config.hardware import Target
+from sweeper.config.resolution import ResolvedConfig
+from sweeper.preflight.calibration import CalibrationFile, device_key
+from workloads.api.contract import Machine, Scalar
+from workloads.api.errors import UserInputError
+
+FILE = "planner_corrections.json"
+RATE = "tokens_per_s"
+# Metrics of an estimate that change with the time of a step, and the power of the factor that they change by.
+POWERS = {RATE: -1, "mfu": -1, "step_time_ms": 1}
+FEWEST_ROWS = 3  # trials without which nothing is kept
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a correction belongs to: devices of one kind on a cluster, a trainer and its version.
+
+    Attributes:
+        device: the name in the catalogue with its partition mode; of a CPU its model.
+        trainer: what trains: the workload.
+        gpus, gpus_per_node: ranks of a trial.
+        topology: the name of its links and network.
+        calibrated: when the rates that the estimates rest on were measured (`python -m sweeper calibrate`); empty for
+            those of the tables.
+    """
+
+    device: str
+    trainer: str
+    gpus: int
+    gpus_per_node: int
+    topology: str
+    benchmark_version: str
+    calibrated: str = ""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """By how much steps take longer than planned at a place, the median of measured layouts.
+
+    Attributes:
+        factor: measured seconds of a step over planned ones.
+        rows: measured layouts.
+        low, high: the smallest and the largest factor among them.
+        date: of the last one.
+    """
+
+    place: Place
+    factor: float
+    rows: int
+    low: float
+    high: float
+    date: str
+
+    def describe(self) -> str:
+        """Return what was measured and what follows, in a line."""
+        place = self.place
+        return (
+            f"step times x {self.factor:.3g}, the median of {self.rows} layouts of {place.trainer} measured on "
+            f"{place.gpus} x {place.device}, {place.gpus_per_node} a node, on {self.date} "
+            f"({self.low:.3g} to {self.high:.3g})"
+        )
+
+
+def place_of(target: Target, resolved: ResolvedConfig, machine: Machine, calibration: CalibrationFile | None) -> Place:
+    """Return what the corrections of a sweep belong to."""
+    return Place(
+        device=device_key(target.hardware) if target.is_gpu else target.model,
+        trainer=str((resolved.settings or {}).get("trainer") or resolved.config.workload.name),
+        gpus=machine.world_size,
+        gpus_per_node=machine.ranks_per_node,
+        topology=machine.cluster.topology.name,
+        benchmark_version=resolved.workload.benchmark_version,
+        calibrated=calibration.rates.date if calibration else "",
+    )
+
+
+def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Return estimated metrics with a step that takes `factor` times as long."""
+    return {name: value * factor ** POWERS.get(name, 0) for name, value in metrics.items()}
+
+
+class MeasuredFactors:
+    """Measured seconds of a step over estimated ones, of a sweep's trials as they end.
+
+    Attributes:
+        values: of each trial, ascending.
+    """
+
+    def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
+        """`estimated_metrics` returns what was estimated of a point."""
+        self.values: list[float] = []
+        self._estimated_metrics = estimated_metrics
+
+    def add(self, record: TrialRecord) -> None:
+        """Take a trial that has ended; those of finals and failed ones do not count."""
+        measured, estimated = record.metrics.get(RATE), self._estimated_metrics(record.params).get(RATE)
+        if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
+            insort(self.values, estimated / measured)
+
+    @property
+    def factor(self) -> float:
+        """The median; 1 before the first trial."""
+        return statistics.median(self.values) if self.values else 1.0
+
+    def predict(self, params: Mapping[str, Scalar], objective: str) -> dict[str, float]:
+        """Return the estimated objective of a point, corrected by the trials so far, as the metric `predicted_…`."""
+        metrics = corrected(self._estimated_metrics(params), self.factor)
+        return {f"predicted_{objective}": metrics[objective]} if objective in metrics else {}
+
+
+def from_sweep(
+    place: Place, before: Correction | None, factors: MeasuredFactors, ended_at_s: float
+) -> Correction | None:
+    """Return the correction that a sweep's trials give, whose estimates had another one; None of too few trials."""
+    if len(factors.values) < FEWEST_ROWS:
+        return None
+    known = before.factor if before else 1.0
+    low, *_, high = factors.values
+    date = datetime.fromtimestamp(ended_at_s, UTC).date().isoformat()
+    return Correction(place, known * factors.factor, len(factors.values), known * low, known * high, date)
+
+
+def read(folder: Path) -> list[Correction]:
+    """Return the corrections stored in a results directory; empty if there are none.
+
+    Raises:
+        UserInputError: for a file that cannot be read.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return []
+    try:
+        return [_from_fields(fields) for fields in json.loads(path.read_text())]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserInputError(f"{path}: cannot be read ({error}); move it away, a sweep writes a new one") from error
+
+
+def _from_fields(fields: dict[str, Any]) -> Correction:
+    return Correction(**{**fields, "place": Place(**fields["place"])})
+
+
+def find(corrections: Iterable[Correction], place: Place) -> Correction | None:
+    return next((correction for correction in corrections if correction.place == place), None)
+
+
+def keep(folder: Path, kept: Correction) -> None:
+    """Store a correction in place of the one that its place had. Several sweeps may write at once."""
+    with (folder / f".{FILE}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stored = [correction for correction in read(folder) if correction.place != kept.place]
+        temporary = folder / f".{FILE}.new"
+        temporary.write_text(json.dumps([asdict(correction) for correction in (*stored, kept)], indent=1) + "\n")
+        temporary.replace(folder / FILE)

@@ -1,0 +1,205 @@
+"""The workload's cost model over a space: which points to try, in which order, and why the others are excluded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, product
+
+from sweeper.config.environment import only_variables, without_variables
+from sweeper.config.resolution import ResolvedConfig
+from sweeper.config.space import Interval, Parameters, Space, Value, point_key
+from sweeper.metrics.criteria import Objective
+from sweeper.preflight.corrections import Correction, corrected
+from sweeper.preflight.machine import on_nodes
+from workloads.api.contract import Candidate, Machine, Workload
+from workloads.api.errors import UserInputError
+from workloads.estimator.cluster import Topology
+
+MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
+
+
+@dataclass(frozen=True)
+class CostEstimates:
+    """All points of a space, the valid ones and the excluded ones, the most promising first.
+
+    Attributes:
+        correction: what earlier sweeps on the cluster have measured; the estimates contain it.
+    """
+
+    objective: str
+    machine: Machine
+    valid: list[Candidate]
+    excluded: list[Candidate]
+    correction: Correction | None = None
+
+    @cached_property
+    def _metrics_by_point(self) -> dict[str, Mapping[str, float]]:
+        return {point_key(candidate.point): candidate.estimate.metrics for candidate in self.valid}
+
+    def metrics_of(self, point: Mapping[str, Value]) -> Mapping[str, float]:
+        """Return the estimated metrics of a point; empty if it has none."""
+        return self._metrics_by_point.get(point_key(point), {})
+
+
+def estimate_space(
+    resolved: ResolvedConfig, space: Space, machine: Machine, correction: Correction | None = None
+) -> CostEstimates | None:
+    """Estimate every point of the space; None for a workload without estimates.
+
+    Raises:
+        UserInputError: if the space is too large or has an interval, or if no point of it is valid.
+    """
+    workload, criteria = resolved.workload, resolved.criteria
+    if not workload.has_estimates:
+        return None
+    candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
+    if len(candidates) > MAX_CANDIDATES:
+        raise UserInputError(
+            f"space: more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points have to be estimated; fix some"
+        )
+    estimated = {name for candidate in candidates for name in candidate.estimate.metrics}
+    # With several objectives the first that has estimates orders the points.
+    goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
+    candidates.sort(key=lambda candidate: _estimated_loss(candidate, goal))
+    valid = [candidate for candidate in candidates if not candidate.estimate.unsupported_reason]
+    excluded = [candidate for candidate in candidates if candidate.estimate.unsupported_reason]
+    if not valid:
+        raise UserInputError(_explain_none_valid(excluded))
+    if goal.metric not in valid[0].estimate.metrics:
+        available = ", ".join(valid[0].estimate.metrics)
+        raise UserInputError(
+            f"workload.objective={goal.metric}: {resolved.workload.name} cannot estimate it. Available: {available}"
+        )
+    return CostEstimates(goal.metric, machine, [_correct(item, correction) for item in valid], excluded, correction)
+
+
+def _correct(candidate: Candidate, correction: Correction | None) -> Candidate:
+    if correction is None:
+        return candidate
+    metrics = corrected(candidate.estimate.metrics, correction.factor)
+    return replace(candidate, estimate=replace(candidate.estimate, metrics=metrics))
+
+
+def _estimated_loss(candidate: Candidate, goal: Objective) -> float:
+    """Return the estimated objective, the lower the better; infinite for a point without one."""
+    metrics = candidate.estimate.metrics
+    return goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
+
+
+def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:
+    """Yield the points of the space with their estimates, which environment variables do not change."""
+    dimensions = _values_by_name(space)
+    settings = [dict(zip(names, values, strict=True)) for names, values in _combinations(only_variables(dimensions))]
+    parameters, constants = without_variables(dimensions), without_variables(space.constants)
+    for candidate in workload.list_candidates(parameters, constants, machine):
+        for setting in settings:
+            point = candidate.point | setting
+            yield replace(candidate, point={name: point[name] for name in dimensions if name in point})
+
+
+def _combinations(dimensions: Mapping[str, Sequence[Value]]) -> Iterator[tuple[Iterable[str], Sequence[Value]]]:
+    return ((dimensions, values) for values in product(*dimensions.values()))
+
+
+def _values_by_name(space: Space) -> dict[str, Sequence[Value]]:
+    values = dict[str, Sequence[Value]]()
+    for name, dimension in space.dimensions.items():
+        if isinstance(dimension, Interval):
+            raise UserInputError(f"space.{name}: every point is estimated before; use a range or a choice")
+        if len(dimension) > MAX_CANDIDATES:
+            raise UserInputError(
+                f"space.{name}: has {len(dimension):,} values, at most {MAX_CANDIDATES:,} are estimated"
+            )
+        values[name] = tuple(dimension.points())
+    return values
+
+
+def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
+    """Return why no point is valid: what the closest one lacks, else the rules that exclude the most points."""
+    estimates = [candidate.estimate for candidate in excluded]
+    points = sum(candidate.count for candidate in excluded)
+    if points == 1 and estimates[0].description:
+        return f"{estimates[0].description}: {estimates[0].unsupported_reason}"
+    if too_large := [estimate for estimate in estimates if "memory_gib" in estimate.metrics]:
+        closest = min(too_large, key=lambda estimate: estimate.metrics["memory_gib"])
+        return f"space: no point fits; the smallest ({closest.description}) {closest.unsupported_reason}"
+    rules = count_by_rule(excluded).most_common()
+    example = next(estimate.unsupported_reason for estimate in estimates if estimate.rule == rules[0][0])
+    violated = ", ".join(f"{count:,} violate “{rule}”" for rule, count in rules[:3])
+    return f"space: no point is valid: {violated}; for example, {example}"
+
+
+def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
+    """Return how many points each rule excludes."""
+    counts = Counter[str]()
+    for candidate in excluded:
+        counts[candidate.estimate.rule] += candidate.count
+    return counts
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The objective of a point on more devices, estimated.
+
+    Attributes:
+        by_devices: the objective by the number of devices, ascending.
+        gpus_per_node: devices of a node.
+        assumptions: what the estimates assume, in a sentence.
+    """
+
+    by_devices: dict[int, float]
+    gpus_per_node: int
+    assumptions: str
+
+    @property
+    def shares_of_linear(self) -> list[float]:
+        """For each number of devices, the share of linear scaling from the smallest number."""
+        (fewest, base), *_ = self.by_devices.items()
+        return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
+
+
+def nodes_step(world_size: int, gpus_per_node: int) -> int:
+    """Return the fewest nodes that copies of a trial fill; it can be projected to multiples of them."""
+    return math.lcm(world_size, gpus_per_node) // gpus_per_node
+
+
+def project(
+    resolved: ResolvedConfig,
+    space: Space,
+    estimates: CostEstimates,
+    point: Parameters,
+    nodes: Sequence[int],
+    gpus_per_node: int,
+) -> Projection | None:
+    """Estimate copies of a point on so many nodes; None for a workload that cannot scale."""
+    workload, machine = resolved.workload, estimates.machine
+    if not workload.can_scale:
+        return None
+    parameters = workload.Parameters(**without_variables({**space.constants, **point}))
+    by_devices, description = dict[int, float](), ""
+    for devices in sorted({machine.world_size, *(count * gpus_per_node for count in nodes)}):
+        scaled = on_nodes(machine, devices, gpus_per_node)
+        estimate = workload.estimate(workload.scale(parameters, devices // machine.world_size), scaled)
+        description = description or estimate.description
+        metrics = corrected(estimate.metrics, estimates.correction.factor if estimates.correction else 1.0)
+        if estimates.objective in metrics:
+            by_devices[devices] = metrics[estimates.objective]
+    topology = machine.cluster.topology
+    unit = "each device" if machine.world_size == 1 else f"every {machine.world_size} devices"
+    assumptions = (
+        f"{description} on {unit}, nodes of {gpus_per_node}; replicas average gradients over {topology.network_gb_s:g} "
+        f"GB/s a device, {_describe_links(topology)} within a node; the batch grows with the replicas; no failures, no "
+        "stragglers, no other traffic on the network"
+    )
+    return Projection(by_devices, gpus_per_node, assumptions)
+
+
+def _describe_links(topology: Topology) -> str:
+    if topology.wiring != "pairs" or topology.gpus_per_domain == 1:
+        return f"{topology.link_gb_s:g} GB/s"
+    peers = topology.gpus_per_domain - 1
+    return f"{topology.link_gb_s / peers:g} GB/s to each of {peers} other devices"

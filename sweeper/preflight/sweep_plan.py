@@ -1,0 +1,318 @@
+"""The plan of a sweep: the configuration checked against the cluster, before anything is started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sweeper.config import space_checks
+from sweeper.config.catalogue import catalogue
+from sweeper.config.environment_defaults import apply_defaults
+from sweeper.config.gpu_counts import apply_gpu_count
+from sweeper.config.hardware import Node, Target, has_hardware, planned_target
+from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
+from sweeper.config.schema import Config
+from sweeper.config.space import Parameters, Space
+from sweeper.config.strategies import apply_strategy
+from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.energy import COST
+from sweeper.preflight import ceilings, corrections, cost_model
+from sweeper.preflight.calibration import (
+    AUTO,
+    CalibrationFile,
+    calibrate_machine,
+    calibration_path,
+    device_key,
+    find_calibration,
+)
+from sweeper.preflight.clusters import choose_topology
+from sweeper.preflight.corrections import Correction
+from sweeper.preflight.cost_model import CostEstimates
+from sweeper.preflight.machine import build_machine
+from sweeper.preflight.measurable import Devices, check_measurable
+from sweeper.preflight.usable_gpus import describe_problems, select_usable_target
+from sweeper.preflight.warm_start import WarmStart
+from workloads.api.contract import Machine, Workload
+from workloads.api.errors import UserInputError, nearest
+from workloads.api.secrets import masked
+
+PROMISING_POINTS = 5  # of the estimated points so many are tried first
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a sweep's trials.
+
+    Attributes:
+        target: the devices.
+        gpus: ranks of one trial.
+        gangs: trials that run at once.
+        whole_nodes: no two trials share a node.
+        host_gib: memory of its node that is reserved for each process of a trial.
+    """
+
+    target: Target
+    gpus: int
+    gangs: int
+    whole_nodes: bool
+    host_gib: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked plan of a sweep.
+
+    Attributes:
+        gpu_problems: what keeps GPUs of the nodes from being used, a line each.
+        excluded: values of the space that the devices do not support, a line each.
+        initial_points: points to try first.
+        identity: what must be equal for a sweep to be resumed.
+        achieved_tflops: measured matmul ceilings of the device by data type, of one rank.
+        machine: what is known about the devices of a trial.
+        calibration: measured rates that estimates rest on; None for those of the tables and the ceilings.
+        estimates: the cost model's estimates; None for a workload without any.
+        projection_nodes: numbers of nodes that the best point is projected to.
+        variable_sources: by what each environment variable that all trials have is set.
+    """
+
+    resolved: ResolvedConfig
+    resources: Resources
+    space: Space
+    gpu_problems: list[str]
+    excluded: list[str]
+    initial_points: list[Parameters]
+    identity: dict[str, Any]
+    name: str
+    folder: Path
+    achieved_tflops: dict[str, float]
+    machine: Machine
+    calibration: CalibrationFile | None
+    estimates: CostEstimates | None
+    projection_nodes: list[int]
+    variable_sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        return self.resolved.config
+
+    @property
+    def criteria(self) -> Criteria:
+        return self.resolved.criteria
+
+    @property
+    def workload(self) -> Workload:
+        return self.resolved.workload
+
+    @property
+    def target(self) -> Target:
+        return self.resources.target
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.target.devices_per_node(self.resources.gpus)
+
+    @property
+    def budget_trials(self) -> int | None:
+        """The number of trials of the budget, at most those of the space; None without a limit."""
+        budget = self.config.budget.trials
+        return budget if budget is None else int(min(budget, self.space.size))
+
+    @property
+    def directory(self) -> Path:
+        """The user's `dir`: the folder of all sweeps."""
+        return self.folder.parent.parent
+
+    def last_lines_path(self, trial: int) -> Path:
+        """Return where the last lines of a failed trial's output are kept."""
+        return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
+
+
+def build_plan(
+    resolved: ResolvedConfig,
+    nodes: Sequence[Node],
+    *,
+    strict_initial_points: bool = False,
+    warm_start: WarmStart | None = None,
+) -> Plan:
+    """Check the configuration against the cluster's nodes and return the plan.
+
+    Args:
+        strict_initial_points: initial points outside of the space are an error instead of being skipped.
+        warm_start: the points of the sweep that `search.warm_start` names.
+
+    Raises:
+        UserInputError: for a configuration that cannot run there.
+    """
+    config = resolved.config
+    projection_nodes = space_checks.read_projection_nodes(resolved)
+    _check_pruner(resolved)
+    target, gpus = _select_devices(resolved, nodes)
+    resolved = apply_strategy(apply_gpu_count(resolved, gpus), target, gpus)
+    space, excluded = space_checks.read_space(resolved, target.hardware.kind, target.architecture)
+    space, variable_sources = apply_defaults(space, target)
+    check_program(resolved)
+    if not target.is_gpu:
+        space_checks.check_cpu_memory(resolved, space)
+    resources = _plan_resources(resolved, space, target, gpus)
+    directory = Path(config.dir).expanduser().resolve()
+    achieved_tflops = _achieved_tflops(directory, target, gpus)
+    check_measurable(resolved, Devices(target, gpus, bool(achieved_tflops)))
+    calibration = _find_calibration(config, directory, target)
+    gpus_per_node = max(1, *(node.gpus for node in target.nodes))
+    topology = choose_topology(config.topology, target.hardware, gpus_per_node, calibration)
+    machine = build_machine(target, gpus, topology, achieved_tflops)
+    if calibration:
+        machine = calibrate_machine(machine, calibration.rates)
+    correction = _find_correction(resolved, directory, target, machine, calibration)
+    estimates = cost_model.estimate_space(resolved, space, machine, correction)
+    _check_projection(resolved, projection_nodes, estimates, target, gpus)
+    if estimates:
+        space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
+    if config.search.sampler == "grid":
+        next(space.points())  # raises for a space without a grid
+    kind = target.hardware.kind
+    initial_points = space_checks.read_initial_points(resolved, space, kind, strict=strict_initial_points)
+    identity = _build_identity(resolved, space, resources)
+    if warm_start:
+        initial_points = [*warm_start.legal_points(space), *initial_points]
+        identity["warm_start"] = warm_start.study
+    name = config.name or _default_name(config, space, target, identity)
+    if config.retry:
+        _check_retry(config, directory, name)
+    return Plan(
+        resolved=resolved,
+        resources=resources,
+        space=space,
+        gpu_problems=describe_problems(nodes) if target.is_gpu else [],
+        excluded=excluded,
+        initial_points=_append_promising_points(initial_points, estimates),
+        identity=identity,
+        name=name,
+        folder=directory / "sweeps" / name,
+        achieved_tflops=achieved_tflops,
+        machine=machine,
+        calibration=calibration,
+        estimates=estimates,
+        projection_nodes=projection_nodes,
+        variable_sources=variable_sources,
+    )
+
+
+def _check_retry(config: Config, directory: Path, name: str) -> None:
+    if (directory / "sweeps" / name / "study.journal").exists():
+        return
+    close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
+    hint = f". Did you mean name={close}?" if close else ""
+    raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
+
+
+def _check_pruner(resolved: ResolvedConfig) -> None:
+    pruner = resolved.config.search.pruner
+    if pruner != "none" and not resolved.workload.reports_steps:
+        name = resolved.config.workload.name
+        remedy = "give it a parameter report, or use none" if name == "function" else "use none"
+        raise UserInputError(f"search.pruner={pruner}: {name} reports no steps while it runs; {remedy}")
+
+
+def _find_correction(
+    resolved: ResolvedConfig, directory: Path, target: Target, machine: Machine, calibration: CalibrationFile | None
+) -> Correction | None:
+    """Return what earlier sweeps have measured of the estimates on these devices."""
+    if not resolved.workload.has_estimates:
+        return None
+    return corrections.find(corrections.read(directory), corrections.place_of(target, resolved, machine, calibration))
+
+
+def _check_projection(
+    resolved: ResolvedConfig, nodes: list[int], estimates: CostEstimates | None, target: Target, gpus: int
+) -> None:
+    if nodes and not (estimates and resolved.workload.can_scale):
+        raise UserInputError(f"projection.nodes: {resolved.config.workload.name} cannot project to more nodes")
+    per_node = target.devices_per_node(gpus)
+    step = cost_model.nodes_step(gpus, per_node)
+    if unfilled := [count for count in nodes if count % step]:
+        raise UserInputError(
+            f"projection.nodes={unfilled[0]}: copies of a trial of {gpus} GPUs fill multiples of {step} nodes of "
+            f"{per_node}, such as projection.nodes={step},{2 * step}"
+        )
+
+
+def _select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
+    """Return the target and the ranks of one trial."""
+    config = resolved.config
+    ranks = config.gpus if isinstance(config.gpus, int) else 1
+    is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
+    if config.plan and is_absent:
+        target = planned_target(config.hardware, ranks)
+    else:
+        target = select_usable_target(resolved, nodes, ranks)
+    if config.gpus == "all":
+        if not target.is_gpu:
+            raise UserInputError(f"gpus=all: there are no GPUs ({target.model}); set the number of processes")
+        ranks = target.devices
+    check_world_size(resolved.workload, config, ranks)
+    return target, ranks
+
+
+def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:
+    whole_nodes = (resolved.config.exclusive or resolved.workload.exclusive) == "node"
+    # A process that needs more than a node has reports that itself.
+    host_gib = min(space_checks.reserved_host_gib(resolved, space), target.least_memory_gib())
+    requested = resolved.config.cluster.max_concurrent_trials
+    gangs = target.count_gangs(gpus, requested, whole_nodes=whole_nodes, host_gib=host_gib)
+    return Resources(target, gpus, gangs, whole_nodes, host_gib)
+
+
+def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, float]:
+    """Return the measured matmul ceilings of one rank: ranks on one processor share its rate."""
+    achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
+    sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
+    return {dtype: tflops / sharing for dtype, tflops in achieved.items()}
+
+
+def _find_calibration(config: Config, directory: Path, target: Target) -> CalibrationFile | None:
+    """Return the measured rates of the devices. Estimates for a CPU give the order of points alone."""
+    if not target.is_gpu:
+        path = calibration_path(config.calibration, directory, device_key(target.hardware))
+        if path and config.calibration != AUTO and not path.exists():
+            raise UserInputError(f"calibration={config.calibration}: there is no {path}")
+        return None
+    return find_calibration(config.calibration, directory, device_key(target.hardware))
+
+
+def _append_promising_points(points: list[Parameters], estimates: CostEstimates | None) -> list[Parameters]:
+    """Return the initial points and, without repetition, the points that the cost model estimates to be the best."""
+    promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]] if estimates else []
+    return points + [point for point in promising if point not in points]
+
+
+def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources) -> dict[str, Any]:
+    config = resolved.config
+    identity: dict[str, Any] = {
+        "workload": config.workload.name,
+        "benchmark_version": resolved.workload.benchmark_version,
+        "objective": ", ".join(f"{goal.direction} {goal.metric}" for goal in resolved.criteria.objectives),
+        "space": space.described(),
+        "device": resources.target.model,
+        "gpus": resources.gpus,
+        "sampler": config.search.sampler,
+        "seed": config.seed,
+    }
+    if any(COST in name for name in resolved.criteria.metrics):  # other prices are another objective
+        identity["prices"] = [config.price_per_hour, config.price_per_kwh]
+    if resolved.settings is not None:
+        identity["command"] = masked(resolved.settings)
+    if not resources.target.is_gpu:  # concurrent trials share its cores and disturb each other's timings
+        identity["concurrent_trials"] = resources.gangs
+    return identity
+
+
+def _default_name(config: Config, space: Space, target: Target, identity: dict[str, Any]) -> str:
+    """Return a name built from the workload, the hardware, the data type, the sampler and a hash of the identity."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+    dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
+    return "-".join([config.workload.name, target.hardware.name, *dtype, config.search.sampler, digest])

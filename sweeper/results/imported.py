@@ -1,0 +1,156 @@
+"""Imported results: the fastest of each kind of work, and what contradicts itself beside its figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pandas as pd
+
+from sweeper.common.format import format_number, format_percent
+from sweeper.metrics.derivation import MEMORY_METRICS, first_known
+
+HEADING = ["result", "model", "sequence length", "global batch", "type", "device", "devices", "tokens/s"]
+HEADING += ["tokens/s per device", "claimed per device", "ms a step", "steps", "MFU %", "stated MFU %"]
+HEADING += ["claimed TFLOP/s per device", "FLOPs", "GiB"]
+HEADING += ["contradictions", "notes", "as executed"]
+NOTE = (
+    "Imported from other tools' files: not measured here, not ranked, and not compared with the results above. Rates "
+    "and MFU are derived again from tokens and the median step after the warm-up; claimed and stated are the tool's "
+    "own values, MFU and TFLOP/s by the FLOPs in their row. Of each file the fastest result of each kind of work is "
+    "shown; one that contradicts itself is passed over where another is there, and never drawn."
+)
+CONTRADICTIONS_HEADING = ["result", "device", "tokens/s per device", "claimed per device", "contradiction"]
+CONTRADICTIONS_NOTE = "Every contradiction in an imported file. These results are not ranked and not drawn."
+IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  # parameters with a column of their own
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One imported result that worked.
+
+    Attributes:
+        run: its row of the table of imported results.
+    """
+
+    run: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.run["run"])
+
+    @property
+    def file(self) -> str:
+        """The id of the run of its file."""
+        return str(self.run["parent"])
+
+    @property
+    def model(self) -> str:
+        """The model, or its size in billions of parameters; empty if the file names none."""
+        return self.get_text("param.model") or f"{self.get_text('param.model_b')}B".removeprefix("B")
+
+    @property
+    def contradictions(self) -> list[str]:
+        return [text for text in self.get_text("tag.contradictions").split("; ") if text]
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """What was computed, as far as the file says it, and on what."""
+        names = ("param.sequence_length", "param.global_batch", "param.dtype", "tag.device", "tag.devices")
+        return (self.model, *(self.get_text(name) for name in names))
+
+    @property
+    def rate_per_device(self) -> float:
+        """Tokens/s of one device, NaN if the tokens or the number of devices are not known."""
+        return self.get_metric("tokens_per_s_per_gpu")
+
+    @property
+    def claimed_per_device(self) -> float:
+        """The claimed tokens/s of one device, NaN without a claim."""
+        return self.get_claim_per_device("tokens_per_s")
+
+    def get_claim_per_device(self, rate: str) -> float:
+        """Return a claimed rate of one device: as the tool says it, else divided by the devices, NaN if unknown."""
+        per_device = self.get_metric(f"claimed_{rate}_per_gpu")
+        devices = self.get_text("tag.devices")
+        if math.isnan(per_device) and devices.isdigit():
+            return self.get_metric(f"claimed_{rate}") / int(devices)
+        return per_device
+
+    def get_text(self, column: str) -> str:
+        value = self.run.get(column)
+        return value if isinstance(value, str) else ""
+
+    def get_metric(self, name: str) -> float:
+        return float(self.run.get(f"metric.{name}", math.nan))
+
+
+def list_results(runs: pd.DataFrame) -> list[Imported]:
+    """Return the imported results that worked."""
+    results = (Imported(run) for run in cast("list[dict[str, Any]]", runs.to_dict("records")))
+    return [result for result in results if result.run.get("tag.outcome") == "complete"]
+
+
+def select_fastest(results: list[Imported]) -> list[Imported]:
+    """Return the fastest result of each kind of work of a file, and every one without tokens/s.
+
+    One that contradicts itself is returned where no other of its kind is there.
+    """
+    fastest: dict[tuple[str, ...], Imported] = {}
+    for result in results:
+        rate = result.get_metric("tokens_per_s")
+        key = (result.file, *result.work, *([result.name] if math.isnan(rate) else []))
+        other = fastest.setdefault(key, result)
+        if _preference(result) > _preference(other):
+            fastest[key] = result
+    return sorted(fastest.values(), key=_sort_key)
+
+
+def _preference(result: Imported) -> tuple[bool, float]:
+    return not result.contradictions, result.get_metric("tokens_per_s")
+
+
+def _sort_key(result: Imported) -> tuple[Any, ...]:
+    rate = result.rate_per_device
+    model, length, *_ = result.work
+    descending = 0.0 if math.isnan(rate) else -rate
+    return not model, model, float(length or 0), bool(result.contradictions), descending, result.name
+
+
+def list_rows(runs: pd.DataFrame) -> list[list[str]]:
+    """Return the cells of the selected results. Unknown values stay empty."""
+    return [_format_result(result) for result in select_fastest(list_results(runs))]
+
+
+def _format_result(result: Imported) -> list[str]:
+    model, length, batch, dtype, device, devices = result.work
+    memory = first_known(map(result.get_metric, MEMORY_METRICS))
+    claimed_tflops = result.get_claim_per_device("tflops")
+    params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
+    executed = [f"{name}={value}" for name, value in params.items() if isinstance(value, str)]
+    return [
+        *(result.name, model, length, batch, dtype, device, devices),
+        format_number(result.get_metric("tokens_per_s")),
+        format_number(result.rate_per_device),
+        format_number(result.claimed_per_device),
+        format_number(result.get_metric("step_time_ms")),
+        format_number(result.get_metric("steps")),
+        format_percent(result.get_metric("mfu")),
+        format_percent(result.get_metric("claimed_mfu")),
+        format_number(claimed_tflops),
+        result.get_text("tag.claims_flops"),
+        format_number(memory),
+        "; ".join(result.contradictions),
+        result.get_text("tag.notes"),
+        " ".join(text for text in executed if text.partition("=")[0] not in IDENTIFYING),
+    ]
+
+
+def list_contradictions(runs: pd.DataFrame) -> Iterator[list[str]]:
+    """Yield the cells of every contradiction of every result."""
+    for result in list_results(runs):
+        rates = [format_number(result.rate_per_device), format_number(result.claimed_per_device)]
+        for contradiction in result.contradictions:
+            yield [result.name, result.get_text("tag.device"), *rates, contradiction]

@@ -1,0 +1,322 @@
+"""The best result of each device for each kind of work. Results of different work are never ranked together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sweeper.common.format import format_number
+from sweeper.metrics.derivation import first_known
+
+# The part of a work's identity that has columns of its own in tables.
+MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
+# The identity of a trial that recorded none, as 0.1 did: its columns in a table of trials.
+UNRECORDED_WORK_COLUMNS = {
+    "workload": "workload",
+    "model": "param.model",
+    "sequence_length": "param.sequence_length",
+    "type": "tag.dtype",
+    "statistic": "param.statistic",
+    "cache": "param.cache",
+}
+# Prefixes of the metrics that are proportional to a trial's speed: the rates, their intervals and their per-GPU values.
+RATES = ("tokens_per_s", "tflops", "gb_per_s", "bus_gb_s", "score", "mfu", "hfu", "mamf_utilization", "bandwidth_util")
+# The metrics that measure speed, with their units. Work is judged by the first of these that its trials have.
+SPEED_UNITS = {
+    "tokens_per_s": "tokens/s",
+    "tflops": "TFLOP/s",
+    "gb_per_s": "GB/s",
+    "bus_gb_s": "GB/s",
+    "score": "score",
+}
+
+
+@dataclass(frozen=True)
+class MeasuredValue:
+    """A measured value and the bounds of its 95% interval, NaN without an interval."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def has_interval(self) -> bool:
+        return not (math.isnan(self.low) or math.isnan(self.high))
+
+    @property
+    def error_below(self) -> float:
+        """Return the distance from the value to the lower end of the interval."""
+        return self.value - self.low
+
+    @property
+    def error_above(self) -> float:
+        """Return the distance from the value to the upper end of the interval."""
+        return self.high - self.value
+
+    def divide(self, count: int) -> MeasuredValue:
+        """Return the value per device of `count` devices."""
+        return MeasuredValue(self.value / count, self.low / count, self.high / count)
+
+    def __str__(self) -> str:
+        interval = f" ({format_number(self.low)} to {format_number(self.high)})" if self.has_interval else ""
+        return format_number(self.value) + interval
+
+
+@dataclass(frozen=True)
+class BestResult:
+    """The best trial of a platform (a device and how many of them) for one kind of work.
+
+    Attributes:
+        work: the identity of the work: results that differ in it are neither ranked nor divided.
+        speed_metric: the metric that the trials are ranked by, one of `SPEED_UNITS`.
+        speed: its value of the best trial.
+        trial: the row of the best trial.
+        trials: the rows that the best trial was chosen from.
+        rounds: rounds of the finals that the values are the mean of; 0 if they are of a single trial.
+    """
+
+    work: dict[str, str]
+    device: str
+    devices: int
+    speed_metric: str
+    speed: MeasuredValue
+    trial: pd.Series
+    trials: pd.DataFrame
+    rounds: int = 0
+
+    @property
+    def platform(self) -> str:
+        """The device's name, with the number of devices if there are several; on a CPU that of its processes."""
+        if self.devices > 1 and self.is_cpu:
+            return f"{self.device}, {self.devices} processes"
+        return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the trials ran on a CPU, where a rank is a process and no device of its own."""
+        return bool(self.trial.get("tag.hardware") == "cpu")
+
+    @property
+    def rank_noun(self) -> str:
+        """What a rank runs on: a GPU, or a process on a CPU."""
+        return "process" if self.is_cpu else "GPU"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that the best trial has, by name."""
+        names = [str(column) for column in self.trial.index if str(column).startswith("metric.")]
+        values = {name.removeprefix("metric."): float(self.trial[name]) for name in names}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
+
+    def get_metric(self, name: str) -> float:
+        """Return a metric of the best trial, NaN if it has none of this name."""
+        return float(self.trial.get(f"metric.{name}", math.nan))
+
+    def get_first_metric(self, names: Sequence[str]) -> float:
+        """Return the first of these metrics that the best trial has, else NaN."""
+        return first_known(map(self.get_metric, names))
+
+
+def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
+    """Group results that share an axis: of equal work and speed metric, under a name of the work."""
+    groups: dict[str, list[BestResult]] = {}
+    for result, label in zip(results, label_works([result.work for result in results]), strict=True):
+        unit = [] if result.speed_metric == "tokens_per_s" else [f"({SPEED_UNITS[result.speed_metric]})"]
+        groups.setdefault(" ".join([label, *unit]), []).append(result)
+    return groups
+
+
+def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a label for each work, which differs for different works: its main values and those that tell it apart."""
+    labels = []
+    for work, details in zip(works, list_distinctions(works), strict=True):
+        main = [work[name] for name in MAIN_WORK_NAMES if name in work]
+        labels.append(" ".join([*main, *(f"{name}={value}" for name, value in details.items())]))
+    return labels
+
+
+def list_distinctions(works: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return for each work the values, beside the main ones, in which works of the same workload differ."""
+    distinctions = []
+    for work in works:
+        same_workload = [other for other in works if other.get("workload") == work.get("workload")]
+        names = [name for name in work if name not in MAIN_WORK_NAMES]
+        differing = [name for name in names if len({other.get(name) for other in same_workload}) > 1]
+        distinctions.append({name: work[name] for name in differing})
+    return distinctions
+
+
+def sort_by_platform(results: Sequence[BestResult]) -> list[BestResult]:
+    """Return the results ordered by device and number of devices."""
+    return sorted(results, key=lambda result: (result.device, result.devices))
+
+
+def find_speed_metric(trials: pd.DataFrame) -> str | None:
+    """Return the metric that these trials are judged by, None if they have no speed."""
+    return next(
+        (name for name in SPEED_UNITS if f"metric.{name}" in trials and trials[f"metric.{name}"].notna().any()), None
+    )
+
+
+def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the complete trials."""
+    return trials[trials["tag.outcome"] == "complete"] if len(trials) else trials
+
+
+def read_work(row: Any) -> dict[str, str]:
+    """Return the identity of a trial's work. What the trial does not record is left out."""
+    recorded = row.get("tag.work")
+    if isinstance(recorded, str):
+        return {str(name): str(value) for name, value in json.loads(recorded).items()}
+    values = {name: row.get(column) for name, column in UNRECORDED_WORK_COLUMNS.items()}
+    return {name: value for name, value in values.items() if isinstance(value, str) and value}
+
+
+def read_value(row: Any, metric: str) -> MeasuredValue:
+    """Return a metric of a trial with its interval, NaN where the trial has none."""
+    values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
+    return MeasuredValue(*(float(value) for value in values))
+
+
+def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
+    """Return the best result for each device, number of devices and kind of work, the fastest of each work first.
+
+    Trials beyond a limit of their sweep have no rank.
+    """
+    complete = select_complete(trials)
+    if "is_beyond_limit" in complete:
+        complete = complete[~complete["is_beyond_limit"].astype(bool)]
+    if not len(complete):
+        return []
+    results = []
+    for rows in _group_by_platform_and_work(complete):
+        group = complete.iloc[rows]
+        metric = find_speed_metric(group)
+        if metric is None:
+            continue
+        ranked = group[group[f"metric.{metric}"].notna()]
+        best, rounds = _select_best(ranked, metric)
+        device, devices = _read_platform(best)
+        results.append(
+            BestResult(
+                work=read_work(best),
+                device=device,
+                devices=devices,
+                speed_metric=metric,
+                speed=read_value(best, metric),
+                trial=best,
+                trials=ranked,
+                rounds=rounds,
+            )
+        )
+    return sorted(results, key=_sort_key)
+
+
+def _sort_key(result: BestResult) -> tuple[list[str], list[tuple[str, str]], str, float]:
+    main = [result.work.get(name, "") for name in MAIN_WORK_NAMES]
+    return main, sorted(result.work.items()), result.speed_metric, -result.speed.value
+
+
+def _group_by_platform_and_work(trials: pd.DataFrame) -> list[list[int]]:
+    """Return the positions of the trials of each platform and kind of work."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, row in enumerate(trials.to_dict("records")):
+        groups.setdefault((tuple(sorted(read_work(row).items())), *_read_platform(row)), []).append(position)
+    return list(groups.values())
+
+
+def _read_platform(row: Any) -> tuple[str, int]:
+    """Return the device's name and the number of devices."""
+    device = row.get("tag.device")
+    count = row.get("param.sweep.gpus")
+    return device if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
+
+
+def _select_best(ranked: pd.DataFrame, metric: str) -> tuple[pd.Series, int]:
+    """Return the best of these trials and the rounds of the finals that it won, 0 if it won none."""
+    best = ranked.iloc[int(rank_speeds(ranked, metric).to_numpy().argmax())].copy()
+    if not _won_finals(ranked.loc[[best.name]], metric).iloc[0]:
+        return best, 0
+    return _apply_finals(best, metric), int(best["final.rounds"])
+
+
+def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
+    """Return the speeds that trials are ranked by.
+
+    Of a sweep with finals the winner counts, with its values there: the best of many single trials was chosen for its
+    luck. A single trial of another sweep counts beside it with the low end of its interval.
+    """
+    speeds = ranked[f"metric.{metric}"].astype(float)
+    is_winner = _won_finals(ranked, metric)
+    if not is_winner.any():
+        return speeds
+    if f"metric.{metric}_ci_low" in ranked:
+        speeds = ranked[f"metric.{metric}_ci_low"].astype(float).fillna(speeds)
+    has_finals = ranked["tag.sweeper.study"].isin(ranked.loc[is_winner, "tag.sweeper.study"])
+    return speeds.mask(has_finals, ranked["final.value"].where(is_winner, -math.inf).astype(float))
+
+
+def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
+    """Return for each trial whether it won its sweep's finals; with several objectives, whether it was in them."""
+    if "final.speed" not in trials:
+        return pd.Series(False, trials.index)
+    return (trials["final.speed"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
+
+
+def _apply_finals(best: pd.Series, metric: str) -> pd.Series:
+    """Replace the rates of a single trial, their intervals and its step time by those of its rounds in the finals."""
+    factor = best["final.value"] / best[f"metric.{metric}"]
+    prefixes = tuple(f"metric.{rate}" for rate in RATES)
+    for column in best.index:  # at equal work all rates of the burst change by the same factor
+        if column.startswith(prefixes) and "sustained" not in column:
+            best[column] *= factor
+    if "metric.step_time_ms" in best:
+        best["metric.step_time_ms"] /= factor
+    for rate in RATES:
+        for bound in ("low", "high"):
+            if f"metric.{rate}_ci_{bound}" in best or rate == metric:
+                best[f"metric.{rate}_ci_{bound}"] = (
+                    best[f"metric.{rate}"] * best[f"final.{bound}"] / best["final.value"]
+                )
+    return best
+
+
+def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the trials of each kind of work, under the values in which it differs from the other kinds.
+
+    A trial that is not complete may record less of its work: it is included in every kind that it may belong to.
+    """
+    rows_by_work: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for position, row in enumerate(trials.to_dict("records")):
+        rows_by_work.setdefault(tuple(read_work(row).items()), []).append(position)
+    complete = set(select_complete(trials).index)
+    kinds = [dict(work) for work, rows in rows_by_work.items() if complete & set(trials.index[rows])]
+    for kind in kinds:
+        positions = [
+            position for work, rows in rows_by_work.items() if _may_be(dict(work), kind, kinds) for position in rows
+        ]
+        distinct = [name for name in kind if len({other.get(name) for other in kinds}) > 1]
+        label = " ".join(kind[name] if name in MAIN_WORK_NAMES else f"{name}={kind[name]}" for name in distinct)
+        yield label, trials.iloc[sorted(positions)]
+
+
+def _may_be(work: dict[str, str], kind: dict[str, str], kinds: Sequence[dict[str, str]]) -> bool:
+    """Return whether `work` is of this kind, or is none of the kinds and contradicts this one in nothing."""
+    return work == kind or (work not in kinds and all(kind.get(name) == value for name, value in work.items()))
+
+
+def describe_differences(work: dict[str, str], other: dict[str, str]) -> list[str]:
+    """Return a text for each value in which two kinds of work differ."""
+    names = [name for name in {**work, **other} if work.get(name) != other.get(name)]
+    return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
+
+
+def list_varying_parameters(trials: pd.DataFrame) -> list[str]:
+    """Return the names of the parameters that are not the same for all trials."""
+    columns = [c for c in map(str, trials.columns) if c.startswith("param.") and not c.startswith("param.sweep.")]
+    return [column.removeprefix("param.") for column in columns if trials[column].nunique(dropna=False) > 1]

@@ -1,0 +1,268 @@
+"""Whether new runs are slower than earlier ones, and how many more runs it takes to tell.
+
+A run is a whole sweep: processes of its own, at a time of its own. The model is that of random effects: the logarithm
+of a run's value is the level of its group (the earlier runs, the new ones), plus the run's deviation from it, plus the
+error that the run's own interval shows. The deviations of both groups have one standard deviation, the spread between
+runs. As long as the groups have fewer than MEASURED_FROM degrees of freedom (runs, less one a group) it is assumed,
+unless the runs contradict that. From then on it is measured, and the limits are Student's.
+
+A verdict may be taken after every run. One look at equal runs calls them slower in FALSE_ALARM of cases. Successive
+looks share their runs, so that all of them together stay at 1% or less. `benchmarks/track.py` measures this, and how
+often a loss is found with as many runs as are requested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from itertools import chain
+
+import numpy as np
+
+from sweeper.metrics.intervals import Interval, Z, exact_student_quantile
+from workloads.api.errors import UserInputError
+
+FALSE_ALARM = 0.0005  # of one look
+LAST_MISS = 0.05  # of a look with as many runs as were planned
+EARLY_MISS = 0.01  # of one with fewer
+DETECTED_OVER_THRESHOLD = 1.5
+# With 10 degrees of freedom the estimate is within 23% in two of three cases; Student's limit is 4.6 instead of 3.3.
+MEASURED_FROM = 10
+CONTRADICTED_AT = 0.01  # how seldom runs of the assumed spread differ by so much
+MOST_NEW_RUNS = 20  # of which alone it asks; with more, further earlier runs save some
+MOST_RUNS = 500
+
+
+class Verdict(StrEnum):
+    """Whether new runs are slower than earlier ones."""
+
+    NOT_SLOWER = "not slower"
+    SLOWER = "slower"
+    CANNOT_BE_TOLD = "cannot be told"
+
+
+EXIT_CODES = {Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdict.CANNOT_BE_TOLD: 3}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: the logarithm of its value, and the variance of that by the run's own interval, NaN without one."""
+
+    logarithm: float
+    variance: float = math.nan
+
+
+@dataclass(frozen=True)
+class Gate:
+    """When runs count as slower.
+
+    Attributes:
+        threshold: the fraction of the speed that may be lost.
+        between_runs: the standard deviation of equal runs, as a fraction, while they are too few to measure it.
+    """
+
+    threshold: float = 0.02
+    between_runs: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise UserInputError(f"--threshold {self.threshold:g}: must be above 0 and below 1, such as 0.02")
+        if not 0 <= self.between_runs < 1:
+            raise UserInputError(f"--between-runs {self.between_runs:g}: must be 0 or above and below 1, such as 0.02")
+
+    @property
+    def tolerated(self) -> float:
+        """The threshold as a logarithm."""
+        return -math.log1p(-self.threshold)
+
+    @property
+    def detected(self) -> float:
+        """The loss that is found in 90% of cases, as a logarithm."""
+        return DETECTED_OVER_THRESHOLD * self.tolerated
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation between runs.
+
+    Attributes:
+        value: of the logarithms.
+        errors: the mean variance of the runs' own errors, of the earlier ones and of the new ones.
+        degrees_of_freedom: of its measurement; infinite where it is assumed.
+    """
+
+    value: float
+    errors: tuple[float, float]
+    degrees_of_freedom: float = math.inf
+
+    @property
+    def is_assumed(self) -> bool:
+        return math.isinf(self.degrees_of_freedom)
+
+    def error_of_difference(self, earlier: int, new: int) -> float:
+        """Return the standard error of the difference between the levels of so many runs."""
+        runs = zip(self.errors, (earlier, new), strict=True)
+        return math.sqrt(sum((self.value**2 + error) / count for error, count in runs))
+
+    def quantile(self, tail: float) -> float:
+        return exact_student_quantile(1 - tail, self.degrees_of_freedom)
+
+    def with_runs(self, more: int) -> Spread:
+        """Return the spread as so many more runs would measure it again."""
+        return self if self.is_assumed else replace(self, degrees_of_freedom=self.degrees_of_freedom + more)
+
+    def decides(self, earlier: int, new: int, gate: Gate) -> bool:
+        """Return whether so many runs give a verdict, whatever their values are."""
+        error = self.error_of_difference(earlier, new)
+        finds = error * self.quantile(FALSE_ALARM) <= gate.tolerated
+        return finds and error * self.quantile(LAST_MISS) <= gate.detected - gate.tolerated
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """New runs against earlier ones.
+
+    Attributes:
+        ratio: of the new level to the earlier one, with the 95% interval that includes the spread between runs.
+        more_new: how many more new runs a verdict needs; 0 with a verdict.
+        more_earlier: how many more runs of what the earlier ones measured.
+    """
+
+    verdict: Verdict
+    ratio: Interval
+    spread: Spread
+    more_new: int = 0
+    more_earlier: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What two groups of runs, the earlier and the new ones, show of the spread between runs.
+
+    Attributes:
+        counts: of runs.
+        errors: the mean variance of the runs' own errors; NaN where a run has no interval.
+        squares: the sum of the squared distances from the means of the groups.
+    """
+
+    counts: tuple[int, int]
+    errors: tuple[float, float]
+    squares: float
+
+    @property
+    def degrees_of_freedom(self) -> int:
+        return sum(self.counts) - 2
+
+    @property
+    def known_errors(self) -> tuple[float, float]:
+        """The errors, zero where they are unknown: a measured spread includes them."""
+        earlier, new = (0.0 if math.isnan(error) else error for error in self.errors)
+        return earlier, new
+
+    def measure_spread(self) -> Spread:
+        """Return the spread between runs without their own errors."""
+        freedom = self.degrees_of_freedom
+        inside = sum((count - 1) * error for count, error in zip(self.counts, self.known_errors, strict=True))
+        return Spread(math.sqrt(max(0.0, (self.squares - inside) / freedom)), self.known_errors, freedom)
+
+    def contradicts(self, assumed: float) -> bool:
+        """Return whether runs of the assumed spread would hardly differ by so much."""
+        if not self.degrees_of_freedom:
+            return False
+        total = assumed**2 + max(self.known_errors)
+        return self.squares > total * _chi_squared_limit(self.degrees_of_freedom)
+
+
+@cache
+def _chi_squared_limit(degrees_of_freedom: int) -> float:
+    from scipy.stats import chi2  # takes a second to import
+
+    return float(chi2.isf(CONTRADICTED_AT, degrees_of_freedom))
+
+
+def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
+    """Return the run of a value with its 95% interval, NaN without one.
+
+    The interval is taken for a normal one. Student's of a few rounds is wider, which errs on the safe side. A value
+    that is not positive has no logarithm: its run decides nothing.
+    """
+    if not value > 0:
+        return Run(math.nan)
+    logarithm = -math.log(value) if less_is_better else math.log(value)
+    return Run(logarithm, (math.log(high / low) / (2 * Z)) ** 2 if 0 < low <= high else math.nan)
+
+
+def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comparison:
+    """Compare new runs with earlier ones, at least one of each."""
+    before, after = (float(np.mean([run.logarithm for run in group])) for group in (earlier, new))
+    sample = _summarize(earlier, new)
+    change, spread = after - before, estimate_spread(sample, gate.between_runs)
+    error = spread.error_of_difference(*sample.counts)
+    half_width = spread.quantile(0.025) * error
+    ratio = Interval(*(math.exp(change + x) for x in (0, -half_width, half_width)))
+    verdict = _judge(change, sample, spread, gate)
+    if verdict is not Verdict.CANNOT_BE_TOLD:
+        return Comparison(verdict, ratio, spread)
+    more_earlier, more_new = count_more_runs(sample, gate)
+    return Comparison(verdict, ratio, spread, more_new, more_earlier)
+
+
+def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
+    """Return the comparison whose verdict decides for several: slower, else one that cannot be told; None of none."""
+    order = (Verdict.SLOWER, Verdict.CANNOT_BE_TOLD, Verdict.NOT_SLOWER)
+    return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
+
+
+def _summarize(earlier: Sequence[Run], new: Sequence[Run]) -> Sample:
+    logarithms = [np.array([run.logarithm for run in group]) for group in (earlier, new)]
+    errors = [float(np.mean([run.variance for run in group])) for group in (earlier, new)]
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
+    return Sample((len(earlier), len(new)), (errors[0], errors[1]), squares)
+
+
+def _judge(change: float, sample: Sample, spread: Spread, gate: Gate) -> Verdict:
+    """Return the verdict on a change of the logarithm; an unknown error decides nothing."""
+    error = spread.error_of_difference(*sample.counts)
+    if change < -gate.tolerated and change < -error * spread.quantile(FALSE_ALARM):
+        return Verdict.SLOWER
+    miss = LAST_MISS if spread.decides(*sample.counts, gate) else EARLY_MISS
+    if change >= -gate.tolerated and change - error * spread.quantile(miss) >= -gate.detected:
+        return Verdict.NOT_SLOWER
+    return Verdict.CANNOT_BE_TOLD
+
+
+def estimate_spread(sample: Sample, assumed: float) -> Spread:
+    """Return the spread between runs: measured from enough of them, else the assumed one."""
+    if sample.degrees_of_freedom >= MEASURED_FROM or sample.contradicts(assumed):
+        return sample.measure_spread()
+    return Spread(assumed, sample.errors)
+
+
+def count_more_runs(sample: Sample, gate: Gate) -> tuple[int, int]:
+    """Return how many more earlier and new runs to make before the next look.
+
+    They are as many as a verdict needs by the present spread. While that is assumed they are at most as many as it
+    takes to measure it. New ones alone are preferred, since what the earlier runs measured is seldom at hand.
+    """
+    spread = replace(estimate_spread(sample, gate.between_runs), errors=sample.known_errors)
+    more_earlier, more_new = _plan(sample.counts, spread, gate)
+    missing = MEASURED_FROM - sample.degrees_of_freedom
+    if spread.is_assumed and more_earlier + more_new > missing:
+        more_new = math.ceil(missing * more_new / (more_earlier + more_new))
+        more_earlier = missing - more_new
+    return more_earlier, more_new
+
+
+def _plan(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
+    """Return the fewest more runs, earlier and new ones, with which this spread decides."""
+    earlier, new = counts
+    alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
+    of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))
+    for more_earlier, more_new in chain(alone, of_both):
+        more = more_earlier + more_new
+        if spread.with_runs(more).decides(earlier + more_earlier, new + more_new, gate):
+            return more_earlier, more_new
+    return MOST_RUNS, MOST_RUNS

@@ -1,0 +1,254 @@
+"""The sweeps of a results directory, read from their folders while their drivers may be writing to them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.metrics.criteria import Criteria
+from sweeper.results.description import SweepDescription, read_description
+from sweeper.search.front import Front, measure_front, measured_interval
+from workloads.api.errors import UserInputError, suggest
+
+JOURNAL = "study.journal"
+RECORD = "record"  # as in `search.journal`, which takes a second to import
+State = Literal["running", "interrupted", "finished"]
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best trial of a sweep so far, and its objective; NaN where there is no interval.
+
+    Attributes:
+        others: of several objectives, those beside the leading one, by metric.
+    """
+
+    trial: int
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    rounds: int = 0
+    others: Mapping[str, float] = field(default_factory=dict)
+
+
+class JournalTail:
+    """Reads a journal from its start, and later what was appended since. It never writes.
+
+    Attributes:
+        created: trials that were created so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self.created = 0
+
+    def read(self) -> list[TrialRecord]:
+        """Return the records of the trials that have ended since the last call. An incomplete last line is left.
+
+        Raises:
+            UserInputError: a line is damaged.
+        """
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            text = file.read()
+        end = text.rfind(b"\n") + 1
+        self._position += end
+        records = []
+        for line in text[:end].splitlines():
+            try:
+                entry = json.loads(line)
+                self.created += "distributions" in entry  # what the journal writes of a new trial
+                fields = entry.get("user_attr", {}).get(RECORD)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is no entry of a journal") from error
+            if fields:
+                # Sweeps that an earlier version began have the record's JSON as a text.
+                records.append(TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields))
+        return records
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """A sweep on disk."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def description(self) -> SweepDescription | None:
+        """What the sweep measures; None where version 0.1, or a development version of 0.2, ran it."""
+        return read_description(self.folder)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a driver, or the recording process that it has left, holds the sweep's lock."""
+        try:
+            with (self.folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    @property
+    def state(self) -> State:
+        if self.is_running:
+            return "running"
+        end = self.description.end if self.description else None
+        return "finished" if end is not None and end.is_over else "interrupted"
+
+    @property
+    def driver(self) -> str:
+        """The process id that holds the lock; empty if none does."""
+        return (self.folder / "lock").read_text().strip() if self.is_running else ""
+
+    @cached_property
+    def records(self) -> dict[int, TrialRecord]:
+        """The records of all trials that have ended, by number."""
+        return {record.number: record for record in JournalTail(self.folder / JOURNAL).read()}
+
+    @property
+    def current_records(self) -> list[TrialRecord]:
+        """The records that no retry has replaced."""
+        replaced = _replaced(self.records.values())
+        return [record for record in self.records.values() if record.number not in replaced]
+
+    @property
+    def changed_at_s(self) -> float:
+        """When the sweep last recorded something, in seconds since 1970."""
+        return max((_modified_s(self.folder / name) for name in (JOURNAL, "sweep.json", "lock")), default=0.0)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its files on disk. MLflow's store, which sweeps share, is not among them."""
+        return sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    @property
+    def winner(self) -> Winner | None:
+        """The winner; of a sweep that has not ended in order, the best trial of its search so far."""
+        if self.description is None:
+            return None
+        if self.front is not None:
+            return front_value(self.front, self.front.leader, self.description.criteria) if self.front.leader else None
+        end = self.description.end
+        if end is None:
+            ranked = rank_searched(self.records, self.description)
+            return measured_value(ranked[0], self.description.criteria) if ranked else None
+        if end.winner is None or end.value is None:
+            return None
+        bounds = [math.nan if bound is None else bound for bound in (end.low, end.high)]
+        return Winner(end.winner, end.value, bounds[0], bounds[1], end.rounds)
+
+    @cached_property
+    def front(self) -> Front | None:
+        """The front of several objectives so far; None with one, or without a ranked trial."""
+        description = self.description
+        if description is None or not description.criteria.has_front:
+            return None
+        ranked = rank_searched(self.records, description)
+        return measure_front(
+            ranked, self.current_records, description.criteria, int(description.config["finals"]["top"])
+        )
+
+    @property
+    def front_size(self) -> int:
+        """How many trials are on the front; 0 with one objective. The trials of an ended sweep are not read for it."""
+        end = self.description.end if self.description else None
+        if end is not None and end.front is not None:
+            return len(end.front)
+        return len(self.front.numbers) if self.front else 0
+
+    def read_trial(self, number: int) -> TrialRecord:
+        """Return the record of a trial.
+
+        Raises:
+            UserInputError: no such trial has ended.
+        """
+        if number not in self.records:
+            last = f"0 to {max(self.records)}" if self.records else "none"
+            raise UserInputError(f"--trial {number}: {self.name} has no such trial. Available: {last}")
+        return self.records[number]
+
+
+def rank_searched(records: Mapping[int, TrialRecord], description: SweepDescription) -> list[TrialRecord]:
+    """Return the complete trials of the search, the best first; without those that a retry has replaced."""
+    replaced = _replaced(records.values())
+    searched = [record for record in records.values() if not record.remeasurement and record.number not in replaced]
+    return description.criteria.rank(searched)
+
+
+def _replaced(records: Iterable[TrialRecord]) -> set[int]:
+    """Return the numbers of the trials that a retry has replaced."""
+    return {record.retry.trial for record in records if record.retry and record.status is not TrialStatus.CANCELLED}
+
+
+def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
+    """Return the objectives of a single trial, the leading one with its interval."""
+    first, *others = criteria.metrics
+    values = {name: record.metrics[name] for name in others}
+    return Winner(record.number, *measured_interval(record, first).bounds, others=values)
+
+
+def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner:
+    """Return the objectives of a trial: of a point that was measured again the means of its rounds."""
+    for point in front.certified:
+        if point.trial.number == record.number:
+            first, *others = point.values.items()
+            values = {name: value.value for name, value in others}
+            return Winner(record.number, *first[1].bounds, rounds=point.rounds, others=values)
+    return measured_value(record, criteria)
+
+
+def find_sweeps(directory: Path) -> list[StoredSweep]:
+    """Return the sweeps of a results directory, the last one first."""
+    sweeps = [StoredSweep(path) for path in _folders(directory)]
+    return sorted(sweeps, key=lambda sweep: sweep.changed_at_s, reverse=True)
+
+
+def find_sweep(directory: Path, name: str | None = None, *, option: str = "") -> StoredSweep:
+    """Return the sweep of this name, or the last one. `option` stands before the name in messages.
+
+    Raises:
+        UserInputError: there is no such sweep.
+    """
+    sweeps = find_sweeps(directory)
+    if not sweeps:
+        raise UserInputError(f"--dir {directory}: there is no sweep; `python -m sweeper` runs one")
+    if name is None:
+        return sweeps[0]
+    for sweep in sweeps:
+        if sweep.name == name:
+            return sweep
+    raise UserInputError(f"{option}{name}: there is no such sweep. {suggest(name, _names(sweeps))}")
+
+
+def _names(sweeps: Sequence[StoredSweep]) -> list[str]:
+    return [sweep.name for sweep in sweeps]
+
+
+def _folders(directory: Path) -> Iterator[Path]:
+    """Yield the folders of sweeps; Hydra keeps its own below one that begins with a dot."""
+    root: Any = directory / "sweeps"
+    if root.is_dir():
+        yield from (path for path in root.iterdir() if path.is_dir() and (path / "lock").exists())
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,79 @@
+"""The command and the YAML file that run one trial again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from sweeper.cli.arguments import parse_arguments
+from sweeper.cli.composition import compose_sweeps
+from sweeper.commands.best.command_line import command_words, overrides_file
+from sweeper.config import space as spaces
+from sweeper.config.resolution import ResolvedConfig
+from tests.support.factories import sweep_description, trial_record
+
+TEXTS = ["a,b", "choice(1,2)", "it's", 'a "b" c', "a\\", "true", "${HOME}", "null", "10", "[1]", "", " b", "a=b", "é"]
+
+
+@pytest.fixture(autouse=True)
+def argv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sweeper"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+
+def resolve(words: list[str]) -> ResolvedConfig:
+    GlobalHydra.instance().clear()
+    (sweep,) = compose_sweeps(parse_arguments(words))
+    return sweep.resolve()
+
+
+def constants(resolved: ResolvedConfig) -> dict[str, Any]:
+    return spaces.parse(resolved.config.space, "cpu").constants
+
+
+def test_values_are_read_back_as_they_were(tmp_path: Path) -> None:
+    values = [*TEXTS, 3, 0.1, 1e-30, 2.5e20, True, None]
+    params = {f"p{n}": value for n, value in enumerate(values)} | {f"env.V{n}": value for n, value in enumerate(TEXTS)}
+    description = sweep_description(["python", "-m", "sweeper", "workload=probe"])
+    record = trial_record(params=params)
+    folder = tmp_path / "workload"
+    folder.mkdir()
+    (folder / "best.yaml").write_text(overrides_file(description, record, "trial 0", tmp_path))
+    as_file = [f"--config-dir={tmp_path}", "workload=best", "hardware=cpu", "search=grid"]
+    for words in (command_words(description, record)[3:], as_file):
+        read = constants(resolve(words))
+        different = {
+            name: read[name] for name, value in params.items() if (read[name], type(read[name])) != (value, type(value))
+        }
+        assert not different
+
+
+def test_the_command_keeps_what_was_typed_and_fixes_the_space() -> None:
+    typed = ["--config-dir", "my", "workload=tuner", "trial.timeout_s=9", "~space.y", "space.x=1,2", "budget.trials=9"]
+    typed += ["search=gp", "search.pruner=median", "finals.top=9", "name=a", "retry=all", "gpus=all", "hardware=auto"]
+    words = command_words(sweep_description(["sweeper", *typed]), trial_record(params={"x": 2}))
+    kept = ["sweeper", "--config-dir=my", "workload=tuner", "trial.timeout_s=9"]
+    assert words == [*kept, "hardware=cpu", "gpus=1", "space.seed=0", "space.x=2", "search=grid", "finals.top=0"]
+
+
+def test_a_commands_settings_stand_in_the_file(tmp_path: Path) -> None:
+    """They may come from a file of the user's that changes; what a shell expands reaches it."""
+    settings = {"run": "echo ${HOME} {x}", "environment": {"A": "${B}"}, "steps": 4, "directory": str(tmp_path)}
+    description = replace(sweep_description(["sweeper"]), settings=settings)
+    description = replace(
+        description, config={**description.config, "workload": {"name": "command", "objective": "loss"}}
+    )
+    folder = tmp_path / "workload"
+    folder.mkdir()
+    record = trial_record(params={"x": 2})
+    description = replace(description, constants={})
+    (folder / "best.yaml").write_text(overrides_file(description, record, "trial 0", tmp_path))
+    resolved = resolve([f"--config-dir={tmp_path}", "workload=best", "hardware=cpu", "search=grid"])
+    assert resolved.settings is not None
+    assert {name: resolved.settings[name] for name in settings} == settings
+    assert constants(resolved) == {"x": 2} and resolved.config.finals.top == 0

@@ -1,0 +1,139 @@
+"""Tests of the doctor: problems of nodes, GPUs and stores are reported with a remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from sweeper.commands.doctor.checks import check_gpu, check_nodes, check_store
+from tests.conftest import REPOSITORY, Workspace, environment
+from workloads.api import host
+from workloads.api.contract import Infeasible, Rank
+from workloads.api.node_state import read_node_state
+from workloads.api.trial import run_trial
+
+GPU = {
+    "number": 0,
+    "vendor": "nvidia",
+    "responds": True,
+    "name": "NVIDIA H200",
+    "driver": "580.1",
+    "used_gib": 0.5,
+    "power_limit_w": 700.0,
+}
+GPU |= {"power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980, "uncorrected_errors": 0}
+
+
+def node_state(node: str = "n0", **changes: Any) -> dict[str, Any]:
+    """Return the state of a healthy node, with `changes`."""
+    healthy = {
+        "node": node,
+        "versions": {"torch": "2.13", "ray": "2.60"},
+        "kernel": {"release": "6.8", "numa_balancing": "1", "command_line": [], "is_guest": False},
+        "cpus": 8,
+        "shared_gib": 16.0,
+        "free_gib": 64.0,
+        "disk_gib": 100.0,
+        "gpus": [GPU],
+    }
+    return healthy | changes
+
+
+def test_healthy_equal_nodes_have_no_findings() -> None:
+    assert list(check_nodes([node_state("n0"), node_state("n1")])) == []
+
+
+@pytest.mark.parametrize(
+    ("node_states", "location", "problem"),
+    [
+        ([node_state(shared_gib=0.06)], "n0", "/dev/shm has 0.1 GiB"),
+        ([node_state(free_gib=1.0)], "n0", "1.0 GiB of memory"),
+        ([node_state(disk_gib=1.0)], "n0", "1.0 GiB of disk"),
+        (
+            [node_state("a"), node_state("b"), node_state("c", versions={"torch": "2.11", "ray": "2.60"})],
+            "nodes",
+            "torch is 2.13 on most nodes, but c 2.11",
+        ),
+        (
+            [node_state("a"), node_state("b"), node_state("c", gpus=[GPU | {"driver": "570.2"}])],
+            "nodes",
+            "driver is 580.1 on most nodes, but c 570.2",
+        ),
+        ([node_state("a"), node_state("b"), node_state("c", gpus=[GPU, GPU])], "nodes", "c 2 x NVIDIA H200"),
+    ],
+    ids=["shared", "memory", "disk", "version", "driver", "gpus"],
+)
+def test_a_problem_of_a_node_and_a_difference_between_nodes_are_reported(
+    node_states: list[dict[str, Any]], location: str, problem: str
+) -> None:
+    (finding,) = check_nodes(node_states)
+    assert finding.location == location and problem in finding.problem and finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"used_gib": 40.0}, "40.0 GiB of its memory are in use"),
+        ({"power_limit_w": 450.0}, "450 W of 700 W"),
+        ({"clock_limit_mhz": 1200}, "1200 MHz of 1980 MHz"),
+        ({"uncorrected_errors": 3}, "3 uncorrected memory errors"),
+    ],
+)
+def test_a_problem_of_a_gpu_is_reported_and_affects_results(changes: dict[str, Any], problem: str) -> None:
+    (finding,) = check_gpu("n0 GPU 0", GPU | changes)
+    assert problem in finding.problem and finding.affects_results
+
+
+def test_a_store_that_does_not_respond_is_reported() -> None:
+    (finding,) = check_store("http://127.0.0.1:9")
+    assert finding.location == "store" and "nothing answers there" in finding.problem
+
+
+def test_the_state_of_this_machine_is_read() -> None:
+    state = read_node_state(".")
+    assert state["free_gib"] > 0 and state["versions"]["ray"] and state["gpus"] == []
+    assert "nodes" not in {finding.location for finding in check_nodes([state, state])}
+
+
+def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
+    with pytest.raises(Infeasible, match="gpus=2 or more"):
+        run_trial("allreduce", {}, Rank())
+
+
+@pytest.mark.long(27)
+def test_the_command_exercises_this_machine(workspace: Workspace) -> None:
+    command = [sys.executable, "-m", "sweeper", "doctor", "--dir", str(workspace.path)]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=120)
+    assert "at once: mean" in result.stdout and "GB/s per device" in result.stdout, result.stdout + result.stderr
+    assert result.returncode == int("\n! " in result.stdout) and "Traceback" not in result.stderr
+
+
+def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has no handle for the second of three GPUs."""
+    import pynvml
+
+    def get_handle(number: int) -> object:
+        if number == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return number + 1
+
+    def not_supported(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in ("DeviceGetMemoryInfo", "DeviceGetEnforcedPowerLimit", "DeviceGetApplicationsClock"):
+        monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
+    for name in ("DeviceGetTotalEccErrors", "SystemGetDriverVersion", "DeviceGetComputeRunningProcesses"):
+        monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", get_handle)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
+    assert [gpu.name for gpu in host.gpu_identities()] == ["NVIDIA H200", "", "NVIDIA H200"]
+    assert host.node_activity().keys() == {"node_load"}
+    findings = list(check_nodes([read_node_state(".")]))
+    (lost,) = [finding for finding in findings if "GPU 1" in finding.location]
+    assert lost.affects_results and "does not respond" in lost.problem

@@ -1,0 +1,84 @@
+"""`python -m sweeper history` on a real MLflow store and as a user has it: append, compare, list and plot."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sweeper.commands.history import page, reference_file
+from sweeper.tracking.process import Store
+from tests.support import browser
+from tests.support.factories import trial_record
+from tests.support.histories import build_history, new_run, run_track
+
+VALUES = [659.0, 661.0, 658.0, 660.0, 659.5, 648.0, 660.5]
+MEASURED = {"machine_info": {}, "matrix_dtype": "bf16"}
+FIGURE = "document.querySelectorAll('.figure .main-svg .point').length"
+
+
+def write_sweep(folder: Path, name: str, speed: float, status: str = "FINISHED") -> None:
+    """Write a sweep of one trial with an interval of 0.2% to each side."""
+    tags = {"workload": "matmul", "device": "NVIDIA H200", "driver": "570.124", "version.torch": "2.11\n2.12"}
+    parent = {"params": {"m": "choice(…)", "sweep.gpus": 1}, "started_at": name, "tags": tags, "artifacts": {}}
+    store = Store(f"sqlite:///{folder}/mlflow.db", "matmul", f"study of {name}", name, parent)
+    metrics = {"tflops": speed, "tflops_ci_low": 0.998 * speed, "tflops_ci_high": 1.002 * speed}
+    store.write_trial(trial_record(0, {"m": 4096}, metrics=metrics, measurements=[MEASURED]))
+    store.close(status, {}, {}, {}, [])
+
+
+def test_sweeps_are_appended_and_later_ones_are_compared(tmp_path: Path) -> None:
+    for name, speed in {"monday": 660.0, "tuesday": 658.0, "slow": 560.0}.items():
+        write_sweep(tmp_path, name, speed)
+    appended = run_track(tmp_path, "append", "monday")
+    assert (
+        appended.code == 0
+        and appended.out == "monday: 660 TFLOP/s on NVIDIA H200, 1 run at its level\nperformance.json\n"
+    )
+    (run,) = reference_file.read(tmp_path / "performance.json").series[0].runs
+    assert run.versions == {"driver": "570.124", "torch": "2.11, 2.12"} and (run.low, run.high) == (658.68, 661.32)
+    slower = run_track(tmp_path, "--junit", "junit.xml", "--markdown", "summary.md")  # the last sweep
+    assert slower.code == 1 and "matmul bf16 tflops on NVIDIA H200: slower, -15.2%" in slower.out
+    assert "<failure" in (tmp_path / "junit.xml").read_text() and "**slower**" in (tmp_path / "summary.md").read_text()
+    unclear = run_track(tmp_path, "compare", "tuesday")
+    assert unclear.code == 3 and "5 more runs and 5 more of the earlier work needed" in unclear.out
+    assert run_track(tmp_path, "tuesday", "--between-runs", "0.5%").code == 0
+    unknown = run_track(tmp_path, "tusday")
+    assert unknown.code == 2 and "tusday: unknown sweep" in unknown.err and "Did you mean tuesday?" in unknown.err
+    assert "Did you mean append?" in run_track(tmp_path, "apend").err
+
+
+def test_a_narrow_terminal_keeps_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference_file.write(tmp_path / "performance.json", build_history(VALUES))
+    assert re.search(r"matmul bf16 tflops +NVIDIA H200 +658 +TFLOP/s +7 +0.69", run_track(tmp_path, "list").out)
+    monkeypatch.setattr("sweeper.pages.drawing.terminal_width", lambda: 40)
+    narrow = run_track(tmp_path, "list").out
+    table, hidden, _ = narrow.partition("hidden, too narrow: ")
+    assert hidden and "658" in table and all(len(line) <= 40 for line in table.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("h.svg", b"<?xml"), ("h.png", b"\x89PNG"), ("h.html", b"<!doctype html>")]
+)
+def test_a_picture_is_written_in_the_format_of_its_name(tmp_path: Path, name: str, start: bytes) -> None:
+    reference_file.write(tmp_path / "performance.json", build_history(VALUES))
+    assert run_track(tmp_path, "plot", "--out", name).out == f"{name}\n"
+    written = (tmp_path / name).read_bytes()
+    assert written.startswith(start)
+    if name.endswith(".html"):
+        assert b"1: torch 2.11.0 to 2.12.0 (2026-01-03)" in written
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+def test_the_page_fits_any_screen_and_needs_no_network(tmp_path: Path) -> None:
+    longer = build_history(VALUES).append(new_run(1.0).identity, new_run(1.0).run)
+    path = tmp_path / "performance.html"
+    path.write_text(page.build_page(longer, "performance.json"))
+    with browser.open_page() as tab:
+        for width, dark in ((1400, False), (390, True)):
+            tab.open(path.as_uri(), width=width, dark=dark)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert tab.evaluate(FIGURE) >= len(VALUES)
+        assert not tab.errors and all(url.startswith(("file:", "data:", "blob:")) for url in tab.requests)

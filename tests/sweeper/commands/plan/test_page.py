@@ -1,0 +1,71 @@
+"""The page of a plan, in a real browser too."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from sweeper.commands.plan.answer import Answer, answer, scale
+from sweeper.commands.plan.main import run
+from sweeper.commands.plan.page import build_page
+from sweeper.commands.plan.pictures import Bar, Point, draw_bars, draw_scaling
+from sweeper.commands.plan.request import read_request
+from tests.support import browser
+from workloads.api.errors import UserInputError
+
+WORDS = ["model=llama3_8b", "hardware=h100", "gpus=8", "pp=4", "tp=1", "cp=1", "micro_batch=1", "schedule=1f1b"]
+WIDEST = "Math.max(...[...document.querySelectorAll('td, svg, p, dd')].map(part => part.getBoundingClientRect().right))"
+
+
+@pytest.fixture(scope="module")
+def planned() -> Answer:
+    return answer(read_request(WORDS))
+
+
+def test_the_parts_of_a_bar_fill_its_share_of_the_longest() -> None:
+    bars = [Bar("first", {"a": 1.0, "b": 3.0}), Bar("second", {"a": 2.0})]
+    drawn = draw_bars(bars, {"b": "#111", "a": "#222"}, "s", error_share=0.1)
+    assert re.findall(r"<rect x='([\d.]+)%' y='0' width='([\d.]+)%'", drawn) == [
+        ("0.000", "75.000"),
+        ("75.000", "25.000"),
+        ("0.000", "50.000"),
+    ]
+    assert drawn.index("#111") < drawn.index("#222") and "<title>b: 3.0 s</title>" in drawn
+
+
+def test_scaling_is_drawn_over_a_logarithmic_axis_with_its_band() -> None:
+    drawn = draw_scaling([Point(n, 100.0, 90.0, 110.0) for n in (1, 4, 16)], "tokens/s")
+    assert [float(x) for x in re.findall(r"cx='([\d.]+)%'", drawn)] == pytest.approx([4, 49, 94])
+    assert "16 GPUs: 100 tokens/s (90 to 110)" in drawn and "<polygon" in drawn
+
+
+def test_the_page_has_the_plan_and_its_pictures(planned: Answer) -> None:
+    page = build_page(planned, {8: planned.best})
+    for text in ("Where the time goes", "Where the memory goes", "The pipeline", "The given layout and the fastest"):
+        assert f"<h2>{text}</h2>" in page
+    assert "Schedule 1f1b, 8 micro-batches of 256" in page
+    assert page.count("class='pass'") == 2 * 4 * 8  # directions, ranks, micro-batches
+    assert "Scaling" not in page and "http" not in page
+
+
+def test_a_page_that_cannot_be_written_is_named_before_anything_is_planned(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match=r"--html .*plan: no such directory"):
+        run(Namespace(words=["model=nothing"], html=tmp_path / "plan" / "plan.html"))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+def test_the_page_fits_any_screen_and_needs_no_network(planned: Answer, tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    scaling = scale(planned.problem)
+    assert list(scaling) == [2**power for power in range(2, 13)]  # pp=4
+    path.write_text(build_page(planned, scaling))
+    with browser.open_page() as tab:
+        for width, dark in ((1400, False), (390, True)):
+            tab.open(path.as_uri(), width=width, dark=dark)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert tab.evaluate(WIDEST) <= width
+        assert not tab.errors and set(tab.requests) == {path.as_uri()}

@@ -1,0 +1,307 @@
+"""`python -m sweeper plan`: its words, its errors and what it answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeper.commands.plan.answer import answer, search, tokens_of_a_day
+from sweeper.commands.plan.main import run
+from sweeper.commands.plan.problem import TOKENS_PER_STEP, build_problem, default_batch
+from sweeper.commands.plan.request import read_request
+from sweeper.commands.plan.rounding import round_to_band
+from sweeper.preflight.corrections import Correction, Place, keep
+from workloads.api.errors import UserInputError
+from workloads.api.registry import load
+from workloads.models.shapes import MODELS
+from workloads.parallel.estimates import build_job
+from workloads.parallel.layout import Layout, Setting
+
+SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=lama3_8b"], "model=lama3_8b: unknown model 'lama3_8b'.* Did you mean llama3_8b?"),
+        (["hardware=h10"], "hardware=h10: must be one of .*h100"),
+        (
+            ["topology=dgxh100"],
+            "unknown topology 'dgxh100': must be a name or a YAML file. Available: a100.* Did you mean dgx_h100?",
+        ),
+        (["trainer=torchtian"], "trainer=torchtian: .* Did you mean trainer=torchtitan?"),
+        (["precision=fp8"], "precision=fp8: must be one of .*fp8_tensorwise"),
+        (["checkpointing=ful"], "checkpointing=ful: .* Did you mean full?"),
+        (["gpus=0"], "gpus=0: must be at least 1"),
+        (["tp8"], "tp8: not of the form key=value"),
+        (["tpp=8"], "tpp: unknown key. .* Did you mean tp?"),
+        (["gpus=1e9"], "gpus=1000000000: must be at most 1048576"),
+        (["gpus=8", "tp=2", "tp=4"], "tp: given twice, as tp=2 and tp=4"),
+        (["=8"], "=8: not of the form key=value"),
+        (["gpus=16", "tp=16"], "tp 16 does not divide 8 key-value heads"),
+        (["pp=5"], "pp=5 does not divide gpus=8. Divisors: 1, 2, 4, 8"),
+        (["dp_shard=8", "dp_replicate=2"], "dp_replicate=2 x dp_shard=8 = 16 does not divide gpus=8"),
+        (["sharding=zero1"], "sharding=zero1: own does not run it. Allowed with this trainer: none, fsdp2"),
+        (["trainer=megatron", "checkpointing=selective"], "checkpointing=selective: megatron does not run it"),
+        (
+            ["trainer=megatron", "pp=2", "sharding=fsdp2"],
+            "pp=2: megatron does not run it with sharding=fsdp2",
+        ),
+        (["train_tokens=15T"], "train_tokens=15T: must be a number. Write 15e12"),
+        (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
+        (
+            ["model=llama3_405b"],
+            "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB",
+        ),
+        (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed has no such degree; it has to be 1"),
+        (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
+        (["layout=no.toml"], "layout=no.toml: No such file"),
+        (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
+        (["layers_per_stage=8,x"], "layers_per_stage=8,x: must be the layers of each stage, such as 9,7,8,8"),
+        (
+            ["pp=2", "layers_per_stage=8,8,16"],
+            "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2",
+        ),
+        (
+            ["pp=2", "layers_per_stage=15,15"],
+            "layers_per_stage adds up to 30; it needs 32 layers, 1 or more",
+        ),
+        (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
+    ],
+)
+def test_invalid_input_is_named_in_a_line(words: list[str], message: str) -> None:
+    changed = [word.split("=")[0] for word in words]
+    kept = [word for word in SMALL if word.split("=")[0] not in changed]
+    with pytest.raises(UserInputError, match=message) as caught:
+        answer(read_request([*kept, *words]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layout_is_planned_as_the_trainer_of_its_file_runs_it(tmp_path: Path) -> None:
+    path = tmp_path / "titan.toml"
+    settings = ["[model]", 'name = "llama3"', 'flavor = "8B"', "[training]", "local_batch_size = 1"]
+    settings += ["[activation_checkpoint]", 'mode = "selective"', 'selective_ac_option = "op"']
+    path.write_text("\n".join(settings))
+    assert build_problem(read_request([*SMALL[:3], f"layout={path}"])).job.trainer == "torchtitan"
+    with pytest.raises(UserInputError, match="checkpointing=per_op: own does not run it"):
+        build_problem(read_request([*SMALL[:3], f"layout={path}", "trainer=own"]))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserInputError, match=r"titan\.toml: not a text file"):
+        build_problem(read_request([*SMALL[:3], f"layout={path}"]))
+
+
+def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torchtitan.toml").mkdir()
+    with pytest.raises(UserInputError, match=r"--html .*: is a directory"):
+        run(Namespace(words=SMALL, html=tmp_path))
+    with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
+        run(Namespace(words=[*SMALL, "trainer=torchtitan", "tp=1", "pp=1", "file=torchtitan"], html=None))
+
+
+@pytest.mark.parametrize("words", [["dp_replicate=8", "dp_shard=1"], ["dp_shard=8"], ["tp=8"], ["tp=8", "state=bf16"]])
+def test_this_project_s_trainer_is_estimated_as_its_sweeps_are(words: list[str]) -> None:
+    given = ["model=llama3_1b", *SMALL[1:], "pp=1", "checkpointing=none", "reshard_after_forward=true", *words]
+    planned = search(build_problem(read_request(given)), keep=1).best[0]
+    names = ("dp_replicate", "dp_shard", "tp", "global_batch")
+    layout = Layout(**{name: getattr(planned.layout, name) for name in names})
+    state: Any = "bf16" if "state=bf16" in words else "fp32"
+    job = build_job(layout, Setting(MODELS["llama3_1b"], 8192, 8, 8, compiled=True, state=state))
+    assert (planned.layout.sharding == "none") == (words == ["tp=8", "state=bf16"])
+    assert job.layout == planned.layout
+
+
+def test_options_may_stand_between_keys(tmp_path: Path) -> None:
+    words = ["model=llama3_8b", "--html", str(tmp_path / "p.html"), "hardware=h100", "gpus=8"]
+    ended = subprocess.run([sys.executable, "-m", "sweeper", "plan", *words], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "p.html").exists()
+
+
+def test_a_required_key_is_named() -> None:
+    with pytest.raises(UserInputError, match="model: required"):
+        read_request(["hardware=h100", "gpus=8"])
+    with pytest.raises(UserInputError, match=r"gpus: required\. Give the number of GPUs, or tokens_per_day="):
+        read_request(["model=llama3_8b", "hardware=h100"])
+
+
+def test_numbers_may_have_an_exponent() -> None:
+    request = read_request([*SMALL, "train_tokens=15e12", "tokens_per_day=1e9"])
+    assert request.train_tokens == 15e12 and request.tokens_per_day == 1e9
+
+
+@pytest.mark.parametrize("gpus", [1, 6, 48, 72, 4096])
+def test_the_batch_is_a_multiple_of_the_gpus_of_about_four_million_tokens(gpus: int) -> None:
+    batch = default_batch(8192, gpus)
+    assert (batch % gpus == 0 and batch * 8192 >= TOKENS_PER_STEP > (batch - gpus) * 8192) or batch == gpus
+
+
+def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    given = answer(read_request([*SMALL, "tp=8"]))
+    assert {candidate.layout.tp for candidate in given.result.best} == {8}
+    assert given.faster is not None and given.comparison is not None
+    assert given.faster.estimate.step.total_s < given.best.estimate.step.total_s
+    assert next(iter(given.comparison.parts_s)) == "tensor_parallel"
+    slower_s = given.best.estimate.step.total_s - given.faster.estimate.step.total_s
+    assert given.comparison.slower_s == pytest.approx(slower_s)
+    assert sum(given.comparison.parts_s.values()) == pytest.approx(slower_s)
+
+    assert run(Namespace(words=[*SMALL, "tp=8"], html=None)) == 0
+    printed = capsys.readouterr().out
+    assert "given     cp=1 micro_batch=1 tp=8" in printed
+    assert "slower    by" in printed and "Tensor parallel ranks exchange activations in every block" in printed
+
+
+@pytest.mark.parametrize(("model", "is_trained"), [("llama3_8b", True), ("mpt_7b", False)])
+def test_a_model_that_this_project_does_not_train_is_said(
+    model: str, is_trained: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Namespace(words=[f"model={model}", "hardware=h100", "gpus=8"], html=None))
+    assert (f"workload=parallel does not train {model}" not in capsys.readouterr().out) == is_trained
+
+
+def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=8", "tp=1", "cp=1", "pp=1", "micro_batch=1"]
+    wanted = 20e9
+    found = answer(read_request([*words, f"tokens_per_day={wanted}"]))
+    gpus = found.problem.cluster.gpus
+    assert tokens_of_a_day(found.best.estimate) >= wanted and gpus > 8
+    fewer = search(build_problem(replace(read_request(words), gpus=gpus - 8)), keep=1).best[0]  # a node less
+    assert tokens_of_a_day(fewer.estimate) < wanted and max(found.rates) == gpus
+
+
+def test_every_layout_searched_is_unfit_slower_or_among_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    """The search estimates more layouts than it keeps: those count as slower too."""
+
+    def read_counts(*words: str) -> list[int]:
+        assert run(Namespace(words=[*SMALL, *words], html=None)) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("searched")]
+        return [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", line)]
+
+    total, unfit, slower, best = read_counts()
+    assert total == unfit + slower + best and best == 20
+    total, unfit = read_counts("pp=1", "tp=1", "dp_shard=8", "sharding=fsdp2")
+    assert unfit < total < 20  # all that fit are shown
+
+
+def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama3_8b", "hardware=h100", "tp=1", "cp=1", "pp=1", "micro_batch=1", "tokens_per_day=20e9"]
+    assert run(Namespace(words=[*words, "global_batch=96"], html=None)) == 0
+    printed = capsys.readouterr().out
+    assert "96 sequences of" in printed and "reached   by 24 GPUs" in printed and "too few are 16 GPUs" in printed
+
+    at_least = answer(read_request([*words, "global_batch=96", "gpus=48"]))
+    assert at_least.problem.cluster.gpus == 48 and list(at_least.rates) == [48]
+    with pytest.raises(UserInputError, match=r"96 GPUs reach .*, more GPUs no more; a larger global_batch may help"):
+        answer(read_request([*words[:-1], "tokens_per_day=900e9", "global_batch=96"]))
+
+
+def test_twice_the_memory_lets_layouts_fit_that_did_not() -> None:
+    words = ["model=llama3_8b", "hardware=a100_40gb", "gpus=8", "tp=1", "cp=1", "pp=1", "micro_batch=1"]
+    small = answer(read_request(words))
+    larger = small.alternatives["twice the memory"]
+    assert larger.estimate.memory.total_gib > 40 > small.best.estimate.memory.total_gib
+    assert larger.estimate.step.total_s < small.best.estimate.step.total_s
+
+
+def test_stages_of_given_sizes_change_what_their_ranks_have(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "pp=2", "tp=1", "stages_per_rank=1"]
+    even = answer(read_request(words)).best
+    given = answer(read_request([*words, "layers_per_stage=22,10"])).best
+    assert given.layout.layers_per_stage == (22, 10) and even.layout.layers_per_stage is None
+    assert given.estimate.step.total_s > 1.2 * even.estimate.step.total_s
+    same = search(build_problem(read_request([*words, "layers_per_stage=16,16"])), keep=1).best[0]
+    assert same.estimate == even.estimate
+    assert run(Namespace(words=[*words, "layers_per_stage=22,10"], html=None)) == 0
+    assert "layers_per_stage=22,10" in capsys.readouterr().out
+    with pytest.raises(UserInputError, match="megatron: layers_per_stage cannot be written"):
+        run(Namespace(words=[*words, "layers_per_stage=22,10", "trainer=megatron", "file=megatron"], html=None))
+
+
+def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
+    words = [*SMALL, "pp=1", "tp=1", "train_tokens=1e12", "price_per_hour=2"]
+    training = answer(read_request(words)).training
+    assert training is not None and training.cost == pytest.approx(2 * training.gpu_hours)
+    assert training.gpu_hours == pytest.approx(24 * training.days * 8)
+    without = answer(read_request([*words, "failures_per_gpu_day=0"])).training
+    assert without is not None and without.lost_share == 0
+    assert without.days == pytest.approx(training.days * (1 - training.lost_share))
+
+
+def test_a_model_and_a_network_of_ones_own(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    slow = "gpus_per_domain: 4\nwiring: host\nlink_gb_s: 32\nnetwork_gb_s: 3\n"
+    (tmp_path / "slow.yaml").write_text(slow)
+    own = [f"model={tmp_path / 'config.json'}", *SMALL[1:], "pp=1", "tp=1"]
+    named, read = (search(build_problem(read_request(words)), keep=1).best for words in ([SMALL[0], *own[1:]], own))
+    assert named == read
+    problem = build_problem(read_request([*own, f"topology={tmp_path / 'slow.yaml'}"]))
+    assert problem.cluster.topology.gpus_per_domain == 4
+    assert search(problem, keep=1).best[0].estimate.step.total_s > read[0].estimate.step.total_s
+
+
+def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL[:3], "trainer=torchtitan", "tp=2", "pp=1", "cp=1", "checkpointing=full"]
+    assert run(Namespace(words=[*words, "file=torchtitan"], html=None)) == 0
+    assert "run it    torchrun" in capsys.readouterr().out
+    written = answer(read_request(words)).best.layout
+    read = build_problem(read_request([*SMALL[:3], "trainer=torchtitan", "layout=torchtitan.toml"]))
+    assert search(read).best[0].layout == written
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (1152.3, 0.08, "1,150"),
+        (1152.3, 0.2, "1,200"),
+        (57.46, 0.08, "57"),
+        (7.305, 0.08, "7.3"),
+        (401.2, 0.08, "400"),
+        (0.0123456, 0.08, "0.0123"),
+        (71.23, 0.1, "71"),
+        (-4808.0, 0.08, "-4,800"),
+        (0.0, 0.1, "0"),
+    ],
+)
+def test_figures_have_no_more_digits_than_their_band_allows(value: float, error: float, text: str) -> None:
+    assert round_to_band(value, error) == text
+
+
+@pytest.mark.parametrize(
+    ("trainer", "measured_name", "workload"),
+    [("own", "parallel", "parallel"), ("torchtitan", "torchtitan", "command")],
+)
+def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
+    trainer: str,
+    measured_name: str,
+    workload: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "tp=1", "pp=1", f"trainer={trainer}"]
+    planned = answer(read_request(words)).best.estimate
+    place = Place("h100", measured_name, 8, 8, "nodes of 8", load(workload).benchmark_version)
+    keep(tmp_path, Correction(place, 1.25, 7, 1.1, 1.3, "2026-11-20"))
+    measured = answer(read_request(words))
+    assert measured.best.estimate.step.total_s == pytest.approx(1.25 * planned.step.total_s)
+    assert run(Namespace(words=words, html=None)) == 0
+    assert f"measured  step times x 1.25, the median of 7 layouts of {measured_name}" in capsys.readouterr().out
+    others = (["gpus=16", f"trainer={trainer}"], ["gpus=8", "trainer=nemo"])
+    assert all(build_problem(read_request([*SMALL[:2], *other])).correction is None for other in others)

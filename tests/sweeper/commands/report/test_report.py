@@ -1,0 +1,382 @@
+"""Tests of the report on a real MLflow store: its tables, comparisons and refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from sweeper.commands.ingest.main import import_file
+from sweeper.commands.report import compare, export, page, summary
+from sweeper.commands.report.main import main
+from sweeper.common.trials import TrialStatus
+from sweeper.metrics.energy import Prices
+from sweeper.pages import report_charts
+from sweeper.results import mlflow_results
+from sweeper.results.ranking import MeasuredValue, find_best_results
+from sweeper.results.runs import Gate, Verdict
+from sweeper.tracking.mlflow_view import RankedTrial, SweepView
+from sweeper.tracking.process import Store
+from tests.conftest import CommandResult
+from tests.support.factories import trial_record
+
+PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
+
+
+def write_sweep(
+    folder: Path,
+    sweep: str,
+    speeds: Mapping[str, float | None],
+    *,
+    model: str = "llama3_8b",
+    device: str = "NVIDIA H200",
+    spread: float = 0.01,
+) -> None:
+    """Write a finished sweep over `budget` with these tokens/s by its value, None for an infeasible trial."""
+    params = {"model": model, "sequence_length": "8192", "sweep.gpus": 1, "budget": "choice(…)"}
+    tags = {**PARENT, "device": device}
+    written = Store(
+        f"sqlite:///{folder}/mlflow.db",
+        "offload",
+        f"study of {sweep}",
+        sweep,
+        {"params": params, "started_at": "now", "tags": tags, "artifacts": {}},
+    )
+    for number, (budget, speed) in enumerate(speeds.items()):
+        result: dict[str, object] = {"status": TrialStatus.INFEASIBLE, "reason": "3 GiB too little at best"}
+        if speed is not None:
+            metrics = {"steps": 3.0, "peak_device_gib": 20.0 + number}
+            metrics |= {"joules_per_token": 700 / speed} if "H200" in device else {}
+            metrics |= {"tokens_per_s": speed, "mfu": speed / 2e4, "tflops": speed / 20}
+            metrics |= {"tokens_per_s_ci_low": speed * (1 - spread), "tokens_per_s_ci_high": speed * (1 + spread)}
+            machine_info = {"power_limit_w": 700.0, "tainted": number == 1}
+            result = {"metrics": metrics, "measurements": [{"machine_info": machine_info, "matrix_dtype": "bf16"}]}
+        record = trial_record(
+            number,
+            {"budget": budget},
+            where={"node": "n1", "gpus": "0"},
+            started_at_s=1.0e9 + number,
+            ended_at_s=1.0e9 + number + 1,
+            elapsed_s=float(number),
+            **result,
+        )
+        written.write_trial(record)
+    written.close("FINISHED", {}, {}, {}, [])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("results")
+    write_sweep(path, "first", {"24": 9500.0, "40": 10200.0, "8": None})
+    write_sweep(path, "second", {"24": 9450.0, "40": 11400.0})
+    write_sweep(path, "small", {"24": 56000.0}, model="llama3_1b")
+    write_sweep(path, "<script>alert(1)</script>", {"24": 5000.0}, device="A & B")
+    return path
+
+
+def run_report(folder: Path, *arguments: str) -> CommandResult:
+    """Run the command in this process: MLflow takes seconds to import."""
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        for context in (contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
+            stack.enter_context(context)
+        try:
+            main(list(arguments))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+def best_of(folder: Path, *arguments: str) -> dict[str, str]:
+    """Return the row of the best result of the second sweep, from the report as Markdown."""
+    text = run_report(folder, "--sweep", "second", "--format", "markdown", *arguments).out
+    table = text.split("## Best results")[1].strip().splitlines()
+    heading, row = (re.split(r" ?\| ?", table[number]) for number in (0, 2))
+    return dict(zip(heading, row, strict=True))
+
+
+def test_a_report_is_cut_to_what_a_smaller_budget_would_have_found(folder: Path) -> None:
+    """Each of the two trials takes a second of one GPU; the second one is better."""
+    hour, one_trial = ("--price-per-hour", "3.6"), ("--within-gpu-hours", str(1 / 3600))
+    assert best_of(folder, *hour)["speed"] == "11,400 tokens/s"
+    for limit in (one_trial, (*hour, "--within-cost", "0.0019")):
+        best = best_of(folder, *limit)
+        assert (best["speed"], best["of trials"], best["J/token"]) == ("9,450 tokens/s", "1", "0.07407")
+    # 0.0741 J a token are 0.0206 kWh for a million
+    both = best_of(folder, *hour, "--price-per-kwh", "0.5", *one_trial)
+    assert float(both["cost of 10^6 tokens"]) == pytest.approx(0.1058 + 0.0206 * 0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--within-cost", "3"), ["--price-per-hour"]),
+        (("--within-gpu-hours", "0"), ["above 0"]),
+        (("--within-gpu-hours", "1", "--within-cost", "3"), ["one of them"]),
+        (("--price-per-kwh", "-1"), ["0 or more"]),
+    ],
+)
+def test_a_budget_of_a_report_that_means_nothing_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    result = run_report(tmp_path, *arguments)
+    assert result.code == 2 and all(word in result.err for word in words), result.err
+
+
+OBJECTIVES = {"tokens_per_s": "maximize", "peak_device_gib": "minimize"}
+
+
+def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, certified: bool = False) -> None:
+    """Write a sweep of four trials of a second each, all but the third on the front of speed and memory."""
+    folder.mkdir(exist_ok=True)
+    tags = {**PARENT, "objectives": json.dumps(OBJECTIVES)}
+    parent = {"params": {"sweep.gpus": 1}, "started_at": "now", "artifacts": {}, "tags": tags}
+    written = Store(f"sqlite:///{folder}/mlflow.db", "offload", "study of a front", "trade", parent)
+    for number, (speed, gib) in enumerate([(100.0, 20.0), (90.0, 10.0), (95.0, 25.0), (120.0, 30.0)]):
+        metrics = {"tokens_per_s": speed, "peak_device_gib": gib}
+        times = {"started_at_s": 1.0e9 + number, "ended_at_s": 1.0e9 + number + 1}
+        written.write_trial(trial_record(number, {"budget": str(number)}, metrics=metrics, **times))
+    written.write_front([1, 3] if certified else [0, 1, 3])
+    tags = {"limits": json.dumps(dict(limits or {}))}
+    written.close("FINISHED", {"front_rounds": 3.0} if certified else {}, tags, {}, [])
+    if certified:
+        final = {f"final_{name}": 25.0 for name in OBJECTIVES} | {"front_share": 0.02}
+        ranked = RankedTrial(0, final, "", {"front_verdict": "dominated", "same_as": "1, 3"})
+        written.write_view(SweepView("tokens_per_s", False, ["tokens_per_s"], [], {}, [ranked]))
+
+
+def front_of(folder: Path, *arguments: str) -> tuple[list[str], str]:
+    """Return the trials in the table of the front with their verdicts, and the text of the report."""
+    text = run_report(folder, "--format", "markdown", *arguments).out
+    rows = text.split("## Pareto front of trade")[1].split("##")[0].strip().splitlines()[2:]
+    cells = [re.split(r" ?\| ?", row) for row in rows if row.startswith("|")]
+    return [f"{row[1]} {row[6]}" for row in cells], text
+
+
+def test_the_front_of_several_objectives_is_cut_to_a_budget_too(tmp_path: Path) -> None:
+    write_front(tmp_path)
+    rows, text = front_of(tmp_path)
+    assert rows == ["3 measured once", "0 measured once", "1 measured once"]
+    assert "3 of 4 ranked trials are on the front" in text and "Not certified" in text
+    three = ("--within-gpu-hours", str(3 / 3600))
+    for limit in (three, ("--price-per-hour", "3.6", "--within-cost", "0.0031")):
+        rows, text = front_of(tmp_path, *limit)
+        assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
+    result = run_report(tmp_path, "--format", "png", *three)
+    assert result.code == 0 and (tmp_path / "report_front_trade.png").stat().st_size > 10_000
+    page = Path(run_report(tmp_path, *three, "--out", str(tmp_path / "r.html")).out.strip()).read_text()
+    assert page.count("<h2>Pareto front of trade") == 2  # the table and the chart
+
+
+def overview_of(folder: Path) -> str:
+    page = Path(run_report(folder, "--out", str(folder / "r.html")).out.strip()).read_text()
+    return page.split("<p class='overview'>")[1].split("</p>")[0]
+
+
+def test_the_headline_of_several_objectives_names_the_best_in_each_and_no_fastest(tmp_path: Path) -> None:
+    write_front(tmp_path)
+    text = overview_of(tmp_path)
+    assert "the fastest" not in text and "3 of 4 ranked trials are on the front" in text
+    assert "Best in tokens_per_s: trial 3 (budget=3) with speed 120 tokens/s, device 30 GiB; in peak_dev" in text
+    assert "trial 1 (budget=1) with speed 90 tokens/s, device 10 GiB. Each was measured once" in text
+
+
+def test_the_headline_says_how_sure_the_front_is(tmp_path: Path) -> None:
+    write_front(tmp_path, certified=True)
+    assert "Of 1 trial measured again in 3 rounds: 1 dominated." in overview_of(tmp_path)
+    write_front(tmp_path / "one", limits={"peak_device_gib": 15.0})
+    text = overview_of(tmp_path / "one")
+    assert "at least as good as every other in both tokens_per_s and peak_device_gib: trial 1 (" in text
+
+
+def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_front(tmp_path, certified=True)
+    rows, text = front_of(tmp_path)
+    assert rows == ["0 dominated", "3 measured once", "1 measured once"] and "measured again in 3 rounds" in text
+    assert "| 0 | 0 | 25 | 25 | 2 | dominated | 1, 3 |" in text
+    rows, _ = front_of(tmp_path, "--within-gpu-hours", str(3 / 3600))
+    assert rows == ["0 measured once", "1 measured once"]
+
+
+def test_trials_beyond_a_limit_of_their_sweep_are_neither_best_nor_on_the_front(tmp_path: Path) -> None:
+    write_front(tmp_path, limits={"peak_device_gib": 26.0})
+    rows, text = front_of(tmp_path)
+    assert rows == ["0 measured once", "1 measured once"] and "limit peak_device_gib ≤ 26" in text
+    assert [result.speed.value for result in read_store(tmp_path).best_results] == [100.0]
+
+
+def read_store(folder: Path) -> mlflow_results.Stored:
+    return mlflow_results.read(f"sqlite:///{folder}/mlflow.db")
+
+
+def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path) -> None:
+    results = find_best_results(read_store(folder).trials)
+    assert {(r.work["model"], r.device): (r.speed.value, len(r.trials)) for r in results} == {
+        ("llama3_8b", "NVIDIA H200"): (11400.0, 4),
+        ("llama3_8b", "A & B"): (5000.0, 1),
+        ("llama3_1b", "NVIDIA H200"): (56000.0, 1),
+    }
+    (table,) = [
+        table for table in summary.build_tables(read_store(folder), Prices(2.0)) if table.title == "Best results"
+    ]
+    best = next(row for row in table.rows if "11,400 tokens/s" in row)
+    row = dict(zip(table.heading, best, strict=True))
+    assert (
+        row["TFLOP/s"] == "570"
+        and row["as executed"] == "budget=40"
+        and row["MFU %"] == "57.0"
+        and row["95%"] == "11,286 to 11,514"
+    )
+    assert row["10^9 tokens a day"] == "0.985" and row["cost of 10^6 tokens"] == "0.04873"
+
+
+def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Path) -> None:
+    lines, compared = compare.compare_sweeps(read_store(folder), "first", "second", Gate())
+    assert lines == [
+        "offload llama3_8b 8192 bf16 tokens_per_s: second on NVIDIA H200 is 1.12 times as fast as first on NVIDIA "
+        "H200: 11,400 (11,286 to 11,514) against 10,200 (10,098 to 10,302) (95% +10.2% to +13.4%), from the steps of "
+        "one trial each"
+    ]
+    assert compared is not None and compared.verdict is Verdict.NOT_SLOWER
+    compared = compare.compare_sweeps(read_store(folder), "second", "first", Gate())[1]
+    assert compared is not None and compared.verdict is Verdict.SLOWER
+    (line,), compared = compare.compare_sweeps(read_store(folder), "first", "small", Gate())
+    assert "no comparable result (model llama3_8b against llama3_1b)" in line and compared is None
+
+
+def test_the_page_is_one_file_without_external_resources_and_escapes_every_value(folder: Path) -> None:
+    assert run_report(folder).out == "report.html\n"
+    text = (folder / "report.html").read_text()
+    assert "<script>alert(1)</script>" not in text.split("<h2>Sweeps")[1].split("</table>")[0]
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "A &amp; B" in text
+    assert "<script>alert" not in text
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=.?https?:[^>]*>", text)
+    assert "11,400 tokens/s" in text and "infeasible" in text and "prefers-color-scheme: dark" in text
+
+
+def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> None:
+    titles = [chart.title for chart in report_charts.build_charts(read_store(folder))]
+    assert any("Nine views of offload llama3_8b" in title for title in titles)
+    assert titles[-1] == "Timeline of the devices" and "plotly.js" not in page.build_page("t", [], [])
+
+
+def test_each_kind_of_work_has_an_image(folder: Path) -> None:
+    names = run_report(folder, "--format", "png").out.splitlines()
+    assert names == ["report_offload_llama3_1b_8192_bf16.png", "report_offload_llama3_8b_8192_bf16.png"]
+    assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in names)
+
+
+def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ranked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where artifacts go
+    shutil.copy(folder / "mlflow.db", tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for speed in (4e6, 8e6):  # faster than every measured result; the fastest of each file is shown
+        line = f"75,78,8192,15,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / speed},{speed},500,0.5,0.6\n"
+        with (tmp_path / "h100_8b.csv").open("a") as file:
+            file.write(line)
+    (tmp_path / "other_8b.csv").write_text(line)
+    for name in ("h100_8b.csv", "other_8b.csv"):
+        assert "imported into" in import_file(tmp_path / name, uri, "imported")
+    before, after = read_store(folder), read_store(tmp_path)
+    assert [result.speed for result in before.best_results] == [result.speed for result in after.best_results]
+    assert export.build_csv(before) == export.build_csv(after)
+    tables = summary.build_tables(after, None)
+    published, imported = [
+        [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables if table.unranked
+    ]
+    assert [(row["result"], row["tokens/s per device"]) for row in imported] == [
+        ("h100_8b line 2", "8,000,000"),
+        ("other_8b line 1", "8,000,000"),
+    ]
+    assert {row["model"] for row in published} == {"llama3_8b"}
+    claimed = [(row["source"], row["claimed tokens/s per device"]) for row in published]
+    assert all(rate for _, rate in claimed) and ("dgxc-benchmarking v25.02", "10,253") in claimed
+    html = page.build_page("t", tables, [])
+    assert all(f"<section class=unranked><h2>{name} results</h2>" in html for name in ("Published", "Imported"))
+    assert not mlflow_results.read(uri, sweep="first").imported.size  # the report on one sweep has no imported results
+
+
+def test_a_store_with_only_imported_results_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / 1e4},10000,500,0.5,0.6\n"
+    (tmp_path / "h100_8b.csv").write_text(line)
+    import_file(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
+    markdown = run_report(tmp_path, "--format", "markdown").out
+    assert "| h100_8b line 1 |" in markdown and "Best results" not in markdown
+    assert "there is no complete trial" in run_report(tmp_path, "--format", "csv").err
+    assert run_report(tmp_path).code == 0
+    assert "there is no complete trial" in run_report(tmp_path, "--format", "png").err
+    assert "unknown sweep" in run_report(tmp_path, "--compare", "a", "b").err
+
+
+def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Path) -> None:
+    content = json.loads(run_report(folder, "--format", "json").out)
+    first = next(row for row in content["Sweeps"] if row["sweep"] == "first")
+    assert first["trials"] == "2 complete, 1 infeasible, 1 tainted" and first["versions"] == "torch 2.11"
+    assert first["power limit W"] == "700" and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
+    best = next(row for row in content["Best results"] if row["value"] == 11400.0)
+    assert best["tflops"] == 570.0 and best["param.budget"] == "40" and best["rounds"] == 0 and best["hfu"] is None
+    rows = pd.read_csv(io.StringIO(run_report(folder, "--format", "csv").out))
+    assert {"value", "ci_low", "ci_high", "mfu"} <= set(rows.select_dtypes("number").columns)
+    assert len(rows) == len(content["Best results"]) and "sequence_length" in rows and "hfu" not in rows
+    assert "| offload | llama3_8b |" in run_report(folder, "--format", "markdown", "--sweep", "first").out
+    slower = run_report(folder, "--baseline", "second", "--sweep", "first")
+    assert slower.code == 1 and "1.12 times as fast" in slower.out
+    assert run_report(folder, "--baseline", "first", "--sweep", "second").code == 0
+    assert run_report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
+    unclear = run_report(folder, "--baseline", "second", "--sweep", "first", "--between-runs", "10%")
+    assert unclear.code == 3 and "verdict: cannot be told, at a threshold of 0.02 and 0.1 between runs" in unclear.out
+    assert "5 more runs and 5 more of the earlier work needed, which python -m sweeper history compares" in unclear.out
+    assert run_report(folder, "--baseline", "first", "--threshold", "0").err.startswith("sweeper report: --threshold 0")
+    different_work = run_report(folder, "--baseline", "first", "--sweep", "small")
+    assert different_work.code == 2 and "small has no comparable result" in different_work.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sweep", "fist"], "Did you mean first?"),
+        (["--format", "pdf"], "Available: csv, html, json, markdown, png"),
+        (["--dir", "/nowhere"], "there is no such store"),
+        (["--compare", "first", "secund"], "Did you mean second?"),
+        (["ledderboard"], "Did you mean leaderboard?"),
+        (["--store", "http://127.0.0.1:9"], "--store http://127.0.0.1:9: nothing answers there"),
+        (["--fromat", "csv"], "unrecognized arguments: --fromat. Did you mean --format?"),
+        (["--out", "/nowhere/report.html"], "--out /nowhere/report.html: /nowhere: no such directory"),
+        (["--format", "png", "--out", "/tmp"], "--out /tmp: is a directory. Give the name of a file in it"),
+        (["--format", "csv", "--out", "/proc/report.csv"], "--out /proc/report.csv: cannot be written:"),
+        (["--threshold", "2%"], "--threshold 0.02: is for --baseline and --compare"),
+    ],
+)
+def test_an_invalid_argument_is_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    done = run_report(folder, *arguments)
+    assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1
+
+
+def test_the_best_result_of_a_sweep_with_finals_is_their_winner(tmp_path: Path) -> None:
+    """The highest of the single trials was chosen for its luck; all rates are the winner's in the finals."""
+    write_sweep(tmp_path, "first", {"24": 9500.0, "40": 11000.0})
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("offload")
+    assert experiment is not None
+    (parent,) = client.search_runs([experiment.experiment_id], "tags.`sweeper.kind` = 'sweep'")
+    finals = {"final_tokens_per_s": 9000.0, "final_tokens_per_s_ci_low": 8900.0, "final_tokens_per_s_ci_high": 9100.0}
+    for name, value in (finals | {"final_trial": 0.0, "final_rounds": 5.0}).items():
+        client.log_metric(parent.info.run_id, name, value)
+    (result,) = read_store(tmp_path).best_results
+    assert (result.trial["param.budget"], result.rounds) == ("24", 5)
+    assert result.speed == MeasuredValue(9000.0, 8900.0, 9100.0)
+    assert result.get_metric("mfu") == pytest.approx(9000 / 2e4) and result.get_metric("tflops") == pytest.approx(450)

@@ -1,0 +1,98 @@
+"""The intervals of step times hold as often as promised, and say so where they cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.coverage import measure_coverage
+from benchmarks.noise import KINDS
+from sweeper.metrics.derivation import derive
+from sweeper.metrics.intervals import (
+    Interval,
+    estimate_correlation,
+    interval_of_steps,
+    ratio_interval,
+)
+from sweeper.metrics.labels import TOO_FEW, TOO_SHORT, missing_reason
+from workloads.api.contract import Measurement
+
+INDEPENDENT = ("log-normal 1%", "5% slow outliers", "bimodal clock 60/40")
+PROMISED = [(kind, steps) for kind in INDEPENDENT for steps in (5, 8, 20, 100)]
+PROMISED += [("AR(1) 0.5", 50), ("AR(1) 0.5", 200), ("AR(1) 0.9", 200)]
+PROMISED += [("clock that sticks for about 20 steps", 500)]
+
+
+@pytest.mark.parametrize(("kind", "steps"), PROMISED)
+def test_the_interval_of_the_median_holds_from_the_promised_number_of_steps(kind: str, steps: int) -> None:
+    coverage = measure_coverage(kind, steps, "median", 400, seed=0)
+    assert 90 <= coverage.covered <= 97
+    assert coverage.marked <= (30 if kind not in INDEPENDENT else 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [("AR(1) 0.5", 20), ("AR(1) 0.9", 20), ("AR(1) 0.9", 100), ("clock that sticks for about 20 steps", 200)],
+)
+def test_most_shorter_series_of_correlated_steps_are_marked(kind: str, steps: int) -> None:
+    assert measure_coverage(kind, steps, "median", 400, seed=0).marked > 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("statistic", ["median", "mean"])
+def test_fewer_than_five_steps_have_no_interval(kind: str, statistic: str) -> None:
+    for times in KINDS[kind](20, 4, np.random.default_rng(0)):
+        assert interval_of_steps(times, statistic) is None
+
+
+def test_the_fastest_step_has_no_interval() -> None:
+    assert interval_of_steps(np.arange(1.0, 40.0), "fastest") is None
+
+
+@given(st.lists(st.floats(1e-4, 1e-2), min_size=5, max_size=60), st.sampled_from(["median", "mean"]))
+def test_an_interval_holds_its_value_and_lies_above_the_fastest_step(times: list[float], statistic: str) -> None:
+    interval = interval_of_steps(np.array(times), statistic)
+    if interval is None:
+        return
+    slack = 1e-9 * max(times)
+    assert min(times) - slack <= interval.low <= interval.value + slack
+    assert interval.value - slack <= interval.high
+    assert statistic == "mean" or interval.high <= max(times) + slack
+
+
+def test_a_drift_is_no_noise() -> None:
+    """A device that slows down all the time has no median to be sure of, however many steps it makes."""
+    times = np.linspace(1.0, 1.1, 2000) * np.exp(0.001 * np.random.default_rng(0).standard_normal(2000))
+    assert estimate_correlation(times, "median").is_too_short and interval_of_steps(times, "median") is None
+
+
+def test_equal_step_times_are_not_correlated() -> None:
+    """A log prints few digits: many steps are equal, and all may be."""
+    constant = interval_of_steps(np.full(50, 2.0), "median")
+    assert constant == Interval(2.0, 2.0, 2.0)
+    rounded = np.round(2 + 0.05 * np.random.default_rng(0).standard_normal(200), 1)
+    assert interval_of_steps(rounded, "median") == Interval(2.0, 2.0, 2.0)
+
+
+def test_a_ratio_is_as_uncertain_as_both_of_its_values() -> None:
+    ratio = ratio_interval(Interval(2.0, 1.9, 2.1), Interval(1.0, 1.0, 1.0))
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 1.9, 2.1))
+    wider = ratio_interval(Interval(2.0, 1.9, 2.1), Interval(1.0, 0.95, 1.05))
+    assert wider.low < ratio.low and wider.high > ratio.high
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [
+        (np.full(3, 1.0), TOO_FEW),
+        (np.linspace(1, 2, 50), TOO_SHORT),
+        (np.array([1.0, 1.1, 1.0, 1.2, 1.1]), ""),
+    ],
+)
+def test_a_rate_without_an_interval_says_why(times: np.ndarray, reason: str) -> None:
+    metrics = derive([Measurement({}, tuple(times), tokens_per_step=1)], {})
+    assert missing_reason(metrics, "tokens_per_s") == reason
+    assert ("tokens_per_s_ci_low" in metrics) == (reason == "")
+    assert missing_reason({"score": 1.0}, "score") == missing_reason({**metrics, "score": 1.0}, "score") == ""

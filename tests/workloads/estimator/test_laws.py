@@ -1,0 +1,136 @@
+"""Laws that estimates of any valid job obey, on layouts and clusters drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sweeper.config.topologies import known_topologies
+from tests.support.planner_estimates import H100
+from workloads.estimator.cluster import Cluster, Device, Topology
+from workloads.estimator.memory import peak_memory_gib, stage_memories
+from workloads.estimator.setting import Setting
+from workloads.estimator.step import estimate_job, step_bound_s
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.rules import find_violation
+from workloads.layouts.trainers import TRAINERS
+from workloads.models.table import known_models
+
+GB200 = replace(
+    H100, name="gb200", peak_tflops={"bf16": 2500, "fp8": 5000}, memory_gib=185, memory_gb_s=8000, sustained_tflops={}
+)
+L40S = replace(
+    H100, name="l40s", peak_tflops={"bf16": 362, "fp8": 733}, memory_gib=44, memory_gb_s=864, sustained_tflops={}
+)
+DEGREES = st.sampled_from([1, 2, 4, 8])
+
+
+# The same examples each time; most draws break a rule of layouts.
+SETTINGS = settings(derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, is_plain: bool = False) -> tuple[Job, Cluster]:
+    """Draw a valid job on a cluster; a plain one has neither a pipeline nor ring attention."""
+    pp = 1 if is_plain else draw(DEGREES)
+    chunks = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    sharding = draw(st.sampled_from(["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]))
+    dp_shard, dp_replicate = 1 if sharding == "none" else draw(st.sampled_from([2, 3, 8, 64])), draw(DEGREES)
+    micro_batch, microbatches = draw(st.sampled_from([1, 2])), pp * draw(st.sampled_from([1, 3]))
+    layout = TrainingLayout(
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        tp=draw(DEGREES),
+        cp=draw(DEGREES),
+        pp=pp,
+        ep=draw(DEGREES),
+        stages_per_rank=chunks,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        micro_batch=micro_batch,
+        global_batch=micro_batch * microbatches * dp_replicate * dp_shard,
+        sharding=sharding,
+        checkpointing=draw(st.sampled_from(["none", "per_op", "core_attention", "norm_act", "full"])),
+        reshard_after_forward=draw(st.booleans()),
+        cp_method="allgather" if is_plain else draw(st.sampled_from(["allgather", "ring"])),
+    )
+    job = Job(
+        model=draw(st.sampled_from(sorted(known_models().items())))[1],
+        layout=layout,
+        sequence_length=draw(st.sampled_from([2048, 8192, 131072])),
+        trainer=draw(st.sampled_from(sorted(TRAINERS))),
+        precision=draw(st.sampled_from(["bf16", "fp8_rowwise", "fp8_te_delayed"])),
+        state=draw(st.sampled_from(["fp32", "amp", "bf16", "int8"])),
+    )
+    device: Device = draw(st.sampled_from([H100, GB200, L40S]))
+    topology: Topology = draw(st.sampled_from(sorted(known_topologies().items())))[1]
+    cluster = Cluster(device, topology, layout.gpus)
+    assume(find_violation(job, cluster) is None)
+    return job, cluster
+
+
+@settings(SETTINGS, max_examples=30)
+@given(jobs())
+def test_parts_are_never_negative_and_the_mfu_is_below_one(pair: tuple[Job, Cluster]) -> None:
+    estimate = estimate_job(*pair)
+    assert all(seconds >= 0 for seconds in vars(estimate.step).values())
+    assert all(gib >= 0 for stage in estimate.stages for gib in vars(stage).values())
+    assert estimate.mfu is not None and 0 < estimate.mfu < 1
+    assert step_bound_s(*pair) <= estimate.step.total_s * (1 + 1e-9)
+
+
+@settings(SETTINGS, max_examples=30)
+@given(jobs())
+def test_the_largest_of_all_ranks_is_found_without_the_others(pair: tuple[Job, Cluster]) -> None:
+    job, cluster = pair
+    others = ("zero_bubble", "zbv") if job.layout.stages_per_rank == 2 else ()
+    for schedule in (job.layout.schedule, *others):
+        setting = Setting(replace(job, layout=replace(job.layout, schedule=schedule)), cluster)
+        assert peak_memory_gib(setting) == max(stage.total_gib for stage in stage_memories(setting))
+
+
+@settings(SETTINGS, max_examples=30)
+@given(jobs(), st.floats(1.05, 20.0))
+def test_faster_links_and_networks_are_never_slower_and_latency_never_helps(
+    pair: tuple[Job, Cluster], factor: float
+) -> None:
+    job, cluster = pair
+    step_s = estimate_job(job, cluster).step.total_s * (1 + 1e-9)
+    for key in ("link_gb_s", "network_gb_s"):
+        faster = replace(cluster.topology, **{key: factor * getattr(cluster.topology, key)})
+        assert estimate_job(job, replace(cluster, topology=faster)).step.total_s <= step_s
+    for key in ("link_latency_s", "network_latency_s", "oversubscription"):
+        slower = replace(cluster.topology, **{key: factor * getattr(cluster.topology, key)})
+        assert estimate_job(job, replace(cluster, topology=slower)).step.total_s * (1 + 1e-9) >= step_s / (1 + 1e-9)
+
+
+@settings(SETTINGS, max_examples=20)
+@given(jobs())
+def test_more_replicas_do_not_gain_tokens_per_gpu(pair: tuple[Job, Cluster]) -> None:
+    job, cluster = pair
+    assume(cluster.topology.wiring != "pairs")  # there more ranks of a domain use more of its links
+    layout = replace(job.layout, dp_replicate=2 * job.layout.dp_replicate, global_batch=2 * job.layout.global_batch)
+    larger = replace(job, layout=layout)
+    few, many = estimate_job(job, cluster), estimate_job(larger, replace(cluster, gpus=layout.gpus))
+    assert many.tokens_per_s_per_gpu <= few.tokens_per_s_per_gpu * (1 + 1e-9)
+
+
+@settings(SETTINGS, max_examples=20)
+@given(jobs(is_plain=True), st.floats(1.05, 4.0))
+def test_a_device_with_more_bandwidth_and_faster_products_is_never_slower(
+    pair: tuple[Job, Cluster], factor: float
+) -> None:
+    job, cluster = pair
+    # Not of all jobs: attention hides a ring's messages and FSDP's gathers, each as if it hid nothing else, and another
+    # rank of a pipeline becomes the slowest, whose optimizer has more weights.
+    step_s = estimate_job(job, cluster).step.total_s
+    device = cluster.device
+    peaks, rates = (
+        {key: factor * rate for key, rate in some.items()} for some in (device.peak_tflops, device.sustained_tflops)
+    )
+    for faster in (
+        replace(device, memory_gb_s=factor * device.memory_gb_s),
+        replace(device, peak_tflops=peaks, sustained_tflops=rates),
+    ):
+        assert estimate_job(job, replace(cluster, device=faster)).step.total_s <= step_s * (1 + 1e-9)

@@ -1,0 +1,210 @@
+"""The parts of an estimate: collectives, pipelines, experts, attention, precisions, memory and efficiencies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweeper.config.topologies import find_topology
+from tests.support.planner_estimates import H100, cluster, job
+from workloads.estimator.attention import attention_s
+from workloads.estimator.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
+from workloads.estimator.pipeline import rank_layers
+from workloads.estimator.products import block_products
+from workloads.estimator.setting import Setting
+from workloads.estimator.step import estimate_job
+from workloads.estimator.topologies import build_topology
+from workloads.estimator.weights import divided_weights, rank_weights
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.trainers import nearest_efficiency
+from workloads.models.sizes import block_weights
+from workloads.models.table import load_model
+
+
+def setting(work: Job, **topology: float) -> Setting:
+    return Setting(work, cluster(work.layout.gpus, **topology))
+
+
+def test_a_group_has_as_many_nics_as_ranks_in_a_node() -> None:
+    eight, one = (bandwidth_gb_s(cluster(64), Group(ranks, stride)) for ranks, stride in ((64, 1), (8, 8)))
+    assert eight == pytest.approx(min(8 * one, 450 * 0.78))
+    assert one == pytest.approx(50 * 0.9)
+
+
+def test_oversubscription_divides_the_network() -> None:
+    plain, shared = (bandwidth_gb_s(cluster(64, oversubscription=n), Group(8, 8)) for n in (1, 4))
+    assert plain == 4 * shared
+
+
+def test_links_between_pairs_serve_whole_domains_only() -> None:
+    pairs = cluster(8, wiring="pairs")
+    assert bandwidth_gb_s(pairs, Group(2)) == pytest.approx(bandwidth_gb_s(pairs, Group(8)) / 7)
+
+
+def test_a_rack_of_nvlink_needs_no_network() -> None:
+    rack = replace(cluster(64), topology=find_topology("gb200_nvl72"))
+    assert bandwidth_gb_s(rack, Group(64)) > 10 * bandwidth_gb_s(cluster(64), Group(8, 8))
+
+
+@pytest.mark.parametrize("collective", [all_gather_s, all_reduce_s])
+def test_collectives_grow_with_ranks_and_bytes(collective: object) -> None:
+    assert callable(collective)
+    times = [collective(cluster(n), Group(n), 1e6) for n in (1, 2, 8, 64, 512)]
+    assert times[0] == 0 and times == sorted(times)
+    assert collective(cluster(8), Group(8), 2e9) > collective(cluster(8), Group(8), 1e9)
+
+
+def test_small_all_reduces_take_the_tree() -> None:
+    ranks = 1024
+    ring = 2 * (128 * 12e-6 + (ranks - 128) * 4e-6)
+    assert all_reduce_s(cluster(ranks), Group(ranks), 8) < ring / 10
+
+
+def test_an_all_to_all_across_nodes_is_slower() -> None:
+    assert all_to_all_s(cluster(64), Group(64), 1e9, 9e8) > all_to_all_s(cluster(64), Group(8), 1e9, 0)
+
+
+@given(
+    layers=st.integers(8, 130),
+    pp=st.sampled_from([1, 2, 4, 8]),
+    schedule=st.sampled_from([("1f1b", 1), ("interleaved", 1), ("zbv", 2), ("dualpipev", 2)]),
+)
+@settings(max_examples=50, deadline=None)
+def test_every_layer_is_on_one_rank(layers: int, pp: int, schedule: tuple[str, int]) -> None:
+    name, stages = schedule
+    layout = TrainingLayout(pp=pp, schedule=name, stages_per_rank=stages)  # type: ignore[arg-type]
+    if layers < pp * stages:
+        return
+    ranks = rank_layers(replace(load_model("llama3_8b"), layers=layers), layout)
+    assert len(ranks) == pp
+    assert sum(some.count for rank in ranks for some in rank) == layers
+
+
+@given(
+    model=st.sampled_from(["llama3_8b", "mpt_30b", "gpt3_175b", "qwen3_30b_a3b"]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 8]),
+    sharding=st.sampled_from(["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]),
+    checkpointing=st.sampled_from(["none", "per_op", "selective", "core_attention", "norm_act", "full"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_part_is_negative(model: str, tp: int, pp: int, cp: int, dp: int, sharding: str, checkpointing: str) -> None:
+    work = job(model, tp=tp, pp=pp, cp=cp, dp_shard=dp, sharding=sharding, checkpointing=checkpointing)
+    result = estimate_job(work, cluster(work.layout.gpus))
+    assert min(vars(result.step).values()) >= 0 and result.step.products > 0
+    assert len(result.stages) == pp and all(min(vars(stage).values()) >= 0 for stage in result.stages)
+    assert result.mfu is not None and 0 < result.mfu < 0.9
+
+
+def test_products_have_two_flops_for_each_weight_and_token() -> None:
+    work = setting(job())
+    flops = sum(product.flops for product in block_products(work, 0))
+    norms = 2 * 4096
+    assert flops == 2 * work.tokens * (block_weights(work.model, 0) - norms)
+
+
+def test_tensor_parallelism_divides_products() -> None:
+    whole, divided = (setting(job(tp=tp, dp_shard=1)) for tp in (1, 4))
+    sizes = [sum(product.flops for product in block_products(some, 0)) for some in (whole, divided)]
+    assert sizes[0] == 4 * sizes[1]
+
+
+def test_a_window_saves_attention() -> None:
+    model = load_model("gpt_oss_20b")
+    work = setting(Job(model, TrainingLayout(), 8192))
+    assert attention_s(work, 0, backward=False) < attention_s(work, 1, backward=False) / 10
+
+
+def test_unfused_attention_is_slower() -> None:
+    kernels = [job("gpt3_175b", attention_kernel=kernel, trainer="megatron") for kernel in ("cudnn", "unfused")]
+    fused, unfused = (attention_s(setting(work), 0, backward=False) for work in kernels)
+    assert unfused > 3 * fused
+
+
+def test_experts_cost_more_the_less_even_they_are() -> None:
+    even, uneven = (job("qwen3_30b_a3b", ep=8, expert_imbalance=factor) for factor in (1.0, 1.5))
+    assert estimate_job(uneven, cluster()).step.total_s > estimate_job(even, cluster()).step.total_s
+
+
+def test_experts_are_divided_by_fewer_ranks_than_the_other_weights() -> None:
+    work = setting(job("qwen3_30b_a3b", ep=8, dp_shard=8))
+    weights = rank_weights(work, 0, rank_layers(work.model, work.layout)[0])
+    assert divided_weights(work, weights) == weights.shared / 8 + weights.experts
+    states = estimate_job(work.job, cluster()).memory.optimizer_states * 2**30
+    assert states == pytest.approx(8 * divided_weights(work, weights))
+
+
+def test_deepep_sends_less_than_an_all_to_all() -> None:
+    works = [job("qwen3_30b_a3b", ep=32, dp_shard=32, dispatcher=kind) for kind in ("deepep", "alltoall")]
+    deepep, plain = (estimate_job(work, cluster(32)).step.expert_parallel for work in works)
+    assert 0 < deepep < plain
+
+
+@pytest.mark.parametrize(("slower", "faster"), [("bf16", "fp8_tensorwise"), ("fp8_rowwise", "fp8_tensorwise")])
+def test_precisions_are_ordered_as_measured(slower: str, faster: str) -> None:
+    times = [estimate_job(job(precision=name), cluster()).step.total_s for name in (slower, faster)]
+    assert times[0] > times[1]
+
+
+def test_a_device_without_units_for_a_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="h100 has no matrix units for fp4"):
+        estimate_job(job(precision="nvfp4"), cluster())
+
+
+def test_some_checkpointed_blocks_lie_between_none_and_all() -> None:
+    counts = (0, 16, 32)
+    results = [estimate_job(job(checkpointing="full", checkpointed_layers=n), cluster()) for n in counts]
+    assert [r.step.total_s for r in results] == sorted(r.step.total_s for r in results)
+    saved = [r.memory.activations for r in results]
+    assert saved[1] == pytest.approx((saved[0] + saved[2]) / 2)
+    without = estimate_job(job(checkpointed_layers=0), cluster())
+    assert saved[0] == pytest.approx(without.memory.activations)
+
+
+def test_an_optimizer_on_the_host_takes_longer_and_frees_memory() -> None:
+    device, host = (estimate_job(job(offload_optimizer=offload), cluster()) for offload in (False, True))
+    assert host.step.optimizer > device.step.optimizer
+    assert host.memory.optimizer_states == 0 < device.memory.optimizer_states
+
+
+def test_the_first_rank_of_1f1b_holds_the_most_activations() -> None:
+    stages = estimate_job(job(pp=4, dp_shard=2), cluster()).stages
+    sizes = [stage.activations for stage in stages]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+
+
+def test_the_nearest_pair_lends_its_efficiency() -> None:
+    table = {("nemo", "h100"): 0.9, ("torchtitan", "h100"): 1.1, ("torchtitan", "h200"): 1.0}
+    assert nearest_efficiency("nemo", "h100", table) == 0.9
+    assert nearest_efficiency("nemo", "a100", table) == 0.9
+    assert nearest_efficiency("megatron-bridge", "h200", table) == 0.9
+    assert nearest_efficiency("deepspeed", "h200", table) == 1.0
+    assert nearest_efficiency("deepspeed", "b200", table) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wiring": "ring"}, "Allowed: switch, pairs, host"),
+        ({"link_gb_s": 0}, "has to be above 0"),
+        ({"link_gb_s": "fast"}, "not a number"),
+        ({"nics": 8}, "unknown key 'nics'"),
+        ({"network_gb_s": None}, "network_gb_s missing"),
+    ],
+)
+def test_an_invalid_topology_is_named(changes: dict[str, object], message: str) -> None:
+    values = {"name": "own", "gpus_per_domain": 8, "wiring": "switch", "link_gb_s": 450, "network_gb_s": 50}
+    with pytest.raises(ValueError, match=message):
+        build_topology(values | changes)
+
+
+def test_a_power_cap_limits_the_mean_of_work_and_waiting() -> None:
+    work = job(pp=4, dp_shard=2, global_batch=8)
+    capped = cluster()
+    uncapped = replace(capped, device=replace(H100, power_headroom=1.3))
+    assert estimate_job(work, uncapped).step.total_s < estimate_job(work, capped).step.total_s

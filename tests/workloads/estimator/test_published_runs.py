@@ -1,0 +1,107 @@
+"""The planner's score on published runs, and rows that it cannot express."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.planner import ROWS, main, pairs_in_order, read_runs, score_all, summarize
+from benchmarks.planner_calibration import calibrate
+from workloads.layouts.trainers import efficiencies
+
+
+@pytest.fixture(scope="module")
+def scores() -> list[Any]:
+    runs, unsupported = read_runs(ROWS)
+    assert not unsupported
+    return score_all(runs, efficiencies())
+
+
+@pytest.mark.parametrize(("family", "mape", "median"), [("dense", 4, 3), ("moe", 15, 15), ("memory", 8, 4)])
+def test_the_score_holds(scores: list[Any], family: str, mape: float, median: float) -> None:
+    summary = summarize(scores)[family]
+    assert summary["mape"] <= mape and summary["median"] <= median
+
+
+def test_no_row_is_beyond_a_quarter(scores: list[Any]) -> None:
+    assert not [score.run.name for score in scores if abs(score.error_percent) > 25]
+
+
+def test_layouts_are_in_the_right_order(scores: list[Any]) -> None:
+    order = pairs_in_order(scores)
+    assert order["dense"]["pairs"] >= 20 and order["dense"]["percent"] >= 90
+    assert order["memory"]["percent"] >= 90
+
+
+def test_runs_that_nothing_was_fitted_to_are_within_the_published_errors() -> None:
+    scores = score_all(read_runs(ROWS.with_name("planner_rows_h200_fp32.csv"))[0], efficiencies())
+    summary, order = summarize(scores), pairs_in_order(scores)
+    assert summary["dense"]["rows"] == 12 and summary["dense"]["mape"] <= 8.5
+    assert summary["memory"]["rows"] == 11 and summary["memory"]["mape"] <= 6
+    assert order["dense"]["percent"] == order["memory"]["percent"] == 100
+
+
+def test_the_efficiencies_are_those_of_the_rows() -> None:
+    assert calibrate(read_runs(ROWS)[0]) == pytest.approx(efficiencies(), abs=0.005)
+
+
+def _row(**changes: str) -> dict[str, str]:
+    with ROWS.open(newline="") as lines:
+        return next(csv.DictReader(lines)) | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_key": "qwen3_next_80b_a3b"}, "linear attention"),
+        ({"model_key": "nemotron3_nano_30b"}, "Mamba-2"),
+        ({"model_key": "llama9"}, "unknown model"),
+        ({"framework": "mytrainer"}, "unknown framework"),
+        ({"hardware_key": "h1000"}, "unknown hardware"),
+        ({"cluster_key": "moon"}, "unknown topology"),
+        ({"precision_key": "nvfp4"}, "no matrix units for fp4"),
+        ({"precision_key": "int1"}, "unknown precision"),
+        ({"sharding_key": "zero9"}, "unknown sharding"),
+        ({"recompute_key": "some"}, "unknown recomputation"),
+        ({"gpus": "9", "tp": "2"}, "does not divide 9 GPUs"),
+        ({"gpus": "nan"}, "not a number above 0"),
+        ({"step_s": "0"}, "not a number above 0"),
+        ({"global_batch": "15"}, "not a multiple"),
+        ({"seq_len": "long"}, "not a number"),
+        ({"tokens_per_s_per_gpu": "", "memory_gib": ""}, "nothing was measured"),
+        ({"ep": "8"}, "does not divide 0 experts"),
+    ],
+)
+def test_a_row_that_is_not_modelled_is_listed_with_its_reason(
+    changes: dict[str, str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = _row(**changes)
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    runs, unsupported = read_runs(path)
+    assert not runs and reason in unsupported[0]["reason"]
+
+
+@pytest.mark.parametrize("key", ["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "hsdp", "megatron_fsdp"])
+def test_every_sharding_is_read(key: str, tmp_path: Path) -> None:
+    row = _row(sharding_key=key)
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n")
+    runs, unsupported = read_runs(path)
+    assert not unsupported and score_all(runs, efficiencies())
+
+
+def test_the_program_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["families"]) == {"dense", "moe", "memory"}
+    assert result["families"]["dense"]["rows"] == 35 and result["unsupported"] == []
+    left_out = result["leave_one_source_out"]["families"]
+    assert left_out["dense"]["mape"] <= 10

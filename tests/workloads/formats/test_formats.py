@@ -1,0 +1,311 @@
+"""Each trainer's file is read back as the job that it was written for, and what a trainer lacks is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import REPOSITORY
+from tests.support.planner_estimates import cluster
+from workloads.api.contract import Machine, Rank
+from workloads.api.errors import UserInputError
+from workloads.api.registry import load
+from workloads.command.invocation import build_invocation
+from workloads.command.layouts import read_job
+from workloads.formats.logged import read_printed_layout
+from workloads.formats.own import own_support
+from workloads.formats.registry import FORMATS, canonical, read_layout, render
+from workloads.layouts.job import Job, Model, TrainingLayout
+from workloads.layouts.offers import RUNS
+
+LOGS = Path(__file__).parents[2] / "samples" / "logs"
+LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256)
+LLAMA_405B = Model(126, 16384, 128, 8, 128, 53248, 128256)
+EXPERTS = Model(48, 2048, 32, 4, 128, 0, 151936, experts=128, experts_per_token=8, expert_intermediate_size=768)
+GPT = Model(48, 6144, 64, 64, 96, 24576, 51200, "gelu", True, True, True, "learned", 8192)
+NEMOTRON = Model(32, 6144, 48, 8, 128, 24576, 256000, activation="squared_relu")
+# What each trainer's file expresses: values to draw from, so that most jobs can be written.
+SPACES = {
+    "own": {
+        "model": [LLAMA],
+        "sharding": ["none", "fsdp2"],
+        "schedule": ["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"],
+        "cp_method": ["allgather", "ring"],
+        "document_tokens": [0, 512],
+        "checkpointing": ["none", "selective", "full"],
+        "checkpointed_layers": [None, 16, 8],
+        "precision": ["bf16", "fp8_tensorwise"],
+        "state": ["fp32", "bf16"],
+    },
+    "torchtitan": {
+        "model": [LLAMA, LLAMA_405B, EXPERTS],
+        "sharding": ["fsdp2"],
+        "schedule": ["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"],
+        "checkpointing": ["none", "per_op", "full"],
+        "precision": ["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp", "mxfp8"],
+        "state": ["fp32", "bf16"],
+        "checkpointed_layers": [None, 16, 8],
+        "cp_method": ["allgather", "ring"],
+        "ep": [1, 2],
+    },
+    "megatron": {
+        "model": [LLAMA, LLAMA_405B, EXPERTS, GPT, NEMOTRON],
+        "sharding": ["none", "zero1", "zero2", "megatron_fsdp", "fsdp2"],
+        "schedule": ["1f1b", "interleaved"],
+        "checkpointing": ["none", "core_attention", "full"],
+        "precision": ["bf16", "fp16", "fp32", "fp8_te_delayed", "fp8_te_current", "fp8_te_blockwise", "mxfp8"],
+        "state": ["fp32"],
+        "checkpointed_layers": [None, 16, 8],
+        "cp_method": ["allgather", "ring"],
+        "ep": [1, 2],
+        "offload_optimizer": [False, True],
+    },
+}
+SPACES["primus"] = SPACES["megatron"] | {"schedule": ["1f1b", "interleaved", "zbv", "zero_bubble"]}
+SPACES["nemo"] = SPACES["megatron"] | {"model": [LLAMA, LLAMA_405B, EXPERTS], "precision": ["bf16", "fp16", "mxfp8"]}
+DEGREES = {"dp_replicate": [1, 2], "dp_shard": [1, 2, 8], "tp": [1, 2], "cp": [1, 2], "pp": [1, 2, 4]}
+JOB_FIELDS = ("model", "precision", "state", "document_tokens")
+
+
+@st.composite
+def jobs(draw: st.DrawFn, trainer: str) -> Job:
+    space = {**DEGREES, **SPACES[trainer], "micro_batch": [1, 2], "reshard_after_forward": [True, False]}
+    values = {name: draw(st.sampled_from(choices)) for name, choices in space.items()}
+    job_values = {name: values.pop(name) for name in JOB_FIELDS if name in values}
+    stages = {"1f1b": 1, "zero_bubble": 1 if trainer == "primus" else 2}.get(values["schedule"], 2)
+    layout = TrainingLayout(**values, stages_per_rank=stages)
+    batch = layout.micro_batch * layout.dp * layout.pp * 2
+    compiled = draw(st.booleans())
+    return Job(
+        layout=replace(layout, global_batch=batch),
+        sequence_length=8192,
+        trainer=trainer,
+        compiled=compiled,
+        **job_values,
+    )
+
+
+@pytest.mark.parametrize("trainer", FORMATS)
+def test_a_file_is_read_back_as_its_job(trainer: str) -> None:
+    written = 0
+
+    @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+    @given(jobs(trainer))
+    def check(job: Job) -> None:
+        nonlocal written
+        try:
+            rendered = render(job, job.layout.gpus)
+        except UserInputError as refusal:
+            assert "\n" not in str(refusal)
+            assume(False)
+        written += 1
+        reading = read_layout(rendered.text)
+        assert reading.job == canonical(job, trainer)
+        assert not reading.notes
+
+    check()
+    assert written >= 3
+
+
+def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
+    """Return a job of 8 GPUs that every trainer's file expresses, with some values changed."""
+    of_job = {name: values.pop(name) for name in (*JOB_FIELDS, "compiled") if name in values}
+    sharding = "fsdp2" if trainer in ("own", "torchtitan") else "zero1"
+    layout = {"dp_shard": 4, "tp": 2, "sharding": sharding, "global_batch": 16, **values}
+    state = "bf16" if trainer == "own" else "fp32"
+    return Job(model, TrainingLayout(**layout), 8192, trainer, **({"state": state} | of_job))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "values", "message"),
+    [
+        (
+            "torchtitan",
+            {"checkpointing": "core_attention"},
+            "torchtitan: checkpointing=core_attention cannot be written",
+        ),
+        ("torchtitan", {"sharding": "zero1"}, "torchtitan: sharding=zero1 cannot be written"),
+        ("torchtitan", {"offload_optimizer": True}, "torchtitan: offload_optimizer=true cannot be written"),
+        ("torchtitan", {"sequence_parallel": False}, "torchtitan: sequence_parallel=false cannot be written"),
+        ("torchtitan", {"dp_shard": 1, "dp_replicate": 4}, "torchtitan: dp_replicate without dp_shard or cp is DDP"),
+        ("torchtitan", {"document_tokens": 512}, "torchtitan: document_tokens=512 cannot be written"),
+        (
+            "nemo",
+            {"schedule": "zbv", "pp": 2, "dp_shard": 2, "stages_per_rank": 2},
+            "nemo (Megatron-Bridge): schedule=zbv",
+        ),
+        ("megatron", {"state": "amp"}, "megatron: state=amp cannot be written. Supported: fp32"),
+        ("megatron", {"checkpointing": "norm_act"}, "megatron: checkpointing=norm_act cannot be written for a dense"),
+        (
+            "megatron",
+            {"precision": "fp8_rowwise"},
+            "megatron: precision=fp8_rowwise cannot be written. Supported: bf16",
+        ),
+        ("primus", {"tp_overlap": "async", "sequence_parallel": False}, "primus: tp_overlap=async needs sequence_par"),
+        ("own", {"offload_optimizer": True}, "own: offload_optimizer=true cannot be written"),
+        ("own", {"model": replace(LLAMA, layers=31)}, "own: model is none of this project's catalogue"),
+    ],
+)
+def test_a_value_that_a_trainer_lacks_is_refused_by_name(trainer: str, values: dict[str, object], message: str) -> None:
+    job = example(trainer, **values)
+    with pytest.raises(UserInputError) as refusal:
+        render(job, job.layout.gpus)
+    assert str(refusal.value).startswith(message)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_without_a_flavor_names_the_nearest_one() -> None:
+    with pytest.raises(UserInputError, match=r"Nearest: llama3 8B, which differs in layers \(32, not 31\)"):
+        render(example("torchtitan", replace(LLAMA, layers=31)), 8)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trainer", "message"),
+    [
+        (16, None, "gpus=16: the degrees of the layout multiply to 8"),
+        (8, "deepspeed", "trainer=deepspeed: no file can be written for it. Available: megatron, nemo, own, primus"),
+    ],
+)
+def test_a_job_that_does_not_fit_is_refused(gpus: int, trainer: str | None, message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        render(example("megatron"), gpus, trainer)
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserInputError, match="global_batch=6 is not a multiple of micro_batch 1 x data parallel 4"):
+        render(example("megatron", global_batch=6), 8)
+
+
+def test_a_pipeline_of_torchtitan_is_filled_by_one_local_batch() -> None:
+    job = example("torchtitan", pp=2, dp_shard=2, micro_batch=2, global_batch=32)
+    text = render(job, 8).text
+    assert "local_batch_size = 16" in text
+    assert "pipeline_parallel_microbatch_size = 2" in text
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_the_preset_of_torchtitan_writes_the_layout_that_is_estimated(pp: int) -> None:
+    preset = yaml.safe_load((REPOSITORY / "conf/workload/torchtitan.yaml").read_text())
+    command: Any = load("command")
+    given_settings = command.Settings(**preset["command"])
+    values = preset["space"] | {"tp": 2, "pp": pp, "micro_batch": 2, "global_batch": 32, "checkpointing": "full"}
+    text = build_invocation(given_settings, values, Rank(world_size=8, ranks_per_node=8), "o").files["config.toml"]
+    estimated = read_job(given_settings, values, Machine("gpu", "sm90", 8, 8, 80.0, cluster=cluster(8)))
+    assert f"local_batch_size = {2 if pp == 1 else 16}" in text
+    assert read_layout(text, gpus=8).layout == canonical(estimated, "torchtitan").layout
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "bf16", "checkpointing": "full"},
+        {"pp": 2, "dp_shard": 2, "micro_batch": 2, "global_batch": 32, "reshard_after_forward": False},
+    ],
+)
+def test_our_command_for_torchtitan_is_its_preset(values: dict[str, Any]) -> None:
+    job = example("torchtitan", **values)
+    rendered = render(job, 8, "own")
+    assert "workload=torchtitan " in rendered.text
+    assert read_layout(rendered.text).job == canonical(job, "torchtitan")
+
+
+def test_several_nodes_get_their_rank_from_the_shell() -> None:
+    rendered = render(example("megatron", dp_shard=16, global_batch=32), 32)
+    assert "--nnodes=4" in rendered.text
+    assert "--nproc-per-node=8" in rendered.text
+    assert "--node-rank=$NODE_RANK" in rendered.text
+
+
+def test_the_number_of_gpus_has_to_be_known() -> None:
+    arguments = "pretrain_gpt.py --num-layers 32 --micro-batch-size 1 --tensor-model-parallel-size 2"
+    with pytest.raises(UserInputError, match="does not say on how many GPUs"):
+        read_layout(arguments)
+    assert read_layout(arguments, gpus=8).layout.dp_replicate == 4
+
+
+def test_a_text_of_no_trainer_is_refused() -> None:
+    with pytest.raises(UserInputError, match="neither a file nor a log of a known trainer"):
+        read_layout("learning_rate: 0.1\n")
+
+
+@pytest.mark.parametrize("log", ["titan.log", "titan_rank_prefix.log", "titan_srun_prefix.log", "titan_fp8.log"])
+def test_torchtitan_s_log_has_its_layout(log: str) -> None:
+    reading = read_layout((LOGS / log).read_text())
+    layout = reading.layout
+    assert (layout.dp_shard, layout.tp, layout.micro_batch, layout.sharding) == (4, 2, 1, "fsdp2")
+    assert (layout.checkpointing, reading.sequence_length, reading.model) == ("full", 4096, LLAMA)
+    assert layout.global_batch in (4, 8)
+    assert reading.precision == ("fp8_tensorwise" if log == "titan_fp8.log" else "bf16")
+
+
+def test_megatron_s_log_has_its_layout_without_the_model() -> None:
+    reading = read_layout((LOGS / "megatron.log").read_text())
+    expected = TrainingLayout(
+        dp_replicate=8, tp=2, pp=2, global_batch=64, sharding="none", sequence_parallel=False, cp_method="allgather"
+    )
+    assert (reading.layout, reading.sequence_length, reading.precision) == (expected, 4096, "bf16")
+    assert "use_distributed_optimizer, recompute_granularity" in reading.notes[0]  # the sample has few arguments
+    with pytest.raises(UserInputError, match="does not name all sizes of the model"):
+        _ = reading.job
+
+
+def test_a_log_s_printed_layout_has_no_defaults_of_the_program() -> None:
+    assert read_printed_layout((LOGS / "megatron.log").read_text(), 32) == {}
+    arguments = (
+        "using world size: 8\n  use_distributed_optimizer ........ True\n  recompute_granularity .......... full\n"
+        "  recompute_method ............... block\n  recompute_num_layers ............ 4\n"
+        "  virtual_pipeline_model_parallel_size ....... None\n"
+    )
+    expected = {"sharding": "zero1", "checkpointing": "full", "checkpointed_layers": 4}
+    assert read_printed_layout(arguments, 8) == expected
+
+
+def test_an_experiment_of_primus_leaves_sizes_to_its_model() -> None:
+    text = """
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: llama3_8B.yaml
+    overrides:
+      micro_batch_size: 2
+      global_batch_size: 128
+      seq_length: ${PRIMUS_SEQ_LENGTH:8192}
+      recompute_granularity: full
+      recompute_method: block
+      recompute_num_layers: 8
+"""
+    job = read_layout(text, gpus=8).job
+    layout = job.layout
+    assert (job.model, job.sequence_length, layout.dp_shard, layout.sharding) == (LLAMA, 8192, 8, "zero1")
+    assert (layout.checkpointing, layout.checkpointed_layers) == ("full", 8)
+
+
+def test_what_a_job_has_no_field_for_is_noted() -> None:
+    text = render(example("torchtitan"), 8).text.replace("steps = 20", "steps = 20\nenable_cpu_offload = true")
+    assert [note.split(":")[0] for note in read_layout(text).notes] == ["training.enable_cpu_offload"]
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "message"),
+    [
+        ('mode = "none"', 'mode = "memory_budget"', "activation_checkpoint.mode=memory_budget: no layout has it"),
+        ('rotate_method = "allgather"', 'rotate_method = "round"', "context_parallel_rotate_method=round: not known"),
+    ],
+)
+def test_an_unknown_value_of_torchtitan_is_refused(line: str, changed: str, message: str) -> None:
+    text = render(example("torchtitan"), 8).text
+    assert line in text
+    with pytest.raises(UserInputError, match=message):
+        read_layout(text.replace(line, changed))
+
+
+def test_own_sweeps_have_what_the_planner_says_of_this_project_s_trainer() -> None:
+    values = own_support().values
+    assert {name: set(values[name]) for name in RUNS["own"]} == {name: set(some) for name, some in RUNS["own"].items()}

@@ -1,0 +1,74 @@
+"""The planner offers this project's trainer only layouts that it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.planner_estimates import cluster, job
+from workloads.layouts.enumeration import list_families
+from workloads.layouts.offers import OFFERS
+from workloads.layouts.own_rules import SPLIT_SCHEDULES, find_own_violation
+from workloads.models.shapes import MODELS
+from workloads.parallel.estimates import SHARED_FIELDS
+from workloads.parallel.layout import Layout, Setting
+from workloads.parallel.rules import RULES
+
+WORDS: dict[str, list[Any]] = {
+    "schedule": ["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"],
+    "checkpointing": ["none", "selective", "full"],
+    "reshard_after_forward": [False, True],
+    "tp_overlap": ["none", "async"],
+    "cp_method": ["allgather", "ring"],
+    "tp": [1, 2, 4],
+    "pp": [1, 2, 4],
+}
+
+
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    gpus=st.sampled_from([1, 4, 6, 8, 16]),
+    fixed=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in WORDS.items()}),
+    precision=st.sampled_from(["bf16", "fp8_tensorwise", "fp8_rowwise", "mxfp8"]),
+    state=st.sampled_from(["fp32", "bf16"]),
+    sequence_length=st.sampled_from([4096, 8192, 8200]),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_offered_layout_is_one_that_the_trainer_runs(
+    model: str, gpus: int, fixed: dict[str, Any], precision: str, state: Any, sequence_length: int
+) -> None:
+    work = replace(
+        job("llama3_8b", trainer="own", global_batch=96),
+        model=MODELS[model].planner_model,
+        precision=precision,
+        state=state,
+        sequence_length=sequence_length,
+        compiled=fixed.get("schedule") not in SPLIT_SCHEDULES,
+    )
+    target = cluster(gpus)
+    target = replace(target, device=replace(target.device, peak_tflops={}))  # any precision
+    setting = Setting(MODELS[model], sequence_length, gpus, 8, compiled=work.compiled, dtype=precision, state=state)
+    for family in islice(list_families(work, target, OFFERS["own"], fixed), 200):
+        for checkpointing in family.checkpointings:
+            for offered in family.list_layouts(checkpointing):
+                fields = {name: getattr(offered, name) for name in SHARED_FIELDS}
+                layout = Layout(**fields, async_tp=offered.tp_overlap == "async")
+                broken = {rule: reason for rule, check in RULES.items() if (reason := check(layout, setting))}
+                assert not [
+                    reason for reason in broken.values() if "torch 2.13" not in reason
+                ]  # of an older torch here
+
+
+@pytest.mark.parametrize("schedule", SPLIT_SCHEDULES)
+def test_a_schedule_that_splits_the_backward_pass_is_offered_as_it_runs(schedule: str) -> None:
+    work = replace(job("llama3_8b", trainer="own", global_batch=96), compiled=False)
+    families = list(list_families(work, cluster(8), OFFERS["own"], {"schedule": schedule}))
+    pipelines = [family for family in families if family.template.pp > 1]
+    assert pipelines and all(family.reshardings == (False,) for family in pipelines)
+    assert not any("selective" in family.checkpointings for family in pipelines)
+    assert "compiled" in find_own_violation(replace(work, layout=pipelines[0].template, compiled=True))

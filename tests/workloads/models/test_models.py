@@ -1,0 +1,180 @@
+"""Models of the table and of Hugging Face's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workloads.models.hugging_face import UnsupportedModel, read_hugging_face
+from workloads.models.shapes import MODELS
+from workloads.models.sizes import attended_tokens, model_flops_per_token, parameters
+from workloads.models.table import known_models, load_model
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [("llama3_8b", 8.03), ("llama3_70b", 70.6), ("mpt_30b", 29.96), ("qwen3_30b_a3b", 30.5), ("grok1_314b", 315.7)],
+)
+def test_parameters(model: str, billions: float) -> None:
+    assert parameters(load_model(model)) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_flops_by_the_causal_convention() -> None:
+    assert model_flops_per_token(load_model("llama3_8b"), 8192) / 1e9 == pytest.approx(51.47, abs=0.01)
+    assert model_flops_per_token(load_model("llama3_70b"), 8192) / 1e9 == pytest.approx(449.22, abs=0.01)
+
+
+def test_a_hugging_face_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_8B))
+    assert load_model(str(path)) == known_models()["llama3_8b"]
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+GPT_NEOX = LLAMA_8B | {
+    "model_type": "gpt_neox",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "vocab_size": 50432,
+}
+MPT = {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432, "expansion_ratio": 4}
+MINITRON = LLAMA_8B | {
+    "model_type": "nemotron",
+    "hidden_size": 3072,
+    "intermediate_size": 9216,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+    "vocab_size": 256000,
+}
+MIXTRAL = LLAMA_8B | {"model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN_MOE = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 151936,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+}
+DEEPSEEK_MOE = QWEN_MOE | {
+    "model_type": "deepseek",
+    "intermediate_size": 10944,
+    "num_hidden_layers": 28,
+    "vocab_size": 102400,
+    "num_experts": None,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "shared_expert_intermediate_size": None,
+    "first_k_dense_replace": 1,
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        (GPT2, 0.124),
+        (GPT_NEOX, 20.55),
+        (MPT, 6.65),
+        (MINITRON, 4.19),
+        (MIXTRAL, 46.7),
+        (QWEN_MOE, 14.3),
+        (DEEPSEEK_MOE, 16.4),
+        (GPT_OSS, 20.9),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_parameters_of_hugging_face_files(config: dict[str, object], billions: float) -> None:
+    assert parameters(read_hugging_face(config)) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_windows_of_hugging_face_files() -> None:
+    every_other = read_hugging_face(GPT_OSS)
+    assert [attended_tokens(every_other, layer, 8192) for layer in (0, 1)] == [pytest.approx(127), 4096]
+    always = read_hugging_face(LLAMA_8B | {"model_type": "mistral", "sliding_window": 4096})
+    assert attended_tokens(always, 0, 32768) == pytest.approx(4096, rel=0.07)
+    unused = read_hugging_face(LLAMA_8B | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False})
+    assert unused.window == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "qwen3_next"}, "linear attention"),
+        ({"model_type": "nemotron_h"}, "Mamba-2"),
+        ({"model_type": "deepseek_v3"}, "latent attention"),
+        ({"model_type": "other"}, "Available: llama"),
+        ({"model_type": "lama"}, "model_type 'lama' is not modelled. .* Did you mean llama?"),
+        ({"model_type": None}, "no model_type. Available: llama"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"num_attention_heads": None}, "no num_attention_heads. Required: num_hidden_layers, hidden_size"),
+        ({"num_attention_heads": 33}, "num_key_value_heads 8 does not divide num_attention_heads 33"),
+        (
+            {"num_attention_heads": 24},
+            "heads 24 does not divide hidden_size 4096, and there is no head_dim",
+        ),
+        ({"num_key_value_heads": 64}, "num_key_value_heads 64 does not divide num_attention_heads 32"),
+        ({"hidden_size": 0}, "hidden_size is 0: must be a whole number from 1"),
+        ({"hidden_size": 4096.5}, "hidden_size is 4096.5: must be a whole number"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1: must be a whole number from 1 to 10,000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: must be a whole number from 1 to 10,000"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers is '32': must be a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True: must be a whole number"),
+        ({"sliding_window": -1}, "sliding_window is -1: must be a whole number from 0"),
+        ({"layer_types": "full"}, "layer_types is 'full': must be a list"),
+        ({"model_type": "mpt", "attn_config": "x"}, "attn_config is 'x': must be a mapping"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 8},
+            "num_experts_per_tok is 0: must be from 1 to the 8",
+        ),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_hugging_face(LLAMA_8B | changes)
+
+
+def test_an_unknown_name_has_a_suggestion() -> None:
+    with pytest.raises(UnsupportedModel, match="Did you mean llama3_70b"):
+        load_model("llama3-70b")
+
+
+def test_the_models_that_this_project_trains_are_those_of_the_table() -> None:
+    shared = known_models().keys() & MODELS.keys()
+    assert len(shared) == 5
+    assert all(MODELS[name].planner_model == known_models()[name] for name in shared)

@@ -1,0 +1,121 @@
+"""What the planner says of a job: where each millisecond and each GiB goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on the critical path of the slowest GPU, by use. Communication counts where nothing hides it.
+
+    Attributes:
+        products: matrix products of the blocks, forward, backward and recomputed.
+        attention: scores and their product with the values, forward, backward and recomputed.
+        head_and_loss: the output layer and the loss.
+        other_compute: norms, activations, casts and the rest that the memory's bandwidth limits.
+        bubble: a pipeline's stage waits for others.
+        data_parallel, tensor_parallel, context_parallel, expert_parallel, pipeline: exposed communication by kind.
+        optimizer: the optimizer's step, on the GPU or the host.
+        copies: copies of gathered weights and gradients, and between host and GPU.
+    """
+
+    products: float
+    attention: float
+    head_and_loss: float
+    other_compute: float
+    bubble: float = 0.0
+    data_parallel: float = 0.0
+    tensor_parallel: float = 0.0
+    context_parallel: float = 0.0
+    expert_parallel: float = 0.0
+    pipeline: float = 0.0
+    optimizer: float = 0.0
+    copies: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return float(sum(vars(self).values()))
+
+    def scaled(self, factor: float) -> StepTime:
+        """Return a step of which every part takes `factor` times as long."""
+        return StepTime(**{name: factor * seconds for name, seconds in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """GiB of a GPU of one pipeline stage at its peak, by use.
+
+    Attributes:
+        parameters: weights as they are stored between steps, masters included.
+        gathered: weights that are gathered for their use, and copies in the data type of the products.
+        gradients: as they are accumulated.
+        optimizer_states: the moments.
+        activations: what is kept for the backward pass.
+        working: temporary tensors of the largest layer or of the loss.
+        runtime: the context, the communication library's buffers and the libraries' workspaces.
+        reserved: what the allocator holds beyond what it gave out.
+    """
+
+    parameters: float
+    gathered: float
+    gradients: float
+    optimizer_states: float
+    activations: float
+    working: float
+    runtime: float
+    reserved: float = 0.0
+
+    @property
+    def allocated_gib(self) -> float:
+        """What the framework reports as its peak of allocated memory: neither `runtime` nor `reserved`."""
+        return self.total_gib - self.runtime - self.reserved
+
+    @property
+    def reserved_gib(self) -> float:
+        """What the framework reports as its peak of reserved memory."""
+        return self.total_gib - self.runtime
+
+    @property
+    def total_gib(self) -> float:
+        """What the driver reports as used."""
+        return float(sum(vars(self).values()))
+
+
+@dataclass(frozen=True)
+class JobEstimate:
+    """The estimate of a job on a cluster.
+
+    Attributes:
+        step: where the time goes.
+        stages: the memory of each pipeline rank.
+        tokens: trained in a step by all GPUs.
+        model_flops: of a step, by the causal convention (`workloads.models.flops`).
+        peak_tflops: of one GPU in the data type of the products, for the MFU; None where no source has it.
+        gpus: the number of GPUs.
+        not_modelled: what the job has that the estimate leaves out, in plain sentences.
+    """
+
+    step: StepTime
+    stages: tuple[StageMemory, ...]
+    tokens: int
+    model_flops: float
+    peak_tflops: float | None
+    gpus: int
+    not_modelled: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> StageMemory:
+        """The memory of the pipeline rank that needs the most."""
+        return max(self.stages, key=lambda stage: stage.total_gib)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.tokens / self.step.total_s / self.gpus
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the peak that the model's FLOPs reach, between 0 and 1."""
+        if self.peak_tflops is None:
+            return None
+        return self.model_flops / self.step.total_s / self.gpus / (self.peak_tflops * 1e12)

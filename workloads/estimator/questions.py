@@ -1,0 +1,147 @@
+"""Questions about an estimated job: why another is slower, what would change it, and what a whole training takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from workloads.estimator.cluster import Cluster
+from workloads.estimator.estimate import JobEstimate, StepTime
+from workloads.layouts.job import Job
+
+SECONDS_PER_DAY = 86_400
+# 419 unexpected interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, "The Llama 3 Herd of Models", table 5).
+FAILURES_PER_GPU_DAY = 419 / 54 / 16_384
+
+CAUSES = {
+    "products": "its matrix products are smaller, or more of them are computed again",
+    "attention": "more attention is computed again, or on shorter parts of sequences",
+    "head_and_loss": "the output layer and the loss take more time on the slowest GPU",
+    "other_compute": "norms, activations and casts read and write more memory",
+    "bubble": "pipeline stages wait for each other: more stages, or fewer micro-batches to fill them",
+    "data_parallel": "gathering weights and reducing gradients is not hidden by computation",
+    "tensor_parallel": "tensor parallel ranks exchange activations in every block",
+    "context_parallel": "context parallel ranks exchange keys and values in every block",
+    "expert_parallel": "tokens travel to their experts and back in every block",
+    "pipeline": "activations are sent between more stages",
+    "optimizer": "each GPU updates more weights",
+    "copies": "weights and gradients are copied more often",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Why one job's step takes longer than another's.
+
+    Attributes:
+        slower_s: by how many seconds a token's share of the step is longer, for steps of equal tokens.
+        slower_share: the same as a share of the faster step.
+        parts_s: the differences by use, the largest first; negative where the slower job is faster.
+    """
+
+    slower_s: float
+    slower_share: float
+    parts_s: dict[str, float]
+
+    @property
+    def sentences(self) -> str:
+        """Two sentences: what costs the most, and what it gains in exchange."""
+        name = next(iter(self.parts_s))
+        cause = f"{CAUSES[name][0].upper()}{CAUSES[name][1:]} ({name})."
+        gained = {part: value for part, value in self.parts_s.items() if value < -5e-4}
+        if not gained:
+            return f"{cause} Nothing else makes up for it."
+        return f"{cause} What it saves, most of it in {min(gained, key=gained.__getitem__)}, is less."
+
+
+def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
+    """Compare two estimates; a step of other tokens is scaled to the faster job's."""
+    scale = faster.tokens / slower.tokens
+    differences = {
+        field.name: scale * getattr(slower.step, field.name) - getattr(faster.step, field.name)
+        for field in fields(StepTime)
+    }
+    parts = dict(sorted(differences.items(), key=lambda item: -item[1]))
+    total_s = sum(parts.values())
+    return Comparison(total_s, total_s / faster.step.total_s, {name: value for name, value in parts.items() if value})
+
+
+def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
+    """Return the same job with one resource doubled, by what is doubled."""
+    topology, device, layout = cluster.topology, cluster.device, job.layout
+    doubled = {
+        "twice the memory": (job, replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))),
+        "links of twice the bandwidth": (job, _with(cluster, link_gb_s=2 * topology.link_gb_s)),
+        "a network of twice the bandwidth": (job, _with(cluster, network_gb_s=2 * topology.network_gb_s)),
+        "twice the sequences in a step": (
+            replace(job, layout=replace(layout, global_batch=2 * layout.global_batch)),
+            cluster,
+        ),
+    }
+    has_network = cluster.gpus > topology.gpus_per_domain
+    if not has_network:
+        doubled.pop("a network of twice the bandwidth")
+    return doubled
+
+
+def _with(cluster: Cluster, **changes: float) -> Cluster:
+    return replace(cluster, topology=replace(cluster.topology, **changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often a job fails and what that costs. All figures are assumptions of the user's.
+
+    Attributes:
+        failures_per_gpu_day: unexpected interruptions.
+        restart_s: from a failure until training goes on.
+        checkpoint_s: a checkpoint stops training for so long.
+    """
+
+    failures_per_gpu_day: float = FAILURES_PER_GPU_DAY
+    restart_s: float = 600.0
+    checkpoint_s: float = 20.0
+
+    def failure_interval_s(self, gpus: int) -> float:
+        """Return the mean time between failures of a job on so many GPUs; infinite without failures."""
+        failures = self.failures_per_gpu_day * gpus
+        return SECONDS_PER_DAY / failures if failures else math.inf
+
+    def checkpoint_interval_s(self, gpus: int) -> float:
+        """Return the interval that loses the least time (Young 1974: the root of 2 x cost x time between failures)."""
+        return math.sqrt(2 * self.checkpoint_s * self.failure_interval_s(gpus))
+
+    def lost_share(self, gpus: int) -> float:
+        """Return the share of the time that checkpoints, lost steps and restarts take."""
+        interval_s, failures_s = self.checkpoint_interval_s(gpus), self.failure_interval_s(gpus)
+        if math.isinf(failures_s):
+            return 0.0
+        overhead = self.checkpoint_s / interval_s + (interval_s / 2 + self.restart_s) / failures_s
+        return overhead / (1 + overhead)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A whole training: its duration and what it uses."""
+
+    days: float
+    gpu_hours: float
+    cost: float | None
+    lost_share: float
+    failures: float
+
+
+def training_run(
+    estimate: JobEstimate, tokens: float, reliability: Reliability, price_per_hour: float | None
+) -> TrainingRun:
+    """Return what it takes to train on so many tokens. `price_per_hour` is that of one GPU."""
+    lost = reliability.lost_share(estimate.gpus)
+    seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
+    gpu_hours = seconds / 3600 * estimate.gpus
+    return TrainingRun(
+        days=seconds / SECONDS_PER_DAY,
+        gpu_hours=gpu_hours,
+        cost=None if price_per_hour is None else price_per_hour * gpu_hours,
+        lost_share=lost,
+        failures=seconds / reliability.failure_interval_s(estimate.gpus),
+    )

@@ -1,0 +1,160 @@
+"""The fastest layouts of a job on a cluster. A bound leaves out those that cannot be among them; none is hidden."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from workloads.estimator.cluster import Cluster
+from workloads.estimator.estimate import JobEstimate
+from workloads.layouts.enumeration import Family, list_families
+from workloads.layouts.job import Job, TrainingLayout
+
+USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """The functions that estimate a job on a cluster.
+
+    Attributes:
+        estimate: time and memory.
+        step_s: seconds of a step, the same as in `estimate`.
+        bound_s: seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states,
+            and however these are resharded. Not less for a later one of the ways of checkpointing.
+        memory_gib: of the pipeline rank that needs the most, the same as in `estimate`.
+    """
+
+    estimate: Callable[[Job, Cluster], JobEstimate]
+    step_s: Callable[[Job, Cluster], float]
+    bound_s: Callable[[Job, Cluster], float]
+    memory_gib: Callable[[Job, Cluster], float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with its estimate."""
+
+    layout: TrainingLayout
+    estimate: JobEstimate
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The outcome of a search.
+
+    Attributes:
+        best: the fastest layouts that fit into memory, the fastest first.
+        smallest: the layout that needs the least memory; None if no layout is valid.
+        estimated: layouts that fit and were among the best when they were estimated.
+        too_large: layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or
+            fewer shards.
+        slower: layouts that are too slow to be among the best, by their own step or by a bound of it.
+    """
+
+    best: tuple[Candidate, ...]
+    smallest: Candidate | None
+    estimated: int
+    too_large: int
+    slower: int
+
+
+def find_layouts(
+    job: Job,
+    cluster: Cluster,
+    estimator: Estimator,
+    options: Mapping[str, Sequence[Any]],
+    fixed: Mapping[str, Any],
+    keep: int = 20,
+) -> SearchResult:
+    """Return the `keep` fastest layouts of the job that fit into the GPUs' memory.
+
+    `options` and `fixed` are those of `workloads.layouts.enumeration.list_families`.
+    """
+    search = _Search(job, cluster, estimator, keep)
+    search.run(list_families(job, cluster, options, fixed))
+    best = tuple(search.candidate(layout) for _, _, layout in sorted(search.best, reverse=True))
+    smallest = None if search.smallest is None else search.candidate(search.smallest)
+    return SearchResult(best, smallest, search.estimated, search.too_large, search.slower)
+
+
+class _Search:
+    """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
+
+    def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int) -> None:
+        self.best: list[tuple[float, int, TrainingLayout]] = []
+        self.smallest: TrainingLayout | None = None
+        self.estimated = self.too_large = self.slower = 0
+        self._job, self._cluster, self._estimator, self._keep = job, cluster, estimator, keep
+        self._limit_gib = USABLE_MEMORY * cluster.device.memory_gib
+        self._smallest_gib = math.inf
+        # By what else a layout is, the micro-batches and shards that do not fit.
+        self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
+        self._order = count()
+
+    def run(self, families: Iterable[Family]) -> None:
+        """Consider layouts by the bound of their step, so that the first ones exclude most of the others.
+
+        A family is considered once for each of its ways of checkpointing, since each slower way has a later bound.
+        """
+        waiting = [self._next(family, 0) for family in families]
+        heapq.heapify(waiting)
+        while waiting:
+            bound_s, _, family, way = heapq.heappop(waiting)
+            if bound_s >= self._slowest_s:
+                self.slower += len(family) // len(family.checkpointings) * (len(family.checkpointings) - way)
+                continue
+            for layout in family.list_layouts(family.checkpointings[way]):
+                self._consider(layout)
+            if way + 1 < len(family.checkpointings):
+                heapq.heappush(waiting, self._next(family, way + 1))
+
+    def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
+        """Return the entry of a family with one way of checkpointing in the heap of what is to be considered."""
+        layout = replace(family.template, checkpointing=family.checkpointings[way])
+        return self._estimator.bound_s(self._job_with(layout), self._cluster), next(self._order), family, way
+
+    def _consider(self, layout: TrainingLayout) -> None:
+        """Keep a layout that fits, if it is among the best so far."""
+        failed = self._without_room.setdefault(_list_other_choices(layout), [])
+        if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
+            self.too_large += 1
+            return
+        job = self._job_with(layout)
+        if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
+            self.slower += 1
+        elif self._memory_gib(job) > self._limit_gib:
+            failed.append((layout.micro_batch, layout.dp_shard))
+            self.too_large += 1
+        else:
+            self.estimated += 1
+            push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
+            push(self.best, (-step_s, -next(self._order), layout))
+
+    @property
+    def _slowest_s(self) -> float:
+        """The step time that a layout has to beat."""
+        return -self.best[0][0] if len(self.best) == self._keep else math.inf
+
+    def candidate(self, layout: TrainingLayout) -> Candidate:
+        """Return the layout with its estimate."""
+        return Candidate(layout, self._estimator.estimate(self._job_with(layout), self._cluster))
+
+    def _memory_gib(self, job: Job) -> float:
+        memory_gib = self._estimator.memory_gib(job, self._cluster)
+        if memory_gib < self._smallest_gib:
+            self.smallest, self._smallest_gib = job.layout, memory_gib
+        return memory_gib
+
+    def _job_with(self, layout: TrainingLayout) -> Job:
+        return replace(self._job, layout=layout)
+
+
+def _list_other_choices(layout: TrainingLayout) -> tuple[object, ...]:
+    """Return what of a layout is neither its micro-batch nor how its data parallel ranks divide."""
+    degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
+    return *degrees, layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward

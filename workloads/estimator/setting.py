@@ -1,0 +1,65 @@
+"""A job on a cluster with its trainer, and the sizes of one micro-batch on one GPU."""
+
+from __future__ import annotations
+
+from workloads.estimator.cluster import Cluster
+from workloads.estimator.collectives import Group
+from workloads.estimator.precisions import Precision, find_precision
+from workloads.layouts.job import AttentionKernel, Job
+from workloads.layouts.trainers import Trainer, find_trainer
+
+# Plain copies and the optimizer's update reach this share of the bandwidth of the data sheet.
+COPY_SHARE = 0.85
+# What norms, activations and residual sums take beyond their copies, for their instructions: those of a Llama 3 8B
+# block move 8.6 GB for 16,384 tokens and take 3 ms on an H200 at 4.8 TB/s (benchmarks/offload.md, entry 14).
+PASS_INSTRUCTIONS_GB_S = 9_800
+
+
+class Setting:
+    """A job, a cluster and the trainer's rules, with what many parts of an estimate need.
+
+    Attributes:
+        checkpointed_share: of the blocks.
+        repeated_share: of the blocks whose whole forward pass is computed again.
+        tokens: of a micro-batch on a GPU, before tensor parallelism divides them.
+        residual_parts: into how many parts the residual stream is divided over tensor parallel ranks.
+        is_sharded: weights are gathered for each use.
+        gradient_bytes: of a gradient in its reduction.
+        element_bytes: of a weight in matrix products and of an activation.
+        plain_dtype: of the products that are never in fp8: attention and the head.
+        shard_group: the ranks that divide weights or optimizer states.
+        expert_shard_group: the ranks that have the same experts, and divide their weights or optimizer states.
+    """
+
+    def __init__(self, job: Job, cluster: Cluster) -> None:
+        layout = job.layout
+        self.job, self.cluster, self.model, self.layout = job, cluster, job.model, layout
+        self.trainer: Trainer = find_trainer(job.trainer)
+        self.precision: Precision = find_precision(job.precision)
+        self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
+        layers = job.model.layers if layout.checkpointed_layers is None else layout.checkpointed_layers
+        self.checkpointed_share = min(1.0, layers / job.model.layers)
+        self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
+        self.tokens = layout.micro_batch * job.sequence_length / layout.cp
+        self.residual_parts = layout.tp if layout.sequence_parallel else 1
+        self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")
+        # Megatron FSDP's guide advises --grad-reduce-in-bf16.
+        is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
+        usual = 2 if is_short else self.trainer.gradient_bytes
+        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"
+        self.element_bytes = 4 if job.precision == "fp32" else 2
+        self.gradient_bytes = job.gradient_bytes or usual
+        self.tensor_group = Group(layout.tp, 1)
+        self.context_group = Group(layout.cp, layout.tp)
+        self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
+        self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
+        self.expert_group = Group(layout.ep, 1)
+        self.expert_shard_group = Group(max(1, self.shard_group.ranks * layout.tp // layout.ep), layout.ep)
+
+    def pass_s(self, total_bytes: float, instructions_gb_s: float = PASS_INSTRUCTIONS_GB_S) -> float:
+        """Return the seconds of kernels that read and write so many bytes."""
+        return self.copy_s(total_bytes) + total_bytes / (instructions_gb_s * 1e9)
+
+    def copy_s(self, total_bytes: float) -> float:
+        device = self.cluster.device
+        return total_bytes / (1e9 * (device.copy_gb_s or COPY_SHARE * device.memory_gb_s))

@@ -1,0 +1,52 @@
+"""The weights of one GPU: shared by its data parallel ranks, and of the experts that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.estimator.pipeline import RankLayers, head_rank
+from workloads.estimator.setting import Setting
+from workloads.models.sizes import embedding_weights, expert_weights, has_experts, head_weights, shared_weights
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one GPU, unsharded: `shared` by all its data parallel ranks, and of the experts that it has."""
+
+    shared: float
+    experts: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.shared + self.experts
+
+    def __add__(self, rest: Weights) -> Weights:
+        return Weights(self.shared + rest.shared, self.experts + rest.experts)
+
+    def __mul__(self, count: float) -> Weights:
+        return Weights(self.shared * count, self.experts * count)
+
+
+def block_gpu_weights(setting: Setting, layer: int) -> Weights:
+    """Return a block's weights on one GPU."""
+    model, layout = setting.model, setting.layout
+    experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
+    return Weights(shared_weights(model, layer) / layout.tp, experts)
+
+
+def rank_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
+    """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
+    model, ends = setting.model, 0
+    if rank == 0:
+        ends += embedding_weights(model)
+    if rank == head_rank(setting.layout) and not (model.tied and rank == 0):
+        ends += head_weights(model)
+    total = Weights(ends / setting.layout.tp)
+    for some in layers:
+        total += block_gpu_weights(setting, some.layer) * some.count
+    return total
+
+
+def divided_weights(setting: Setting, weights: Weights) -> float:
+    """Return the part of a GPU's weights, or of their states, that it keeps where data parallel ranks divide them."""
+    return weights.shared / setting.shard_group.ranks + weights.experts / setting.expert_shard_group.ranks

@@ -1,0 +1,1 @@
+"""Trainers' files and logs, read and written. Standard library and PyYAML only."""

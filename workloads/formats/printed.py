@@ -1,0 +1,187 @@
+"""What a trainer prints of its own configuration: batch, model, layout and data type.
+
+`workloads.formats.logs` reads the steps of a log. This module reads the same lines for what can be compared with what
+was declared, in the words of Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's
+Trainer, and of scripts that print a plain `name: value`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from workloads.formats.log_names import DTYPES, strip_colours
+
+Printed = int | str
+
+LONGEST_LINE = 4096  # characters that are read of a line
+# Names whose number is compared, by this project's name. The words may be joined by underscores, hyphens or spaces, and
+# stand before `.....`, `:` or `=`: Megatron's and DeepSpeed's arguments, torchtitan's JSON, Megatron-Bridge's YAML.
+NUMBERS = {
+    "global_batch": ("global batch size",),
+    "micro_batch": ("micro batch size", "local batch size", "train micro batch size per gpu"),
+    "sequence_length": ("seq length", "seq len", "sequence length"),
+    "tp": ("tensor model parallel size", "tensor parallel size", "tensor parallel degree"),
+    "pp": ("pipeline model parallel size", "pipeline parallel size", "pipeline parallel degree"),
+    "cp": ("context parallel size", "context parallel degree"),
+    "dp": ("data parallel size",),
+    "dp_shard": ("data parallel shard degree",),
+    "dp_replicate": ("data parallel replicate degree",),
+    "layers": ("num layers", "num hidden layers", "n layers"),
+    "hidden_size": ("hidden size",),
+    "intermediate_size": ("ffn hidden size", "intermediate size"),
+    "heads": ("num attention heads", "n heads"),
+}
+# Lines of one program: a text that they contain, their pattern, and the name of each of its groups.
+NUMBER_LINES = (
+    # Megatron-LM: `using world size: 8, data-parallel size: 2, …`, and its arguments. What DeepSpeed prints behind
+    # `[config.py:1000:print]` under that name is the data-parallel size.
+    ("world", r"(?:^\s*|using |[,|(] ?)world[_ ]size(?:\s*[:=]|\s+\.{3,})\s*(\d+)", "gpus"),
+    ("of", r"\b[Nn]umber[_ ]of[_ ](?:gpus|GPUs)\s*[:=]\s*(\d+)", "gpus"),
+    ("num_gpus", r"\bnum_gpus\s*[:=]\s*(\d+)", "gpus"),
+    ("[rank-", r"\[rank-\d+/(\d+)\]", "gpus"),  # Primus
+    ("registered", r"All distributed processes registered\. Starting with (\d+) processes", "gpus"),  # Lightning
+    (
+        "device mesh",  # torchtitan
+        r"device mesh with parallelism: pp=(\d+), dp_replicate=(\d+), dp_shard=(\d+), cp=(\d+), tp=(\d+)",
+        "pp dp_replicate dp_shard cp tp",
+    ),
+    (
+        "local batch size",  # torchtitan
+        r"local batch size (\d+), global batch size (\d+),(?: gradient accumulation steps \d+,)? sequence length (\d+)",
+        "micro_batch global_batch sequence_length",
+    ),
+    ("total parameters", r"\bModel \S+ \S+ size: ([\d,]+) total parameters", "parameters"),  # torchtitan
+    # Hugging Face's Trainer
+    ("Total train", r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)", "global_batch"),
+    ("trainable", r"Number of trainable parameters = ([\d,]+)", "parameters"),
+    # DeepSpeed
+    ("train_batch_size", r"(?<!\w)train_batch_size\s+\.{3,}\s+(\d+)", "global_batch"),
+    ("train_micro", r"(?<!\w)train_micro_batch_size_per_gpu\s[\s.]*(\d+)", "micro_batch"),
+)
+# NeMo 2 prints the ranks of every group: `All tensor model parallel group ranks: [[0, 1], [2, 3]]`.
+GROUP_RANKS = {"tensor model": "tp", "pipeline model": "pp", "context": "cp"}
+_DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
+# Lines that name a data type or the model: a text that they contain, their pattern, the name, and the value if it is
+# not the group. `fp8` is the format of the matrix products beside the type of the other operations; "none" if the
+# program says that there is none.
+TEXT_LINES = (
+    # Megatron-LM and Megatron-Bridge
+    (
+        "params_dtype",
+        rf"(?<![\w.])params_dtype[\"']?(?:\s+\.{{3,}}|\s*[:=])\s*(?:torch\.)?({_DTYPE})\b",
+        "dtype",
+        "",
+    ),
+    ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(None|null|False)\b", "fp8", "none"),
+    ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(hybrid|e4m3)\b", "fp8", "fp8"),
+    # torchtitan
+    ("mixed_precision_param", rf'"mixed_precision_param": "({_DTYPE})"', "dtype", ""),
+    ('"dtype"', rf'"dtype": "({_DTYPE})"', "weights_dtype", ""),
+    ("Mixed precision", r"(Mixed precision training is disabled)", "mixed_precision", "none"),
+    ("converters", r'"converters": (\[\])', "fp8", "none"),
+    ("Float8", r"Float8 (tensorwise) scaled training active", "fp8", "fp8_"),
+    ("Float8", r"Float8 training active with recipe (tensorwise|rowwise|rowwise_with_gw_hp)$", "fp8", "fp8_"),
+    ("training active", r"(?:MX|Float8) training active with recipe (mxfp8)", "fp8", ""),
+    ("total parameters", r"\bModel (\S+ \S+) size: [\d,]+ total parameters", "model", ""),
+    ("flavor", r'"flavor": "(\d[\d.]*B)', "model_size", ""),
+    # Lightning, below NeMo
+    ("Automatic Mixed", rf"\bUsing ({_DTYPE}) Automatic Mixed Precision", "dtype", ""),
+    # DeepSpeed
+    ("16_enabled", r"(?<!\w)(?:bfloat16|bf16)_enabled\s+\.{3,}\s+(True)", "dtype", "bf16"),
+    ("16_enabled", r"(?<!\w)fp16_enabled\s+\.{3,}\s+(True)", "dtype", "fp16"),
+    # a script's own line, not an entry of a nested configuration
+    ("dtype", rf"^(?:\S.*[,|;(:] ?)?dtype\s*[:=]\s*['\"]?(?:torch\.)?({_DTYPE})(?![\w-])", "dtype", ""),
+    ("precision", rf"^(?:\S.*[,|;(:] ?)?precision\s*[:=]\s*['\"]?({_DTYPE})(?![\w-])", "dtype", ""),
+    ("model", r"^(?:\S.*[,|;(:] ?)?model(?:_name)?\s*[:=]\s*['\"]?([\w.-]+)", "model", ""),
+)
+
+# What launchers and loggers write before a line: `[rank0]:`, `0: `, `[titan] 2025-12-17 01:18:19,000 - root - INFO - `.
+_PREFIX = re.compile(
+    r"^(?:\s*(?:\[(?![^\]]*(?:\.py:|rank-))[^\]]{0,80}\]:?|\d+:|[\d-]{10}[ T][\d:,.]+|-|:|root\b|INFO\b|DEBUG\b))*\s?"
+)
+# Every other line is skipped after one search.
+_HINT = re.compile(
+    r"size|length|degree|seq.len|num.|n_|rank|dtype|precision|Precision|fp8|Float8|MX |enabled|converters|processes|"
+    r"parallel|batch|model|Model|parameters|GPUs|gpus|flavor"
+)
+_NUMBER = re.compile(
+    r"(?<![\w-])(?<!max )(?<!maximum )(?:"
+    + "|".join(
+        f"(?P<{name}>{'|'.join(words.replace(' ', '[_ -]') for words in names)})" for name, names in NUMBERS.items()
+    )
+    + r")[\"']?(?:\s+\.{3,}|\s*[:=])\s*(?P<value>-?\d+(?:,\d{3})*)(?![\w.]*\d)"
+)
+_NUMBER_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in NUMBER_LINES]
+_TEXT_LINES = [(text, re.compile(pattern), name, value) for text, pattern, name, value in TEXT_LINES]
+_GROUP_RANKS = re.compile(rf"All ({'|'.join(GROUP_RANKS)}) parallel group ranks: \[\[([\d, ]+)\]")
+
+
+def read_printed(line: str) -> dict[str, Printed]:
+    """Return what one line prints of the configuration, by this project's names."""
+    if not _HINT.search(line):
+        return {}
+    line = strip_colours(line[:LONGEST_LINE]).rstrip()
+    line = _PREFIX.sub("", line)
+    return {name: value for read in _READERS for name, value in read(line)}
+
+
+def _read_numbers(line: str) -> Iterator[tuple[str, Printed]]:
+    for match in _NUMBER.finditer(line):
+        number = int(match["value"].replace(",", ""))
+        name = next(name for name in NUMBERS if match[name])
+        if number > 0:  # -1: the program chooses the value
+            yield name, number
+
+
+def _read_number_lines(line: str) -> Iterator[tuple[str, Printed]]:
+    for text, pattern, names in _NUMBER_LINES:
+        if text in line and (match := pattern.search(line)):
+            numbers = [int(number.replace(",", "")) for number in match.groups()]
+            yield from zip(names, numbers, strict=True)
+            if "dp_shard" in names:  # a device mesh has all devices
+                yield "gpus", math.prod(numbers)
+
+
+def _read_group_ranks(line: str) -> Iterator[tuple[str, Printed]]:
+    for match in _GROUP_RANKS.finditer(line):
+        yield GROUP_RANKS[match[1]], len(match[2].split(","))
+
+
+def _read_texts(line: str) -> Iterator[tuple[str, Printed]]:
+    for text, pattern, name, value in _TEXT_LINES:
+        if text in line and (match := pattern.search(line)):
+            printed = match[1].replace(" ", "_")
+            if value == "fp8_":  # a prefix
+                yield name, f"fp8_{printed.replace('_with', '')}"
+            else:
+                yield name, value or DTYPES.get(printed, printed)
+
+
+_READERS = (_read_numbers, _read_number_lines, _read_group_ranks, _read_texts)
+
+
+@dataclass
+class PrintedConfig:
+    """The configuration that a program prints.
+
+    Attributes:
+        values: every value that was printed, by this project's names.
+    """
+
+    values: dict[str, list[Printed]] = field(default_factory=dict)
+
+    def feed(self, line: str) -> dict[str, Printed]:
+        """Read one line and return what it prints of the configuration."""
+        printed = read_printed(line)
+        self.add(printed)
+        return printed
+
+    def add(self, printed: Mapping[str, Printed]) -> None:
+        """Add values to those that were printed before."""
+        for name, value in printed.items():
+            known = self.values.setdefault(name, [])
+            if value not in known:
+                known.append(value)

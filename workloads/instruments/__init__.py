@@ -1,0 +1,1 @@
+"""What measures: timers, caches, telemetry, energy, traces."""

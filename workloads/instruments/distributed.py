@@ -1,0 +1,65 @@
+"""The process group of a trial. It is destroyed after the trial; the workers live longer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+from workloads.api.contract import Rank
+from workloads.instruments.torch_internals import forget_process_groups
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the trial long before
+
+
+@contextmanager
+def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
+    """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between processors."""
+    store: dist.Store = dist.HashStore() if rank.world_size == 1 else _store(rank)
+    dist.init_process_group(
+        backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=dist.PrefixStore(f"trial {rank.sequence_number}", store),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        # No device_id: with one, meshes are split off this group, which ends the process at its second group (2.11).
+    )
+    try:
+        yield
+    except BaseException:
+        # Destroying a group of GPUs waits for the other ranks, which may wait for this one. The driver ends the gang.
+        if rank.world_size == 1:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+    forget_process_groups()  # otherwise the next trial gets this trial's groups from a cache
+
+
+def _store(rank: Rank) -> dist.Store:
+    return _store_at(rank.rendezvous, rank.rank == 0, rank.world_size)
+
+
+@cache
+def _store_at(rendezvous: str, listens: bool, world_size: int) -> dist.Store:
+    """Return the gang's store. It stays open for all trials: a second one cannot listen on the same port at once."""
+    host, _, port = rendezvous.rpartition(":")
+    if host == LOOPBACK:  # a single node: nothing listens on the network
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    # Without a socket of its own the store would listen on every interface.
+    listening = socket.create_server((host, int(port))).detach() if listens else None
+    return dist.TCPStore(
+        host,
+        int(port),
+        world_size,
+        is_master=listens,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=120),
+        master_listen_fd=listening,
+    )

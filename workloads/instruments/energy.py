@@ -1,0 +1,68 @@
+"""Calls run back to back: their sustained rate and the energy that they draw.
+
+A single product is too short for a GPU's energy counter, which changes every 20 to 100 ms.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from workloads.api.contract import Energy
+from workloads.api.gpus.energy import SHORTEST_S
+from workloads.instruments.telemetry import find_gpu, monitor_gpu
+from workloads.instruments.timing import sustained_times
+
+MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can be told
+NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
+
+
+@dataclass(frozen=True)
+class SustainedRun:
+    """Calls that ran back to back after the clocks had settled.
+
+    Attributes:
+        times_s: seconds of a call in each window.
+        energy: None on a CPU; without a run why there is none.
+        metrics: the GPU's clock, power and temperature, and the seconds of the same load until the clocks had settled.
+    """
+
+    times_s: tuple[float, ...] = ()
+    energy: Energy | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def run_sustained(
+    steps: Sequence[Callable[[], object]], device: torch.device, *, step_time_s: float, seconds: float
+) -> SustainedRun:
+    """Run calls of the same work in turns; `step_time_s` is the approximate time of one."""
+    with monitor_gpu(device) as readings:
+        loaded_s = time.perf_counter()
+        times_s = sustained_times(
+            steps, device, step_time_s=step_time_s, seconds=seconds, on_settled=readings.begin_steps
+        )
+    steps_in_window = (readings.ended_s - readings.started_s) / statistics.mean(times_s)  # the device never waits
+    metrics = readings.metrics() | {"settling_s": readings.started_s - loaded_s}
+    metrics = {f"sustained_{name}": value for name, value in metrics.items()}
+    return SustainedRun(times_s, readings.energy(steps_in_window), metrics)
+
+
+def without_run(device: torch.device) -> SustainedRun:
+    """Return what stands for a run that was not requested."""
+    return SustainedRun(energy=None if device.type == "cpu" else Energy(missing=NO_RUN))
+
+
+def measure_energy(step: Callable[[], object], device: torch.device, step_time_s: float) -> Energy | None:
+    """Run a call back to back for as long as the device's counter needs.
+
+    `step_time_s` is the approximate time of one. On a CPU, and where no driver reads the GPU, nothing runs.
+    """
+    gpu = find_gpu(device)
+    if gpu is None:
+        return None
+    source = "power" if gpu.read().energy_j is None else "counter"
+    return run_sustained([step], device, step_time_s=step_time_s, seconds=MARGIN * SHORTEST_S[source]).energy

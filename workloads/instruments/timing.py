@@ -1,0 +1,215 @@
+"""Time work on a device: with device events on a GPU, with a monotonic clock on a CPU.
+
+Two events have a cost of their own, which a reading of a GPU contains: 1.3 µs between two events without work on an
+H200, about 2 µs with a kernel between them, more on AMD GPUs, where kernels under about 50 µs look slow
+(pytorch/pytorch#175097). Every reading is therefore less the cost of an empty pair of events, measured on the same GPU,
+and with a warm cache a reading of short calls spans many of them. benchmarks/results/timing_h200.md has the evidence.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import cycle, islice
+from math import ceil
+
+import torch
+
+from workloads.instruments.caches import Flush
+from workloads.instruments.host_waits import time_undisturbed
+from workloads.instruments.torch_internals import delay_gpu
+
+# A sustained run is timed in windows of WINDOW_S. Its clocks have settled when two readings in a row, each the mean of
+# SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait for that. On a CPU
+# other processes may keep it from settling at all.
+WINDOW_S = 0.05
+SETTLING_WINDOWS = 4
+SETTLED_WITHIN = 0.01
+LONGEST_SETTLING_S = {"cuda": 20.0, "cpu": 2.0}
+
+# The device waits before the first of a series of short calls; otherwise the host's launches would be timed. Cycles for
+# each call: 50 µs at a clock of 2 GHz.
+LEAD_CYCLES = 100_000
+
+# With a warm cache, calls shorter than SHORT_S are timed many at once, for READING_S or longer: what is left of the
+# events' cost after its subtraction, up to 0.7 µs on an H200, is then less than 0.4% of a reading, and at most 1.4% of
+# a longer call. At most MAX_CALLS, as a GPU's queue holds about a thousand.
+SHORT_S = 50e-6
+READING_S = 200e-6
+MAX_CALLS = 200
+EMPTY_PAIRS = 50  # pairs of events whose median cost is subtracted
+RESOLUTION_S = 0.5e-6  # of an event (CUDA's cudaEventElapsedTime): no reading is less
+
+
+def time_steps(
+    step: Callable[[], object],
+    device: torch.device,
+    *,
+    warmup: int,
+    repeats: int,
+    cold_cache: bool,
+    calls: int = 1,
+) -> tuple[float, ...]:
+    """Return the seconds of `step` in each of `repeats` readings, after `warmup` calls that are not timed."""
+    return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)[0]
+
+
+def time_in_turns(
+    steps: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    warmup: int,
+    repeats: int,
+    cold_cache: bool = True,
+    calls: int = 1,
+) -> tuple[tuple[float, ...], ...]:
+    """Return the seconds of each call of each of `steps`, which take turns, so that a change of clocks affects all.
+
+    With `cold_cache` the last-level cache is flushed before each call, outside the timed region. Without it a reading
+    on a GPU may span several `calls` of a step and is their mean, see `calls_in_reading`.
+
+    On a GPU every reading is enclosed in two device events, whose own cost is subtracted, and the host runs ahead of
+    the device, so that its launch time is hidden: by the flush before each call, or by a wait before the first one. On
+    a CPU, calls during which other processes held a core are measured again.
+
+    Raises:
+        HostBusy: on a CPU, other processes held the cores nearly all the time.
+    """
+    assert calls == 1 or not cold_cache
+    flush = Flush(device) if cold_cache else None
+    for _ in range(warmup):
+        for step in steps:
+            step()
+    if device.type == "cpu":
+        timed = [partial(_wall_time_s, step, flush) for step in steps]
+        return tuple(zip(*time_undisturbed(timed, repeats, torch.get_num_threads()), strict=True))
+    cost_s = event_cost_s(device)
+    if flush is None and calls == 1:
+        delay_gpu(LEAD_CYCLES * repeats * len(steps))
+    turns = [[_queue_reading(step, flush, calls) for step in steps] for _ in range(repeats)]
+    torch.cuda.synchronize(device)
+    return tuple(
+        tuple(_net_time_s(start, end, cost_s) / calls for start, end in events) for events in zip(*turns, strict=True)
+    )
+
+
+Pair = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+def _queue_reading(step: Callable[[], object], flush: Flush | None, calls: int = 1) -> Pair:
+    """Queue a reading of so many calls and return the events that enclose it."""
+    if flush is not None:
+        flush()
+    elif calls > 1:  # for each reading: all calls of a series would not fit into the GPU's queue
+        delay_gpu(LEAD_CYCLES * calls)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(calls):
+        step()
+    end.record()
+    return start, end
+
+
+def _net_time_s(start: torch.cuda.Event, end: torch.cuda.Event, cost_s: float) -> float:
+    return max(start.elapsed_time(end) / 1e3 - cost_s, RESOLUTION_S)
+
+
+@cache
+def event_cost_s(device: torch.device) -> float:
+    """Return the seconds between two events without work in between, once measured for each device; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0.0
+    torch.cuda.synchronize(device)
+    delay_gpu(LEAD_CYCLES * EMPTY_PAIRS)
+    pairs = [_queue_reading(lambda: None, None) for _ in range(EMPTY_PAIRS)]
+    torch.cuda.synchronize(device)
+    return statistics.median(_net_time_s(start, end, 0.0) for start, end in pairs)
+
+
+def calls_in_reading(step: Callable[[], object], device: torch.device) -> int:
+    """Return how many calls of a step with a warm cache one reading spans: 1 for long ones, and on a CPU.
+
+    The ranks of a gang would disagree, so that this is for steps without communication.
+    """
+    if device.type == "cpu":
+        return 1
+    step_time_s = min(time_steps(step, device, warmup=1, repeats=3, cold_cache=False))
+    return 1 if step_time_s >= SHORT_S else min(MAX_CALLS, ceil(READING_S / step_time_s))
+
+
+def event_metrics(device: torch.device) -> dict[str, float]:
+    """Return what was subtracted from every reading as a metric; empty for a CPU, whose clock costs nothing to read."""
+    return {} if device.type == "cpu" else {"event_cost_us": 1e6 * event_cost_s(device)}
+
+
+def _wall_time_s(step: Callable[[], object], flush: Flush | None) -> float:
+    if flush is not None:
+        flush()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def sustained_times(
+    steps: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    step_time_s: float,
+    seconds: float,
+    on_settled: Callable[[], object] = lambda: None,
+) -> tuple[float, ...]:
+    """Return the mean seconds a step in each window of a back-to-back run of `seconds` after the clocks have settled.
+
+    `steps` do the same work on different buffers, together larger than the last-level cache, and take turns;
+    `step_time_s` is the approximate time of one. The device never waits: the next window is queued before one ends.
+    """
+    windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
+    _settle(windows, LONGEST_SETTLING_S[device.type])
+    on_settled()
+    started = time.perf_counter()
+    times_s = [next(windows)]
+    while time.perf_counter() - started < seconds:
+        times_s.append(next(windows))
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+    return tuple(times_s)
+
+
+def _settle(windows: Iterator[float], longest_s: float) -> None:
+    """Run until the clocks have settled, at most `longest_s`."""
+    started = time.perf_counter()
+    previous = float("inf")
+    while time.perf_counter() - started < longest_s:
+        reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
+        # At least a second: the power that is capped is an average over about as long.
+        if abs(reading - previous) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
+            return
+        previous = reading
+
+
+def _windows(steps: Sequence[Callable[[], object]], device: torch.device, count: int) -> Iterator[float]:
+    """Yield the mean seconds a step of consecutive windows of `count` steps, without end."""
+    turns = cycle(steps)
+    if device.type == "cpu":
+        while True:
+            start = time.perf_counter()
+            for step in islice(turns, count):
+                step()
+            yield (time.perf_counter() - start) / count
+    queued: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+    last = torch.cuda.Event(enable_timing=True)
+    last.record()
+    while True:
+        for step in islice(turns, count):
+            step()
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        queued.append((last, end))
+        last = end
+        if len(queued) > 1:
+            start_event, end_event = queued.popleft()
+            end_event.synchronize()
+            yield start_event.elapsed_time(end_event) / 1e3 / count

@@ -1,0 +1,1 @@
+"""Layouts of a training over GPUs, and the rules of each trainer. Standard library only."""

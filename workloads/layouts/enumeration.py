@@ -1,0 +1,204 @@
+"""Every layout of a job on a number of GPUs: all degrees that the number allows, and what a trainer offers beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from workloads.estimator.cluster import Cluster
+from workloads.layouts.job import Checkpointing, Job, Sharding, TrainingLayout
+from workloads.layouts.own_rules import find_own_violation
+from workloads.layouts.rules import find_violation
+
+MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
+MAX_STAGES_PER_RANK = 16
+
+
+@dataclass(frozen=True)
+class Family:
+    """Layouts that differ only in what trades memory for time: shards, checkpointing and resharding.
+
+    Attributes:
+        template: one of them.
+        shards: the values of `dp_shard`, the largest first; the other data parallel ranks are replicas.
+        checkpointings: the values of `checkpointing`, the fastest first.
+        reshardings: the values of `reshard_after_forward`.
+    """
+
+    template: TrainingLayout
+    shards: tuple[int, ...]
+    checkpointings: tuple[Checkpointing, ...]
+    reshardings: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
+
+    def list_layouts(self, checkpointing: Checkpointing) -> Iterator[TrainingLayout]:
+        """Yield the layouts with one value of `checkpointing`, of each resharding those with more shards first."""
+        for reshard in self.reshardings:
+            for shards in self.shards:
+                yield replace(
+                    self.template,
+                    dp_shard=shards,
+                    dp_replicate=self.template.dp // shards,
+                    checkpointing=checkpointing,
+                    reshard_after_forward=reshard,
+                )
+
+
+def list_families(
+    job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
+) -> Iterator[Family]:
+    """Yield the valid layouts of a job, in families.
+
+    Args:
+        job: the model, the sequence length and the trainer; of its layout the global batch alone counts.
+        options: the values that the trainer offers of `schedule`, `sharding`, `checkpointing` and
+            `reshard_after_forward`; of checkpointing the fastest first.
+        fixed: fields of the layout that have one value.
+    """
+    return _Space(job, cluster, options, fixed).list_families()
+
+
+@dataclass(frozen=True)
+class _Space:
+    """The layouts that `list_families` yields."""
+
+    job: Job
+    cluster: Cluster
+    options: Mapping[str, Sequence[Any]]
+    fixed: Mapping[str, Any]
+
+    def list_families(self) -> Iterator[Family]:
+        base = replace(self.job.layout, **self.fixed)
+        checkpointings = self._values("checkpointing")
+        for degrees in self._list_degrees():
+            for shards, is_sharded in self._list_shards(degrees):
+                reshardings = self._list_reshardings(is_sharded)
+                for choices in self._list_choices(degrees, is_sharded) if reshardings else ():
+                    template = replace(
+                        base,
+                        tp=degrees.tp,
+                        cp=degrees.cp,
+                        pp=degrees.pp,
+                        dp_shard=shards[0],
+                        dp_replicate=degrees.dp // shards[0],
+                        checkpointing=checkpointings[0],
+                        reshard_after_forward=reshardings[0],
+                        **choices,
+                    )
+                    if find_violation(replace(self.job, layout=template), self.cluster) is None:
+                        yield from self._list_legal(Family(template, shards, checkpointings, reshardings))
+
+    def _list_legal(self, family: Family) -> Iterator[Family]:
+        """Yield the family with the ways of checkpointing and resharding that the trainer runs, if there are any."""
+        pairs = [
+            (checkpointing, reshard)
+            for checkpointing in family.checkpointings
+            for reshard in family.reshardings
+            if not find_own_violation(
+                replace(
+                    self.job,
+                    layout=replace(family.template, checkpointing=checkpointing, reshard_after_forward=reshard),
+                )
+            )
+        ]
+        if len(pairs) == len(family.checkpointings) * len(family.reshardings):
+            yield family
+        elif pairs:
+            checkpointings, reshardings = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
+            template = replace(family.template, checkpointing=checkpointings[0], reshard_after_forward=reshardings[0])
+            yield Family(template, family.shards, checkpointings, reshardings)
+
+    def _list_degrees(self) -> Iterator[_Degrees]:
+        model, gpus = self.job.model, self.cluster.gpus
+        for pp in self._degree("pp", divisors(gpus)):
+            if pp > model.layers:
+                continue
+            for tp in self._degree("tp", divisors(gpus // pp)):
+                if tp > self.cluster.topology.gpus_per_domain or model.heads % tp or model.kv_heads % tp:
+                    continue
+                for cp in self._degree("cp", divisors(gpus // pp // tp)):
+                    if cp == 1 or self.job.sequence_length % (2 * cp) == 0:
+                        yield _Degrees(dp=gpus // pp // tp // cp, tp=tp, cp=cp, pp=pp)
+
+    def _list_shards(self, degrees: _Degrees) -> Iterator[tuple[tuple[int, ...], bool]]:
+        """Yield values of `dp_shard`, with whether anything is sharded: context parallel ranks share states too."""
+        counts = [
+            shards
+            for shards in self._degree("dp_shard", divisors(degrees.dp)[::-1])
+            if self.fixed.get("dp_replicate", degrees.dp // shards) == degrees.dp // shards
+        ]
+        for is_sharded in (True, False):
+            some = tuple(shards for shards in counts if (shards * degrees.cp > 1) == is_sharded)
+            if some:
+                yield some, is_sharded
+
+    def _list_choices(self, degrees: _Degrees, is_sharded: bool) -> Iterator[dict[str, Any]]:
+        """Yield what a layout has beside its degrees and what a family varies, small micro-batches first."""
+        sequences, remainder = divmod(self.job.layout.global_batch, degrees.dp)
+        if remainder or not sequences:
+            return
+        micro_batches = [
+            size
+            for size in self._degree("micro_batch", divisors(sequences))
+            if size <= MAX_MICRO_BATCH or "micro_batch" in self.fixed
+        ]
+        experts = self.job.model.experts
+        for ep in self._degree("ep", divisors(experts) if experts else (1,)):
+            for sharding in self._values("sharding") if is_sharded else (self._unsharded(degrees.dp),):
+                for schedule, stages in self._list_pipelines(degrees.pp):
+                    choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}
+                    yield from ({**choices, "micro_batch": size} for size in micro_batches)
+
+    def _unsharded(self, dp: int) -> Sharding:
+        """Return the sharding where nothing is divided: this project's trainer has FSDP there too, which casts fp32
+        weights and averages gradients over replicas (`workloads.parallel.layout.uses_fsdp`)."""
+        has_fsdp = self.job.trainer == "own" and (self.job.state == "fp32" or dp > 1)
+        return "fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none"
+
+    def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:
+        """Yield the schedules of a pipeline with the stages of each rank."""
+        if pp == 1:
+            if self.fixed.get("schedule", "1f1b") == "1f1b" and self.fixed.get("stages_per_rank", 1) == 1:
+                yield "1f1b", 1
+            return
+        layers = self.job.model.layers // pp if self.job.model.layers % pp == 0 else 1
+        several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
+        if sizes := self.job.layout.layers_per_stage or self.fixed.get("layers_per_stage"):
+            several = [len(sizes) // pp] if len(sizes) > pp else []
+        for schedule in self._values("schedule"):
+            counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
+            for stages in self._degree("stages_per_rank", counts):
+                yield schedule, stages
+
+    def _list_reshardings(self, is_sharded: bool) -> tuple[bool, ...]:
+        if is_sharded:
+            return self._values("reshard_after_forward")
+        return (True,) if self.fixed.get("reshard_after_forward", True) else ()
+
+    def _values(self, name: str) -> tuple[Any, ...]:
+        return (self.fixed[name],) if name in self.fixed else tuple(self.options[name])
+
+    def _degree(self, name: str, values: Sequence[int]) -> Sequence[int]:
+        """Return the values of a degree; of a fixed one its value, if it is one of them."""
+        return [value for value in values if value == self.fixed[name]] if name in self.fixed else values
+
+
+@dataclass(frozen=True)
+class _Degrees:
+    """A division of the GPUs; `dp` of them train on different sequences."""
+
+    dp: int
+    tp: int
+    cp: int
+    pp: int
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, ascending."""
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))

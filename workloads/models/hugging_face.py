@@ -1,0 +1,175 @@
+"""Hugging Face's `config.json` as the sizes of a model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from workloads.layouts.job import Activation, Model, Positions
+
+FAMILIES: dict[str, tuple[Activation, Positions]] = {
+    "llama": ("swiglu", "rope"),
+    "mistral": ("swiglu", "rope"),
+    "qwen2": ("swiglu", "rope"),
+    "qwen3": ("swiglu", "rope"),
+    "gpt_neox": ("gelu", "rope"),
+    "gpt2": ("gelu", "learned"),
+    "mpt": ("gelu", "alibi"),
+    "nemotron": ("squared_relu", "rope"),
+    "qwen2_moe": ("swiglu", "rope"),
+    "qwen3_moe": ("swiglu", "rope"),
+    "mixtral": ("swiglu", "rope"),
+    "gpt_oss": ("swiglu", "rope"),
+    "deepseek": ("swiglu", "rope"),
+}
+UNSUPPORTED_FAMILIES = {
+    "qwen3_next": "three of four layers are linear attention",
+    "qwen3_5": "most layers are linear attention",
+    "nemotron_h": "layers are Mamba-2",
+    "mamba": "layers are Mamba",
+    "mamba2": "layers are Mamba-2",
+    "jamba": "layers are Mamba",
+    "bamba": "layers are Mamba-2",
+    "falcon_h1": "layers are Mamba-2",
+    "granitemoehybrid": "layers are Mamba-2",
+    "kimi_linear": "layers are linear attention",
+    "minimax": "layers are linear attention",
+    "deepseek_v2": "keys and values are compressed (multi-head latent attention)",
+    "deepseek_v3": "keys and values are compressed (multi-head latent attention)",
+}
+# Names of one size in the files of different families.
+NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_size": ("head_dim",),
+    "intermediate_size": ("intermediate_size", "n_inner"),
+    "vocabulary": ("vocab_size",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "expert_intermediate_size": ("moe_intermediate_size",),
+    "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
+    "window": ("sliding_window",),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+}
+REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
+MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
+
+
+class UnsupportedModel(ValueError):
+    """A model that the planner does not know, with the reason in a line."""
+
+
+def read_hugging_face(config: Mapping[str, Any]) -> Model:
+    """Return the sizes in a Hugging Face configuration.
+
+    Raises:
+        UnsupportedModel: its family is not modelled, or a size is missing or cannot be.
+    """
+    family = str(config.get("model_type") or "")
+    _check_family(family, config)
+    activation, positions = FAMILIES[family]
+    sizes = {field: _size(config, field) for field in NAMES}
+    missing = [NAMES[key][0] for key in REQUIRED if not sizes[key]]
+    if missing:
+        raise UnsupportedModel(f"no {', '.join(missing)}. Required: {', '.join(NAMES[key][0] for key in REQUIRED)}")
+    sizes["kv_heads"] = _kv_heads(config, sizes["kv_heads"] or sizes["heads"])
+    _check_heads(sizes)
+    sizes["head_size"] = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
+    if not sizes["intermediate_size"]:
+        sizes["intermediate_size"] = (_whole(config, "expansion_ratio") or 4) * sizes["hidden_size"]
+    sizes["max_positions"] = sizes["max_positions"] if positions == "learned" else 0
+    return Model(
+        activation=activation,
+        tied=bool(config.get("tie_word_embeddings", family in ("gpt2", "mpt"))),
+        qkv_bias=bool(config.get("attention_bias", family in ("gpt2", "gpt_neox", "qwen2", "qwen2_moe"))),
+        mlp_bias=bool(config.get("mlp_bias", family in ("gpt2", "gpt_neox"))),
+        positions=positions,
+        **(sizes | _windows(config, sizes["window"]) | _experts(config, sizes)),
+    )
+
+
+def _check_family(family: str, config: Mapping[str, Any]) -> None:
+    if family in UNSUPPORTED_FAMILIES:
+        raise UnsupportedModel(f"{family} is not modelled: {UNSUPPORTED_FAMILIES[family]}")
+    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UnsupportedModel(f"layers of kind {', '.join(sorted(kinds))} are not modelled")
+    if family not in FAMILIES:
+        close = difflib.get_close_matches(family, FAMILIES, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        what = f"model_type '{family}' is not modelled" if family else "no model_type"
+        raise UnsupportedModel(f"{what}. Available: {', '.join(FAMILIES)}.{hint}")
+
+
+def _check_heads(sizes: Mapping[str, int]) -> None:
+    heads, kv_heads, hidden_size = sizes["heads"], sizes["kv_heads"], sizes["hidden_size"]
+    if heads % kv_heads:
+        raise UnsupportedModel(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
+    if not sizes["head_size"] and hidden_size % heads:
+        raise UnsupportedModel(
+            f"num_attention_heads {heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
+        )
+
+
+def _size(config: Mapping[str, Any], field: str) -> int:
+    """Return a size by the first of its names that the file has; 0 where it has none or says null."""
+    limit = MAX_LAYERS if field == "layers" else MAX_SIZE
+    least = 1 if field in REQUIRED else 0
+    return next((_whole(config, key, least, limit) for key in NAMES[field] if config.get(key) is not None), 0)
+
+
+def _whole(config: Mapping[str, Any], key: str, least: int = 0, limit: int = MAX_SIZE) -> int:
+    """Return a whole number of the file; 0 where the key is missing or null."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+    if not is_whole or not least <= value <= limit:
+        raise UnsupportedModel(f"{key} is {value!r}: must be a whole number from {least} to {limit:,}")
+    return int(value)
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[str]:
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise UnsupportedModel(f"layer_types is {kinds!r}: must be a list with the kind of each layer")
+    return [str(kind) for kind in kinds]
+
+
+def _kv_heads(config: Mapping[str, Any], kv_heads: int) -> int:
+    attention = config.get("attn_config") or {}
+    if not isinstance(attention, Mapping):
+        raise UnsupportedModel(f"attn_config is {attention!r}: must be a mapping")
+    return _whole(attention, "kv_n_heads") or (1 if attention.get("attn_type") == "multiquery_attention" else kv_heads)
+
+
+def _windows(config: Mapping[str, Any], window: int) -> dict[str, int]:
+    """Return the window, and after how many layers one attends to the whole sequence; 0 if none does."""
+    kinds = _layer_types(config)
+    is_used = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
+    if not window or not is_used:
+        return {"window": 0, "window_every": 0}
+    full = kinds.count("full_attention")
+    return {"window": window, "window_every": round(len(kinds) / full) if full else 0}
+
+
+def _experts(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of experts and the layers without them; the dense size is 0 where every layer has experts."""
+    if not sizes["experts"]:
+        return {}
+    if not 1 <= sizes["experts_per_token"] <= sizes["experts"]:
+        raise UnsupportedModel(
+            f"num_experts_per_tok is {sizes['experts_per_token']}: must be from 1 to the {sizes['experts']} experts"
+        )
+    width = sizes["expert_intermediate_size"] or sizes["intermediate_size"]
+    shared = sizes["shared_expert_intermediate_size"] or _whole(config, "n_shared_experts") * width
+    dense_layers = _whole(config, "first_k_dense_replace", limit=sizes["layers"])
+    return {
+        "expert_intermediate_size": width,
+        "shared_expert_intermediate_size": shared,
+        "dense_layers": dense_layers,
+        "intermediate_size": sizes["intermediate_size"] if dense_layers else 0,
+    }
