@@ -106,7 +106,7 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     sweep += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *arguments]
     with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
         resolved = resolution.resolve(compose("config", overrides=overrides.quote_spaces(sweep)))
-        return sweep_plan.build_plan(resolved, simulated)
+        return sweep_plan.plan_sweep(resolved, simulated)
 
 
 TIMED_FUNCTIONS = {

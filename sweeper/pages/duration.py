@@ -5,7 +5,7 @@ from __future__ import annotations
 from sweeper.common.format import count, format_duration
 from sweeper.common.trials import TrialStatus
 from sweeper.preflight.duration import estimate_steps_s
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.search.front import MAX_POINTS
 from sweeper.search.progress import SweepProgress
 
@@ -13,7 +13,7 @@ LONG_S = 60.0  # nobody needs an estimate of a sweep that is shorter
 MIN_TRIALS = 3  # the first one also warms caches up
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: SweepPlan) -> str:
     """Return the duration by the cost model; empty for a short sweep, and where there is no such estimate."""
     steps_s = estimate_steps_s(plan)
     if steps_s is None or steps_s < LONG_S:
@@ -24,7 +24,7 @@ def describe_plan(plan: Plan) -> str:
 class DurationNote:
     """The estimate from a run's first trials, which is shown once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SweepPlan) -> None:
         self._plan = plan
         self._is_due = True
 

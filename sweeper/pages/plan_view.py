@@ -21,13 +21,13 @@ from sweeper.pages.tables import csv_of, format_counts
 from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
 from sweeper.preflight.preview import first_point, preview
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from workloads.estimator.bands import bands
 
 SHOWN_CANDIDATES = 20
 
 
-def describe_devices(plan: Plan) -> str:
+def describe_devices(plan: SweepPlan) -> str:
     """Return the devices and how many trials run on them at once."""
     target, gpus = plan.target, plan.resources.gpus
     devices = f"{target.devices} x {target.model}" if target.is_gpu else target.model
@@ -38,11 +38,11 @@ def describe_devices(plan: Plan) -> str:
     return f"{devices}{planned}; {describe_gangs(plan)}{per_trial}{alone}"
 
 
-def describe_gangs(plan: Plan) -> str:
+def describe_gangs(plan: SweepPlan) -> str:
     return f"{count(plan.resources.gangs, 'trial')} at once"
 
 
-def describe_criteria(plan: Plan) -> list[str]:
+def describe_criteria(plan: SweepPlan) -> list[str]:
     """Return a line with the objectives and limits; none for one objective without limits."""
     criteria = plan.criteria
     if not (criteria.has_front or criteria.limits):
@@ -51,7 +51,7 @@ def describe_criteria(plan: Plan) -> list[str]:
     return [f"goal     {'; '.join([*goals, *(f'limit {limit}' for limit in criteria.limits)])}"]
 
 
-def describe_search(plan: Plan) -> str:
+def describe_search(plan: SweepPlan) -> str:
     """Return what varies, the size of the space, the sampler and the limits."""
     budget, size, config = plan.config.budget, plan.space.size, plan.config
     valid = "" if plan.estimates is None else "valid "
@@ -68,7 +68,7 @@ def describe_search(plan: Plan) -> str:
     return f"{varying} ({points}), sampler {sampler}, until {' or '.join(filter(None, limits))}"
 
 
-def describe_environment(plan: Plan) -> str:
+def describe_environment(plan: SweepPlan) -> str:
     """Return the environment variables that all trials have, by what sets them; empty if there are none."""
     by_source = dict[str, list[str]]()
     for name, source in plan.variable_sources.items():
@@ -78,7 +78,7 @@ def describe_environment(plan: Plan) -> str:
     return "; ".join(f"{' '.join(variables)} ({source})" for source, variables in by_source.items())
 
 
-def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
+def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
     """Return the lines that open a sweep, before anything expensive.
 
     Args:
@@ -95,13 +95,13 @@ def describe_start(plan: Plan, counts: Mapping[TrialStatus, int], interrupted: i
     return lines
 
 
-def _describe_limits(plan: Plan) -> list[str]:
+def _describe_limits(plan: SweepPlan) -> list[str]:
     """Return the values that the devices do not support, and what is wrong with the devices."""
     lines = [f"excluded {line}" for line in plan.excluded]
     return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: SweepPlan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
     console = Console(width=terminal_width(), markup=False, emoji=False)
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
@@ -127,7 +127,7 @@ def show_plan(plan: Plan) -> None:
         console.print(printable(text), highlight=False, soft_wrap=True)
 
 
-def _show_estimates(plan: Plan, estimates: CostEstimates, console: Console) -> None:
+def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
     else:

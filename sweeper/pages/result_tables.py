@@ -18,7 +18,7 @@ from sweeper.pages import per_gpu, plots, tables
 from sweeper.pages.front_plot import build_front_plot
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.search.finals import FinalistResult, finalist_results
 from sweeper.search.front import Front, measure_front
 from sweeper.search.judged_limits import find_exceeded
@@ -43,7 +43,7 @@ class Results:
         gpus: GPUs that were measured side by side, the slowest first.
     """
 
-    plan: Plan
+    plan: SweepPlan
     counts: Mapping[TrialStatus, int]
     records: Sequence[TrialRecord]
     remeasured: Sequence[TrialRecord]
@@ -54,7 +54,7 @@ class Results:
     front: Front | None = None
 
     @staticmethod
-    def collect(plan: Plan, study: Study, progress: SweepProgress) -> Results:
+    def collect(plan: SweepPlan, study: Study, progress: SweepProgress) -> Results:
         """Return the results of a study."""
         records, best = study.current_records, progress.ranked_trials()
         criteria, finals = plan.criteria, plan.config.finals

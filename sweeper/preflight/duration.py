@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sweeper.config.environment import without_variables
 from sweeper.config.space import Parameters
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 
 # Of a workload's parameters: with the estimated rate they give the seconds of a trial's steps.
 NEEDED = ("global_batch", "sequence_length", "warmup", "steps")
@@ -14,7 +14,7 @@ NEEDED = ("global_batch", "sequence_length", "warmup", "steps")
 SAMPLE = 500  # points, of many thousands that a space may have
 
 
-def estimate_steps_s(plan: Plan) -> float | None:
+def estimate_steps_s(plan: SweepPlan) -> float | None:
     """Return the seconds of all steps of the search, on all gangs at once; None where the cost model cannot say.
 
     Starting, compiling and the finals come on top.
@@ -32,7 +32,7 @@ def estimate_steps_s(plan: Plan) -> float | None:
     return sum(known) / len(known) * trials / max(1, plan.resources.gangs)
 
 
-def _steps_s(plan: Plan, point: Parameters, metrics: Mapping[str, float]) -> float | None:
+def _steps_s(plan: SweepPlan, point: Parameters, metrics: Mapping[str, float]) -> float | None:
     parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **point}))
     rate = metrics.get("tokens_per_s")
     if not rate or not all(hasattr(parameters, name) for name in NEEDED):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sweeper.config.environment import without_variables
 from sweeper.config.space import Interval, Parameters
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 
 
-def first_point(plan: Plan) -> Parameters:
+def first_point(plan: SweepPlan) -> Parameters:
     """Return the most promising point, the first initial one, or the first value of every dimension."""
     if plan.estimates:
         return plan.estimates.valid[0].point
@@ -16,7 +16,7 @@ def first_point(plan: Plan) -> Parameters:
     return _first_values(plan)
 
 
-def preview(plan: Plan) -> str:
+def preview(plan: SweepPlan) -> str:
     """Return what the workload shows of the first point; empty if it shows nothing, or its values contradict."""
     try:
         parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **first_point(plan)}))
@@ -25,7 +25,7 @@ def preview(plan: Plan) -> str:
     return plan.workload.preview(parameters, plan.machine)
 
 
-def _first_values(plan: Plan) -> Parameters:
+def _first_values(plan: SweepPlan) -> Parameters:
     return {
         name: dimension.low if isinstance(dimension, Interval) else next(iter(dimension.points()))
         for name, dimension in plan.space.dimensions.items()

@@ -63,7 +63,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The checked plan of a sweep.
 
     Attributes:
@@ -131,13 +131,13 @@ class Plan:
         return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
 
 
-def build_plan(
+def plan_sweep(
     resolved: ResolvedConfig,
     nodes: Sequence[Node],
     *,
     strict_initial_points: bool = False,
     warm_start: WarmStart | None = None,
-) -> Plan:
+) -> SweepPlan:
     """Check the configuration against the cluster's nodes and return the plan.
 
     Args:
@@ -183,7 +183,7 @@ def build_plan(
     name = config.name or _default_name(config, space, target, identity)
     if config.retry:
         _check_retry(config, directory, name)
-    return Plan(
+    return SweepPlan(
         resolved=resolved,
         resources=resources,
         space=space,

@@ -17,7 +17,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.secrets import masked, masked_arguments
 
 if TYPE_CHECKING:
-    from sweeper.preflight.sweep_plan import Plan
+    from sweeper.preflight.sweep_plan import SweepPlan
 
 FILE = "sweep.json"
 
@@ -133,7 +133,7 @@ class SweepDescription:
 
 
 def describe_sweep(
-    plan: Plan, *, study: str, arguments: Sequence[str], provenance: Mapping[str, Any], uri: str
+    plan: SweepPlan, *, study: str, arguments: Sequence[str], provenance: Mapping[str, Any], uri: str
 ) -> SweepDescription:
     """Return the description of a sweep that starts.
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.provenance import driver_versions
 from workloads.api.secrets import masked
 
 
 def opening_message(
-    plan: Plan, *, study: str, trials: int, command: str, provenance: dict[str, Any], texts: Mapping[str, str]
+    plan: SweepPlan, *, study: str, trials: int, command: str, provenance: dict[str, Any], texts: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what the recording process opens a sweep with.
 

@@ -22,7 +22,7 @@ from sweeper.pages import tables
 from sweeper.pages.progress import Progress
 from sweeper.pages.result_tables import Results
 from sweeper.pages.summary import Recording, Summary
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
 from sweeper.search.finals import DEFAULT_FINALISTS
@@ -57,7 +57,7 @@ class FinishedRun:
         is_over: the budget is used up and no finals are left.
     """
 
-    plan: Plan
+    plan: SweepPlan
     study: Study
     progress: SweepProgress
     arguments: Sequence[str]

@@ -27,7 +27,7 @@ from sweeper.pages import duration, plan_view
 from sweeper.pages.duration import DurationNote
 from sweeper.pages.progress import ProgressState, make_progress
 from sweeper.preflight.corrections import MeasuredFactors
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.front import select_finalists
@@ -43,7 +43,7 @@ START_PATIENCE_S = 20.0
 class Sweep:
     """One sweep, from its lock to its summary. `arguments` are the command line that resumes it."""
 
-    def __init__(self, plan: Plan, arguments: Sequence[str]) -> None:
+    def __init__(self, plan: SweepPlan, arguments: Sequence[str]) -> None:
         self._plan, self._config = plan, plan.config
         self._arguments = arguments
         self._command = shlex.join(secrets.masked_arguments(arguments))

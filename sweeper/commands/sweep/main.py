@@ -59,7 +59,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.execution import cluster
         from sweeper.execution.shipping import SweepCode
         from sweeper.pages.plan_view import show_plan
-        from sweeper.preflight.sweep_plan import build_plan
+        from sweeper.preflight.sweep_plan import plan_sweep
         from sweeper.results.warm_start import read_warm_start
         from sweeper.tracking.mlflow_store import check_default_store, check_uri
 
@@ -73,7 +73,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             code = SweepCode.of_sweep(resolved)
             nodes = cluster.discover_nodes(config.cluster.address, config.cluster.insecure, variables, code)
             typed_points = any(argument.startswith("search.initial_points=") for argument in command)
-            plan = build_plan(resolved, nodes, strict_initial_points=typed_points, warm_start=read_warm_start(config))
+            plan = plan_sweep(resolved, nodes, strict_initial_points=typed_points, warm_start=read_warm_start(config))
         if config.plan:
             show_plan(plan)
             return COMPLETE

@@ -12,7 +12,7 @@ from sweeper.common.format import count
 from sweeper.common.trials import RETRIED
 from sweeper.execution import lock
 from sweeper.pages import plan_view
-from sweeper.preflight.sweep_plan import Plan
+from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, describe_sweep
 from sweeper.search.progress import DeviceUse, SweepProgress
 from sweeper.search.samplers import PrunerSettings
@@ -39,7 +39,7 @@ class OpenedSweep:
     retry_note: str
 
 
-def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
+def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
     """Lock the sweep, open its study and start the recording process with all records so far.
 
     Args:
@@ -70,7 +70,7 @@ def open_sweep(plan: Plan, arguments: Sequence[str]) -> OpenedSweep:
     return OpenedSweep(sweep_lock, study, _make_progress(plan, study), tracking, description, retry_note)
 
 
-def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
+def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
     search = plan.config.search
     settings = SearchSettings(
         sampler=search.sampler,
@@ -94,7 +94,7 @@ def _open_study(plan: Plan, run_state: dict[str, str]) -> Study:
         gc.enable()
 
 
-def _make_progress(plan: Plan, study: Study) -> SweepProgress:
+def _make_progress(plan: SweepPlan, study: Study) -> SweepProgress:
     searched = [record for record in study.records.values() if not record.remeasurement]
     repeated = study.replaced | study.retried
     return SweepProgress(
@@ -106,7 +106,7 @@ def _make_progress(plan: Plan, study: Study) -> SweepProgress:
     )
 
 
-def _describe_retry(plan: Plan, study: Study) -> str:
+def _describe_retry(plan: SweepPlan, study: Study) -> str:
     """Return which trials run again and what has changed since they ran."""
     retry = plan.config.retry
     if not retry:
