@@ -12,7 +12,7 @@ import numpy as np
 from sweeper.common.format import format_point
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.labels import DISPLAY
-from sweeper.pages.colours import COLOURS
+from sweeper.pages.chart_style import COLOURS
 
 TITLE = "Pareto front"
 OTHERS, FRONT = COLOURS[7], COLOURS[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics import derivation
-from sweeper.pages import tables
+from sweeper.pages import trial_tables
 
 
 @dataclass(frozen=True)
@@ -76,4 +76,4 @@ def describe(results: list[GpuResult]) -> str:
 
 
 def csv(results: list[GpuResult]) -> str:
-    return tables.csv_of([vars(result) for result in results])
+    return trial_tables.csv_of([vars(result) for result in results])

@@ -1,4 +1,4 @@
-"""A plan as text: its devices, its search, the estimates and their projection to more nodes."""
+"""A sweep's plan as text: devices, search, duration, the estimates and their projection to more nodes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from rich.console import Console
 from rich.table import Table
 
 from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from sweeper.common.format import count, format_number, format_point
+from sweeper.common.format import count, format_duration, format_number, format_point
 from sweeper.common.text import printable
 from sweeper.common.trials import TrialStatus
 from sweeper.config.environment import PREFIX, without_variables
 from sweeper.config.schema import Config
 from sweeper.metrics.derivation import LINEAR_BANDS
-from sweeper.pages import duration
-from sweeper.pages.drawing import draw, terminal_width
-from sweeper.pages.tables import csv_of, format_counts
+from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.trial_tables import csv_of, format_counts
 from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
+from sweeper.preflight.duration import estimate_steps_s
 from sweeper.preflight.preview import first_point, preview
 from sweeper.preflight.sweep_plan import SweepPlan
+from sweeper.search.front import MAX_POINTS
+from sweeper.search.progress import SweepProgress
 from workloads.estimator.bands import bands
 
 SHOWN_CANDIDATES = 20
+LONG_S = 60.0  # nobody needs an estimate of a sweep that is shorter
+MIN_TRIALS = 3  # the first one also warms caches up
 
 
 def describe_devices(plan: SweepPlan) -> str:
@@ -107,7 +111,7 @@ def show_plan(plan: SweepPlan) -> None:
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
     for line in (*describe_criteria(plan), *_describe_limits(plan)):
         console.print(line, highlight=False, soft_wrap=True)
-    if estimate := duration.describe_plan(plan):
+    if estimate := describe_duration(plan):
         console.print(estimate, highlight=False)
     if environment := describe_environment(plan):
         console.print(f"env      {environment}", highlight=False, soft_wrap=True)
@@ -153,6 +157,46 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     path = plan.folder / "plan.csv"
     path.write_text(estimates_csv(estimates))
     console.print(f"all points, with the reasons: {path}", highlight=False, soft_wrap=True)
+
+
+def describe_duration(plan: SweepPlan) -> str:
+    """Return the duration by the cost model; empty for a short sweep, and where there is no such estimate."""
+    steps_s = estimate_steps_s(plan)
+    if steps_s is None or steps_s < LONG_S:
+        return ""
+    return f"estimate about {format_duration(steps_s)} of steps by the cost model; starting and compiling come on top"
+
+
+class DurationNote:
+    """The estimate from a run's first trials, which is shown once."""
+
+    def __init__(self, plan: SweepPlan) -> None:
+        self._plan = plan
+        self._is_due = True
+
+    def next_line(self, progress: SweepProgress, trials: int | None, gangs: int) -> str:
+        """Return the estimate when enough trials have ended; empty before, after, and for a short sweep.
+
+        Args:
+            progress: of the search.
+            trials: the budget; None without a limit.
+            gangs: trials that run at once.
+        """
+        remaining_s = progress.estimated_remaining_s(trials)
+        has_enough = progress.finished_in_this_run >= max(MIN_TRIALS, gangs) and progress.counts[TrialStatus.COMPLETE]
+        if not self._is_due or remaining_s is None or not has_enough:
+            return ""
+        self._is_due = False
+        finals = self._plan.config.finals
+        top = max(finals.top, MAX_POINTS) if finals.top and self._plan.criteria.has_front else finals.top
+        measurements = min(top, top if trials is None else trials) * finals.rounds
+        finals_s = measurements * progress.mean_trial_s
+        if remaining_s + finals_s < LONG_S:
+            return ""
+        then = f", then {format_duration(finals_s)} of finals ({count(measurements, 'measurement')})"
+        return (
+            f"estimate about {format_duration(remaining_s)} until the budget is used up{then if measurements else ''}"
+        )
 
 
 def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:

@@ -17,7 +17,7 @@ from sweeper.common.format import format_duration, format_number, format_point
 from sweeper.common.text import printable
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.derivation import unit_of
-from sweeper.pages.tables import format_counts
+from sweeper.pages.trial_tables import format_counts
 
 HEARTBEAT_S = 10.0
 MIN_BETWEEN_LINES_S = 1.0

@@ -15,9 +15,10 @@ from rich.console import Console
 from sweeper.common.format import TIE, count, format_duration, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics import derivation
-from sweeper.pages import per_gpu, tables
-from sweeper.pages.drawing import draw, terminal_width
-from sweeper.pages.result_tables import Results
+from sweeper.pages import per_gpu
+from sweeper.pages import trial_tables as tables
+from sweeper.pages.sweep_results import Results
+from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight import corrections
 from sweeper.search.finals import DEFAULT_FINALISTS
 from sweeper.search.front import Front, select_finalists
@@ -89,7 +90,12 @@ class Summary:
             rows = tables.finalist_rows(results.finalists, results.objective)
             lines += [self.verdict(), "", tables.markdown_of(*rows), ""]
         if results.front:
-            lines += [self.verdict(), "", tables.markdown_of(*tables.front_rows(results.front, self._metrics)), ""]
+            lines += [
+                self.verdict(),
+                "",
+                tables.markdown_of(*tables.front_rows(results.front, self._metrics)),
+                "",
+            ]
         if results.gpus:
             lines += [per_gpu.describe(results.gpus), ""]
         for node in self.drained:

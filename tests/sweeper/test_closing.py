@@ -11,8 +11,8 @@ import pytest
 from sweeper.commands.sweep.mlflow_columns import build_view
 from sweeper.common.trials import Remeasurement, rank_trials
 from sweeper.config.space import Choice, Space
-from sweeper.pages.result_tables import Results
-from sweeper.pages.tables import finalist_rows
+from sweeper.pages.sweep_results import Results
+from sweeper.pages.trial_tables import finalist_rows
 from sweeper.search.finals import finalist_results
 from sweeper.tracking.store import Store
 from tests.conftest import Workspace

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from sweeper.common.text import printable, shorten, spreadsheet_cell
 from sweeper.common.trials import short_value
-from sweeper.pages import tables
-from sweeper.pages.drawing import draw
+from sweeper.pages import trial_tables
+from sweeper.pages.terminal import draw
 from tests.conftest import CommandResult, Workspace, environment
 from tests.support import browser
 from tests.support.imports import tprimat_benchmark
@@ -81,7 +81,7 @@ def test_a_table_on_the_terminal_keeps_its_shape() -> None:
 
 def test_a_spreadsheet_finds_no_formula_and_a_program_finds_numbers() -> None:
     rows = [{"n": value, "=name": -1.5} for value in (*HOSTILE, "-1", "+2.5e-3", "-inf", "-", "1,024")]
-    read = list(csv.reader(io.StringIO(tables.csv_of(rows))))
+    read = list(csv.reader(io.StringIO(trial_tables.csv_of(rows))))
     assert len(read) == 1 + len(rows) and {len(row) for row in read} == {2}
     for row in read:
         for cell in row:
@@ -90,7 +90,7 @@ def test_a_spreadsheet_finds_no_formula_and_a_program_finds_numbers() -> None:
 
 
 def test_a_table_in_markdown_keeps_its_cells() -> None:
-    text = tables.markdown_of(["a", "b"], [[value, "1"] for value in HOSTILE])
+    text = trial_tables.markdown_of(["a", "b"], [[value, "1"] for value in HOSTILE])
     lines = text.splitlines()
     assert len(lines) == 2 + len(HOSTILE)
     for line in lines:

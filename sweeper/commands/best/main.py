@@ -29,8 +29,8 @@ from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFi
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.criteria import Criteria
-from sweeper.pages.drawing import terminal_width
-from sweeper.pages.tables import draw_front
+from sweeper.pages.terminal import terminal_width
+from sweeper.pages.trial_tables import draw_front
 from sweeper.results.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
 from sweeper.search.front import Front
 from workloads.api.errors import UserInputError

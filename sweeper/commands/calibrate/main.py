@@ -36,7 +36,7 @@ from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target, select_target
 from sweeper.config.schema import Hardware
 from sweeper.execution import environment
-from sweeper.pages.drawing import terminal_width
+from sweeper.pages.terminal import terminal_width
 from sweeper.preflight.calibration import (
     FOLDER,
     Calibration,

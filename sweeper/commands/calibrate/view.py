@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sweeper.commands.calibrate.rates import PLANNER_KERNELS, Row, bus_gb_s, figure_of
 from sweeper.common.format import format_number
-from sweeper.pages.drawing import draw, terminal_width
+from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight.calibration import Calibration, Figure
 from workloads.estimator.attention import attention_rates
 from workloads.estimator.cluster import Cluster, Device, Topology

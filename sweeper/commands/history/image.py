@@ -10,7 +10,7 @@ import matplotlib
 
 from sweeper.commands.history.picture import Picture, build_pictures
 from sweeper.commands.history.reference_file import History
-from sweeper.pages.colours import COLOURS
+from sweeper.pages.chart_style import COLOURS
 from workloads.api.errors import UserInputError, describe_os_error
 
 matplotlib.use("agg")

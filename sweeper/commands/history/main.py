@@ -143,7 +143,7 @@ def show_history(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from sweeper.commands.history import overview, reference_file
-    from sweeper.pages.drawing import draw, terminal_width
+    from sweeper.pages.terminal import draw, terminal_width
 
     table = overview.build_table(reference_file.read(args.file))
     console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)

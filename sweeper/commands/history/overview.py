@@ -10,8 +10,8 @@ from itertools import pairwise
 from sweeper.commands.history.comparison import describe_changes
 from sweeper.commands.history.output import compute_level, describe_hardware, label_series
 from sweeper.commands.history.reference_file import History, RecordedRun, Series
-from sweeper.commands.report.summary import Table
 from sweeper.common.format import format_interval, format_number
+from sweeper.pages.html_page import Table
 
 MIN_COLUMNS = 4  # work, device, level and unit are shown in any terminal
 

@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 from sweeper.commands.history.overview import build_runs_table, build_table
 from sweeper.commands.history.picture import Picture, build_pictures
 from sweeper.commands.history.reference_file import History
-from sweeper.commands.report.page import build_page as build_report_page
 from sweeper.common.format import count
-from sweeper.pages.colours import COLOURS
-from sweeper.pages.report_charts import Chart
+from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.html_page import Chart
+from sweeper.pages.html_page import build_page as build_report_page
 
 GREY = "#888"  # is seen on a light page and on a dark one
 

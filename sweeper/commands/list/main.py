@@ -29,7 +29,7 @@ from sweeper.commands.list.deletion import delete
 from sweeper.commands.list.follow import follow
 from sweeper.common.format import count, format_number
 from sweeper.metrics.derivation import unit_of
-from sweeper.pages.drawing import draw, terminal_width
+from sweeper.pages.terminal import draw, terminal_width
 from sweeper.results.stored import StoredSweep, find_sweep, find_sweeps
 from workloads.api.errors import UserInputError
 

@@ -56,7 +56,7 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
         _compare(answer, error_share),
         _section("The fastest layouts", _table(*layouts_table(answer, error_share))),
     ]
-    style = (files("sweeper.commands.report") / "page.css").read_text() + STYLE
+    style = (files("sweeper.pages") / "page.css").read_text() + STYLE
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"

@@ -16,7 +16,7 @@ from sweeper.commands.plan.text import (
     parts_table,
     tail_lines,
 )
-from sweeper.pages.drawing import draw, terminal_width
+from sweeper.pages.terminal import draw, terminal_width
 from workloads.estimator.bands import find_band
 
 

@@ -11,8 +11,8 @@ import sys
 
 from mlflow import MlflowClient
 
-from sweeper.commands.report import fronts, overview, page, summary
-from sweeper.pages import report_charts
+from sweeper.commands.report import charts, fronts, overview, report_tables
+from sweeper.pages import html_page
 from sweeper.results import mlflow_results
 from sweeper.tracking import mlflow_store
 from workloads.api.secrets import mask
@@ -26,10 +26,10 @@ def log_report(client: MlflowClient, run_id: str) -> None:
     experiment_id = run.info.experiment_id
     stored = mlflow_results.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])
     found = fronts.find_fronts(stored)
-    html = page.build_page(
+    html = html_page.build_page(
         f"sweeper: {run.info.run_name}",
-        summary.build_tables(stored, None, map(fronts.build_table, found)),
-        [*map(fronts.build_chart, found), *report_charts.build_charts(stored)],
+        report_tables.build_tables(stored, None, map(fronts.build_table, found)),
+        [*map(fronts.build_chart, found), *charts.build_charts(stored)],
         overview.describe(stored, found),
     )
     client.log_text(run_id, html, REPORT)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.commands.report.summary import BEST_RESULTS, Table
+from sweeper.commands.report.report_tables import BEST_RESULTS
 from sweeper.common.text import spreadsheet_cell
 from sweeper.metrics.derivation import MEMORY_METRICS
+from sweeper.pages.html_page import Table
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import MAIN_WORK_NAMES, BestResult
 from workloads.api.errors import UserInputError

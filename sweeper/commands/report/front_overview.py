@@ -9,7 +9,7 @@ from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.format import count, format_number, format_point
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.labels import DISPLAY
-from sweeper.pages.tables import varying_parameters
+from sweeper.pages.trial_tables import varying_parameters
 
 
 def describe_front(front: SweepFront) -> str:

@@ -15,14 +15,13 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.commands.report.summary import Table
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval
 from sweeper.pages.front_plot import FrontPlot, build_front_plot, build_panel_figures
-from sweeper.pages.report_charts import Chart
-from sweeper.pages.tables import front_rows
+from sweeper.pages.html_page import Chart, Table
+from sweeper.pages.trial_tables import front_rows
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import list_varying_parameters, select_complete
 from sweeper.search.front import Front, FrontPoint
@@ -159,7 +158,7 @@ def build_chart(front: SweepFront) -> Chart:
 
 def write_images(fronts: Sequence[SweepFront], path: Path) -> Iterator[Path]:
     """Write an image of each front and yield its path: that of `path` with the sweep in its name."""
-    from sweeper.pages import png
+    from sweeper.commands.report import png
 
     for front in fronts:
         image_path = png.name_image(path, f"front {front.sweep}")

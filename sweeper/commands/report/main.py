@@ -43,14 +43,14 @@ from sweeper.cli.output_file import check_output_file, writing
 from sweeper.cli.parser import CommandParser, fraction
 from sweeper.commands.report import leaderboard
 from sweeper.metrics.energy import Prices
-from sweeper.pages.drawing import draw, terminal_width
+from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight import ceilings
 from sweeper.tracking.mlflow_store import check_uri, default_uri
 from workloads.api.errors import UserInputError, suggest
 
 if TYPE_CHECKING:
     from sweeper.commands.report.fronts import SweepFront
-    from sweeper.commands.report.summary import Table
+    from sweeper.pages.html_page import Table
     from sweeper.results.mlflow_results import Stored
 
 FORMATS = ("html", "markdown", "csv", "json", "png")
@@ -174,10 +174,10 @@ def write_report(args: argparse.Namespace) -> int:
     if args.format == "png":
         write_images(stored, Path(args.out or "report.png"))
         return 0
-    from sweeper.commands.report import fronts, summary
+    from sweeper.commands.report import fronts, report_tables
 
     found = fronts.find_fronts(stored)
-    tables = summary.build_tables(stored, prices, map(fronts.build_table, found))
+    tables = report_tables.build_tables(stored, prices, map(fronts.build_table, found))
     if not tables:
         raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")
     if args.format == "html":
@@ -189,8 +189,7 @@ def write_report(args: argparse.Namespace) -> int:
 
 def write_images(stored: Stored, path: Path) -> None:
     """Write an image for each kind of work and each front, and print the paths."""
-    from sweeper.commands.report import fronts
-    from sweeper.pages import png
+    from sweeper.commands.report import fronts, png
 
     with writing("--out", path):
         paths = [*png.write_images(stored.best_results, path), *fronts.write_images(fronts.find_fronts(stored), path)]
@@ -201,25 +200,25 @@ def write_images(stored: Stored, path: Path) -> None:
 
 def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFront], path: Path) -> None:
     """Write the HTML report and print its path."""
-    from sweeper.commands.report import fronts, overview, page
-    from sweeper.pages import imported_charts, report_charts
+    from sweeper.commands.report import charts, fronts, imported_charts, overview
+    from sweeper.pages import html_page
 
     drawn = [
         *map(fronts.build_chart, found),
-        *report_charts.build_charts(stored),
+        *charts.build_charts(stored),
         *imported_charts.build_charts(stored.imported),
     ]
     with writing("--out", path):
-        path.write_text(page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
+        path.write_text(html_page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
     print(path)
 
 
 def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
     """Return the report as Markdown, CSV or JSON."""
-    from sweeper.commands.report import export, summary
+    from sweeper.commands.report import export, report_tables
 
     if text_format == "markdown":
-        return summary.build_markdown(tables)
+        return report_tables.build_markdown(tables)
     return export.build_csv(stored) if text_format == "csv" else export.build_json(stored, tables)
 
 

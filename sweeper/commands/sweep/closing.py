@@ -18,10 +18,10 @@ from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.format import format_phases
 from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
-from sweeper.pages import tables
+from sweeper.pages import trial_tables
 from sweeper.pages.progress import Progress
-from sweeper.pages.result_tables import Results
 from sweeper.pages.summary import Recording, Summary
+from sweeper.pages.sweep_results import Results
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
@@ -165,7 +165,7 @@ class FinishedRun:
         """Return the arguments of `Store.close`, without the files, which follow from the trials."""
         tags = {
             mlflow_store.DESCRIPTION: summary.markdown(),
-            "outcome": tables.format_counts(results.counts),
+            "outcome": trial_tables.format_counts(results.counts),
             "winner": summary.verdict(),
             mlflow_store.LIMITS: json.dumps({limit.metric: limit.bound for limit in self.plan.criteria.limits}),
             **results.projection_tags(),

@@ -23,8 +23,8 @@ from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.metrics.energy import Prices
-from sweeper.pages import duration, plan_view
-from sweeper.pages.duration import DurationNote
+from sweeper.pages import plan_view
+from sweeper.pages.plan_view import DurationNote
 from sweeper.pages.progress import ProgressState, make_progress
 from sweeper.preflight.corrections import MeasuredFactors
 from sweeper.preflight.sweep_plan import SweepPlan
@@ -85,7 +85,7 @@ class Sweep:
                 self._display.note(line)
             if self._retry_note:
                 self._display.note(f"retry    {self._retry_note}")
-            if self._has_trials() and (estimate := duration.describe_plan(self._plan)):
+            if self._has_trials() and (estimate := plan_view.describe_duration(self._plan)):
                 self._display.note(estimate)
             error = self._run_on_cluster() if self._has_trials() or self._pending_finals() else ""
             return self._finish(error)

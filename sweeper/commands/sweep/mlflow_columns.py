@@ -10,7 +10,7 @@ from sweeper.common.trials import TrialRecord, exact_value
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.energy import COST, EFFICIENCY
 from sweeper.metrics.intervals import Interval
-from sweeper.pages.result_tables import Results
+from sweeper.pages.sweep_results import Results
 from sweeper.search.finals import FinalistResult
 from sweeper.search.front import FrontPoint, measured_interval
 from sweeper.tracking import mlflow_store

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sweeper.config.schema import Budget
-from sweeper.pages import duration
-from sweeper.pages.duration import DurationNote
+from sweeper.pages import plan_view
+from sweeper.pages.plan_view import DurationNote
 from sweeper.search.progress import SweepProgress
 from tests.support.factories import trial_record
 from tests.support.studies import SCORE
@@ -51,7 +51,7 @@ def plan(tokens_per_s: float, *, trials: int | None = 100, gangs: int = 1, param
     ],
 )
 def test_the_cost_model_gives_the_duration_of_a_long_sweep(arguments: dict[str, Any], expected: str) -> None:
-    line = duration.describe_plan(plan(**{"tokens_per_s": 1000.0, **arguments}))
+    line = plan_view.describe_duration(plan(**{"tokens_per_s": 1000.0, **arguments}))
     assert line.startswith(expected) if expected else line == ""
 
 

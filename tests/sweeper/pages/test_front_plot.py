@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from optuna.distributions import IntDistribution
 
-from sweeper.pages import plots
+from sweeper.pages import search_plots
 from sweeper.pages.front_plot import FrontPlot, build_figure, build_front_plot, build_panel_figures
 from tests.support.factories import trial_record
 
@@ -45,7 +45,7 @@ def test_values_of_different_magnitudes_have_a_logarithmic_axis() -> None:
 def test_the_plots_of_a_sweep_begin_with_its_front(tmp_path: Path) -> None:
     records = [trial_record(n, metrics={"tokens_per_s": 10.0 + n, "peak_device_gib": float(n % 7)}) for n in range(20)]
     front = build_front_plot(records, METRICS[:2], {14, 19})
-    paths = plots.draw(tmp_path, records, {"x": IntDistribution(0, 20)}, "tokens_per_s", "maximize", front)
+    paths = search_plots.draw(tmp_path, records, {"x": IntDistribution(0, 20)}, "tokens_per_s", "maximize", front)
     assert tmp_path / "front.png" in paths and (tmp_path / "front.png").stat().st_size > 10_000
     page = (tmp_path / "plots.html").read_text()
     assert 0 < page.index("Pareto front of 2 of 20 trials") < page.index("Optimization History")

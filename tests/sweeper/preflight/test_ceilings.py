@@ -13,7 +13,7 @@ import pytest
 from sweeper.commands.report.leaderboard import PUBLISHED_RATES, build_rows
 from sweeper.metrics.derivation import derive
 from sweeper.pages import per_gpu
-from sweeper.pages.result_tables import Results
+from sweeper.pages.sweep_results import Results
 from sweeper.preflight import ceilings
 from sweeper.preflight.ceilings import MatmulCeiling
 from tests.conftest import Workspace

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.commands.report.summary import CONTRADICTIONS, IMPORTED, build_tables
-from sweeper.pages.imported_charts import build_charts
+from sweeper.commands.report.imported_charts import build_charts
+from sweeper.commands.report.report_tables import CONTRADICTIONS, IMPORTED, build_tables
 from sweeper.results import imported
 from sweeper.results.mlflow_results import Stored
 

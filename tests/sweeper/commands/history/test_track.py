@@ -52,7 +52,7 @@ def test_sweeps_are_appended_and_later_ones_are_compared(tmp_path: Path) -> None
 def test_a_narrow_terminal_keeps_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference_file.write(tmp_path / "performance.json", build_history(VALUES))
     assert re.search(r"matmul bf16 tflops +NVIDIA H200 +658 +TFLOP/s +7 +0.69", run_track(tmp_path, "list").out)
-    monkeypatch.setattr("sweeper.pages.drawing.terminal_width", lambda: 40)
+    monkeypatch.setattr("sweeper.pages.terminal.terminal_width", lambda: 40)
     narrow = run_track(tmp_path, "list").out
     table, hidden, _ = narrow.partition("hidden, too narrow: ")
     assert hidden and "658" in table and all(len(line) <= 40 for line in table.splitlines())

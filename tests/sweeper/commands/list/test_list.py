@@ -21,7 +21,7 @@ from sweeper.commands.list.deletion import delete
 from sweeper.commands.list.follow import Follower, follow
 from sweeper.commands.list.main import AGES_S as AGES
 from sweeper.commands.list.main import HEADING, MIN_COLUMNS, describe_row, format_amount, make_parser, run
-from sweeper.pages.drawing import draw
+from sweeper.pages.terminal import draw
 from sweeper.results.stored import StoredSweep, find_sweep
 from sweeper.search.journal import JournalFile
 from tests.conftest import Workspace, wait_for

@@ -6,8 +6,8 @@ import math
 
 import pandas as pd
 
-from sweeper.commands.report import overview, summary
-from sweeper.pages.panels import build_panels
+from sweeper.commands.report import overview, report_tables
+from sweeper.commands.report.platform_panels import build_panels
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import find_best_results
 from tests.support.factories import complete_trials
@@ -51,13 +51,13 @@ def test_failures_are_listed_by_their_reasons() -> None:
     trials = complete_trials({"H200": [1000.0] * 5}, tp=range(5))
     trials["tag.outcome"] = ["complete", "failed", "failed", "infeasible", "lost"]
     trials["tag.reason"] = [None, "exit code 3 after 2 s", "exit code 3 after 7 s", "8 GiB too little", "node n1 lost"]
-    table = summary.build_failures_table(build_stored(trials).trials)
+    table = report_tables.build_failures_table(build_stored(trials).trials)
     assert table.rows == [
         ["s", "failed", "2", "0002", "exit code 3 after 7 s"],
         ["s", "lost", "1", "0004", "node n1 lost"],
         ["s", "infeasible", "1", "0003", "8 GiB too little"],
     ]
-    assert not summary.build_failures_table(build_stored(trials.head(1)).trials).rows
+    assert not report_tables.build_failures_table(build_stored(trials.head(1)).trials).rows
 
 
 def test_a_cpu_has_processes_and_no_gpus() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sweeper.commands.report import page, summary
-from sweeper.pages import report_charts
+from sweeper.commands.report import charts, report_tables
+from sweeper.pages import html_page
 from sweeper.results.mlflow_results import Stored
 from tests.support import browser
 from tests.support.factories import complete_trials
@@ -46,8 +46,8 @@ def report_path(tmp_path: Path) -> Path:
     sweeps = rows.drop_duplicates("tag.sweep").assign(status="FINISHED")
     stored = Stored(sweeps, rows)
     path = tmp_path / "report.html"
-    tables = summary.build_tables(stored, None)
-    path.write_text(page.build_page("sweeper: results", tables, list(report_charts.build_charts(stored))))
+    tables = report_tables.build_tables(stored, None)
+    path.write_text(html_page.build_page("sweeper: results", tables, list(charts.build_charts(stored))))
     return path
 
 
@@ -93,7 +93,9 @@ def check_printing(tab: browser.Page, folder: Path) -> None:
 
 
 def test_a_table_without_a_browser_has_every_heading_and_cell() -> None:
-    html = page.build_page("t", [summary.Table("T", ["a", "b"], [["1,000", "<long> text, of a cell"]])], [], "Three.")
+    html = html_page.build_page(
+        "t", [html_page.Table("T", ["a", "b"], [["1,000", "<long> text, of a cell"]])], [], "Three."
+    )
     assert "<p class='overview'>Three.</p>" in html and "<td class=number>1,000</td>" in html
     assert "<td class=text>&lt;long&gt; text, of a cell</td>" in html and html.count("<th ") == 2
     assert "@media print" in html and "prefers-color-scheme: dark" in html

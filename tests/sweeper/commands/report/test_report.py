@@ -15,11 +15,11 @@ import pytest
 from mlflow import MlflowClient
 
 from sweeper.commands.ingest.main import import_file
-from sweeper.commands.report import compare, export, page, summary
+from sweeper.commands.report import charts, compare, export, report_tables
 from sweeper.commands.report.main import main
 from sweeper.common.trials import TrialStatus
 from sweeper.metrics.energy import Prices
-from sweeper.pages import report_charts
+from sweeper.pages import html_page
 from sweeper.results import mlflow_results
 from sweeper.results.ranking import MeasuredValue, find_best_results
 from sweeper.results.runs import Gate, Verdict
@@ -228,7 +228,7 @@ def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path
         ("llama3_1b", "NVIDIA H200"): (56000.0, 1),
     }
     (table,) = [
-        table for table in summary.build_tables(read_store(folder), Prices(2.0)) if table.title == "Best results"
+        table for table in report_tables.build_tables(read_store(folder), Prices(2.0)) if table.title == "Best results"
     ]
     best = next(row for row in table.rows if "11,400 tokens/s" in row)
     row = dict(zip(table.heading, best, strict=True))
@@ -266,9 +266,9 @@ def test_the_page_is_one_file_without_external_resources_and_escapes_every_value
 
 
 def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> None:
-    titles = [chart.title for chart in report_charts.build_charts(read_store(folder))]
+    titles = [chart.title for chart in charts.build_charts(read_store(folder))]
     assert any("Nine views of offload llama3_8b" in title for title in titles)
-    assert titles[-1] == "Timeline of the devices" and "plotly.js" not in page.build_page("t", [], [])
+    assert titles[-1] == "Timeline of the devices" and "plotly.js" not in html_page.build_page("t", [], [])
 
 
 def test_each_kind_of_work_has_an_image(folder: Path) -> None:
@@ -293,7 +293,7 @@ def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ra
     before, after = read_store(folder), read_store(tmp_path)
     assert [result.speed for result in before.best_results] == [result.speed for result in after.best_results]
     assert export.build_csv(before) == export.build_csv(after)
-    tables = summary.build_tables(after, None)
+    tables = report_tables.build_tables(after, None)
     published, imported = [
         [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables if table.unranked
     ]
@@ -304,7 +304,7 @@ def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ra
     assert {row["model"] for row in published} == {"llama3_8b"}
     claimed = [(row["source"], row["claimed tokens/s per device"]) for row in published]
     assert all(rate for _, rate in claimed) and ("dgxc-benchmarking v25.02", "10,253") in claimed
-    html = page.build_page("t", tables, [])
+    html = html_page.build_page("t", tables, [])
     assert all(f"<section class=unranked><h2>{name} results</h2>" in html for name in ("Published", "Imported"))
     assert not mlflow_results.read(uri, sweep="first").imported.size  # the report on one sweep has no imported results
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
-from sweeper.pages.charts import bar_chart_height_px
-from sweeper.pages.colours import COLOURS
-from sweeper.pages.panels import VENDORS
-from sweeper.pages.report_charts import Chart, build_heatmaps
+from sweeper.commands.report.charts import build_heatmaps
+from sweeper.commands.report.platform_panels import VENDORS
+from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.html_page import Chart
+from sweeper.pages.parameter_charts import bar_chart_height_px
 from sweeper.results.imported import Imported, list_results, select_fastest
 
 MIN_RESULTS = 6  # of a file at one kind of work, for a heatmap

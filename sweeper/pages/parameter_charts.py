@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from sweeper.common.format import format_number
 from sweeper.common.trials import short_value
-from sweeper.pages.colours import COLOURS
+from sweeper.pages.chart_style import COLOURS
 from sweeper.pages.importance import MEASURE
 
 ROW_HEIGHT_PX = 18  # of a bar with its name

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from sweeper.commands.report.platform_panels import (
+    NOTE,
+    Panel,
+    build_error_bars,
+    build_panels,
+    list_colours,
+    list_names,
+)
+from sweeper.commands.report.scaling import build_scaling_figure, group_by_scaling
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.pages.charts import (
+from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.html_page import Chart
+from sweeper.pages.importance import MIN_TRIALS, compute_importances
+from sweeper.pages.parameter_charts import (
     MAX_LINES,
     bar_chart_height_px,
     build_grid_axis,
@@ -20,10 +31,6 @@ from sweeper.pages.charts import (
     find_best_in_cells,
     is_numeric,
 )
-from sweeper.pages.colours import COLOURS
-from sweeper.pages.importance import MIN_TRIALS, compute_importances
-from sweeper.pages.panels import NOTE, Panel, build_error_bars, build_panels, list_colours, list_names
-from sweeper.pages.scaling import build_scaling_figure, group_by_scaling
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import (
     SPEED_UNITS,
@@ -44,20 +51,6 @@ MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
 # What the heatmaps of training show besides tokens/s. Within one kind of work all of them have the same order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One figure, or several side by side where there is room.
-
-    Attributes:
-        min_width_px: the width below which the chart scrolls; 0 for any width.
-    """
-
-    title: str
-    figures: Sequence[go.Figure]
-    note: str = ""
-    min_width_px: int = 0
 
 
 def build_charts(stored: Stored) -> Iterator[Chart]:

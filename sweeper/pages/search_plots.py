@@ -20,13 +20,13 @@ from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.labels import DISPLAY
-from sweeper.pages.figure_text import plain_label, without_markup
+from sweeper.pages.chart_style import plain_label, without_markup
 from sweeper.pages.front_plot import FrontPlot, build_figure, draw_image
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sweeper.pages.charts import GridAxis
+    from sweeper.pages.parameter_charts import GridAxis
 
 MIN_TRIALS = 20  # a table shows fewer better
 MAX_CELLS = 20  # along each side of the heatmap
@@ -79,7 +79,7 @@ class SearchResult:
     @cached_property
     def heatmap(self) -> tuple[GridAxis, GridAxis, np.ndarray] | None:
         """The axes of the first two parameters with several values, and the best value in each cell."""
-        from sweeper.pages.charts import build_grid_axis, find_best_in_cells
+        from sweeper.pages.parameter_charts import build_grid_axis, find_best_in_cells
 
         columns = {name: [trial.params[name] for trial in self.study.trials] for name in map(str, self.parameters)}
         varying = [name for name, values in columns.items() if len(set(values)) > 1]
@@ -173,7 +173,7 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
 def _draw_importances(importances: Mapping[str, float]) -> Any:
     from matplotlib import pyplot
 
-    from sweeper.pages.colours import COLOURS
+    from sweeper.pages.chart_style import COLOURS
     from sweeper.pages.importance import MEASURE
 
     figure, axes = pyplot.subplots()
@@ -206,9 +206,9 @@ def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Pa
     """Write the interactive plots. The first one includes plotly.js for all."""
     from optuna import visualization as optuna_plots
 
-    from sweeper.pages import charts
+    from sweeper.pages import parameter_charts
 
-    parallel_coordinates = charts.build_parallel_coordinates(
+    parallel_coordinates = parameter_charts.build_parallel_coordinates(
         search.parameters, search.ranks, search.values, search.label
     )
     figures = [
@@ -218,9 +218,9 @@ def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Pa
         optuna_plots.plot_slice(search.study, target_name=search.label),
     ]
     if search.importances:
-        figures.append(charts.build_importances(search.importances).update_layout(title=IMPORTANCES))
+        figures.append(parameter_charts.build_importances(search.importances).update_layout(title=IMPORTANCES))
     if search.heatmap:
-        heatmap = charts.build_heatmap(*search.heatmap, search.label)
+        heatmap = parameter_charts.build_heatmap(*search.heatmap, search.label)
         figures.append(heatmap.update_layout(title=_heatmap_title(search.label)))
     pages = [without_markup(figure) for figure in figures]
     parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in enumerate(pages)]

@@ -11,8 +11,8 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from sweeper.commands.report.platform_panels import NOTE, Panel, build_panels, list_colours, list_names
 from sweeper.pages.front_plot import FrontPlot, draw_image
-from sweeper.pages.panels import NOTE, Panel, build_panels, list_colours, list_names
 from sweeper.results.ranking import BestResult, group_by_work, sort_by_platform
 
 matplotlib.use("agg")

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.pages import panels, report_charts
+from sweeper.commands.report import charts
+from sweeper.commands.report.platform_panels import UNKNOWN, Panel, build_panels
+from sweeper.pages.html_page import Chart
 from sweeper.pages.importance import compute_importances
 from sweeper.results import mlflow_results
 from sweeper.results.ranking import find_best_results, split_by_work
 from tests.support.factories import complete_trials
 
 
-def build_charts(trials: pd.DataFrame, **sweep: list[str]) -> list[report_charts.Chart]:
+def build_charts(trials: pd.DataFrame, **sweep: list[str]) -> list[Chart]:
     """Build the charts of the trials of one sweep."""
     columns = {
         "tag.sweep": "s",
@@ -29,13 +31,13 @@ def build_charts(trials: pd.DataFrame, **sweep: list[str]) -> list[report_charts
         "tag.sweeper.trial": "0",
     }
     sweeps = pd.DataFrame({"tag.sweeper.study": ["s"], **sweep})
-    return list(report_charts.build_charts(mlflow_results.Stored(sweeps, trials.assign(**columns))))
+    return list(charts.build_charts(mlflow_results.Stored(sweeps, trials.assign(**columns))))
 
 
 def test_nine_panels_show_each_platform_by_the_same_metrics() -> None:
     trials = pd.concat([complete_trials({"H200": [8000.0, 10000.0]}), complete_trials({"H200": [19000.0]}, devices=2)])
     results = sorted(find_best_results(trials), key=lambda result: result.devices)
-    by_title = {panel.title: panel for panel in panels.build_panels(results)}
+    by_title = {panel.title: panel for panel in build_panels(results)}
     assert len(by_title) == 9 and len({panel.unit for panel in by_title.values()}) > 5
     assert [measured.value for measured in by_title["Tokens"].series[""]] == [10000, 19000]
     assert [str(measured) for measured in by_title["Tokens per GPU"].series[""]] == [
@@ -47,7 +49,7 @@ def test_nine_panels_show_each_platform_by_the_same_metrics() -> None:
     assert by_title["All configurations"].spread == [[8000, 10000], [9500]]
     gains = [measured.value for measured in by_title["Best over median configuration"].series[""]]
     assert gains[0] == pytest.approx(10 / 9) and math.isnan(gains[1])  # a single configuration has no median to beat
-    assert panels.Panel("HFU", "%", {"": [panels.UNKNOWN]}).is_empty and not by_title["Tokens"].is_empty
+    assert Panel("HFU", "%", {"": [UNKNOWN]}).is_empty and not by_title["Tokens"].is_empty
 
 
 def test_the_charts_of_a_sweep_never_mix_two_kinds_of_work() -> None:
@@ -78,7 +80,7 @@ def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cel
         "metric.tokens_per_s": math.nan,
         "tag.reason": "3 GiB too little",
     }
-    (chart,) = report_charts.build_heatmaps("sweep", pd.DataFrame(rows))
+    (chart,) = charts.build_heatmaps("sweep", pd.DataFrame(rows))
     assert chart.title == "sweep: best tokens/s, TFLOP/s, MFU %, HFU % over host_gib and device_gib"
     labels = [figure.data[0].colorbar.title.text for figure in chart.figures]
     assert labels == ["tokens/s", "TFLOP/s", "MFU %", "HFU %"]
@@ -87,7 +89,7 @@ def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cel
     # A complete trial in the same cell replaces the mark; a metric that is unknown everywhere has no heatmap.
     rows.append({**rows[1], "param.host_gib": "40", "param.device_gib": "24"})
     without_utilisation = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
-    (chart,) = report_charts.build_heatmaps("sweep", without_utilisation)
+    (chart,) = charts.build_heatmaps("sweep", without_utilisation)
     assert len(chart.figures) == 2 and not chart.figures[0].data[1].x
 
 
@@ -106,11 +108,11 @@ def test_a_mostly_empty_grid_is_drawn_as_points_with_the_fastest_on_top() -> Non
 
 def rank_importances(trials: pd.DataFrame) -> dict[str, float]:
     """Return the importances of all parameters as the report computes them."""
-    ranked = report_charts.rank_trials(find_best_results(trials))
-    return compute_importances(ranked["rank"], report_charts.select_varying_parameters(ranked))
+    ranked = charts.rank_trials(find_best_results(trials))
+    return compute_importances(ranked["rank"], charts.select_varying_parameters(ranked))
 
 
-def find_scaling(all_charts: list[report_charts.Chart]) -> list[report_charts.Chart]:
+def find_scaling(all_charts: list[Chart]) -> list[Chart]:
     return [chart for chart in all_charts if chart.title.startswith("Scaling")]
 
 

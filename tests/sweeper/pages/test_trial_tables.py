@@ -9,8 +9,8 @@ import math
 import pytest
 from rich.console import Console
 
-from sweeper.pages.drawing import draw
-from sweeper.pages.tables import trial_rows, trials_csv
+from sweeper.pages.terminal import draw
+from sweeper.pages.trial_tables import trial_rows, trials_csv
 from tests.support.factories import trial_record
 
 HEADING = ["trial", "k", "rate TFLOP/s", "95% from", "to", "step ms"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
+from sweeper.commands.report.platform_panels import build_error_bars
 from sweeper.metrics.derivation import LINEAR_BANDS
-from sweeper.pages.colours import COLOURS
-from sweeper.pages.panels import build_error_bars
+from sweeper.pages.chart_style import COLOURS
 from sweeper.results.ranking import MAIN_WORK_NAMES, BestResult, group_by_work, sort_by_platform
 
 BATCH = "global_batch"  # the part of the work that may grow with the devices

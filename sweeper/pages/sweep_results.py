@@ -14,7 +14,7 @@ from typing import Any
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval
-from sweeper.pages import per_gpu, plots, tables
+from sweeper.pages import per_gpu, search_plots, trial_tables
 from sweeper.pages.front_plot import build_front_plot
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
@@ -102,7 +102,7 @@ class Results:
     def text_files(self) -> dict[str, str]:
         """Return the contents of the result files by name."""
         every = [*self.records, *self.remeasured, *self.earlier_attempts]
-        files = {"trials.csv": tables.trials_csv(every, self._front_columns())}
+        files = {"trials.csv": trial_tables.trials_csv(every, self._front_columns())}
         return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
 
     def _front_columns(self) -> dict[int, dict[str, object]]:
@@ -126,8 +126,8 @@ class Results:
     def has_files(self) -> bool:
         """Return whether the sweep's folder has the result files and the plots that belong to these results."""
         names = ["trials.csv", *(["gpus.csv"] if self.gpus else [])]
-        if plots.are_drawn(self.best, self.plan.space.dimensions):
-            names.append(f"plots/{plots.PAGE}")
+        if search_plots.are_drawn(self.best, self.plan.space.dimensions):
+            names.append(f"plots/{search_plots.PAGE}")
         return all((self.plan.folder / name).exists() for name in names)
 
     def metrics(self) -> dict[str, float]:
@@ -186,7 +186,7 @@ class Results:
         if self.front:
             front = build_front_plot(in_order, metrics, self.front.numbers)
         folder = self.plan.folder / "plots"
-        return plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
+        return search_plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 
     def keep_ceilings(self) -> None:
         """Store the rates of a search for the highest matmul rate, for training on such devices later."""

@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from sweeper.commands.report.summary import Table
-from sweeper.pages.figure_text import without_markup
-from sweeper.pages.report_charts import Chart
+from sweeper.pages.chart_style import without_markup
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
 # As page.css has the colours of a light page; page.js replaces them on a dark one.
 LONG_TEXT = 12  # characters; shorter ones are not broken into lines
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report.
+
+    Attributes:
+        unranked: the values were not measured here; the table is shown in another style.
+    """
+
+    title: str
+    heading: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    unranked: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure, or several side by side where there is room.
+
+    Attributes:
+        min_width_px: the width below which the chart scrolls; 0 for any width.
+    """
+
+    title: str
+    figures: Sequence[Any]
+    note: str = ""
+    min_width_px: int = 0
 
 
 def build_page(title: str, tables: Sequence[Table], charts: Sequence[Chart], overview: str = "") -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sweeper.pages.colours import COLOURS
+from sweeper.pages.chart_style import COLOURS
 from sweeper.results.ranking import SPEED_UNITS, BestResult, MeasuredValue, read_value
 
 VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")

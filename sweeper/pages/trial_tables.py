@@ -16,7 +16,7 @@ from sweeper.common.text import one_line, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.metrics.energy import hidden_metrics
 from sweeper.metrics.labels import DISPLAY, missing_reason
-from sweeper.pages.drawing import draw
+from sweeper.pages.terminal import draw
 from sweeper.search.finals import FinalistResult
 from sweeper.search.front import Front, FrontPoint, measured_interval
 

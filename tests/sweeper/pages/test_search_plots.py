@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from sweeper.common.trials import TrialRecord
-from sweeper.pages import plots
+from sweeper.pages import search_plots
 from tests.support.factories import trial_record
 
 DISTRIBUTIONS = {
@@ -33,12 +33,12 @@ def make_search(count: int) -> list[TrialRecord]:
 
 
 def test_a_small_search_has_no_plots(tmp_path: Path) -> None:
-    assert plots.draw(tmp_path, make_search(5), DISTRIBUTIONS, "tflops", "maximize") == []
+    assert search_plots.draw(tmp_path, make_search(5), DISTRIBUTIONS, "tflops", "maximize") == []
 
 
 @pytest.mark.parametrize(("trials", "direction"), [(20, "maximize"), (40, "minimize")])
 def test_every_plot_is_an_image_and_on_the_page(tmp_path: Path, trials: int, direction: str) -> None:
-    paths = plots.draw(tmp_path, make_search(trials), DISTRIBUTIONS, "tflops", direction)
+    paths = search_plots.draw(tmp_path, make_search(trials), DISTRIBUTIONS, "tflops", direction)
     assert {path.name for path in paths} == {*IMAGES, "plots.html"}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in paths if path.suffix == ".png")
     page = (tmp_path / "plots.html").read_text()
@@ -47,14 +47,14 @@ def test_every_plot_is_an_image_and_on_the_page(tmp_path: Path, trials: int, dir
 
 def test_trials_of_equal_speed_have_no_importances(tmp_path: Path) -> None:
     records = make_records([(10 * i, "high" if i % 2 else "low", 1.0) for i in range(40)])
-    paths = plots.draw(tmp_path, records, DISTRIBUTIONS, "tflops", "maximize")
+    paths = search_plots.draw(tmp_path, records, DISTRIBUTIONS, "tflops", "maximize")
     assert {path.name for path in paths} == {*IMAGES, "plots.html"} - {"importances.png"}
 
 
 def test_a_cell_of_the_heatmap_has_the_best_value_of_its_trials() -> None:
     records = make_records([(0, "low", 3.0), (0, "low", 1.0), (10, "high", 2.0)])
     for direction, best_of_low in (("maximize", 3.0), ("minimize", 1.0)):
-        search = plots.build_search_result(records, DISTRIBUTIONS, "tflops", direction)
+        search = search_plots.build_search_result(records, DISTRIBUTIONS, "tflops", direction)
         assert search.heatmap is not None
         x, y, best = search.heatmap
         assert (x.title, y.title, x.labels, y.labels) == ("m", "n", ["0", "10"], ["high", "low"])
@@ -62,14 +62,14 @@ def test_a_cell_of_the_heatmap_has_the_best_value_of_its_trials() -> None:
 
 
 def test_many_numbers_share_the_cells_of_the_heatmap() -> None:
-    search = plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", "maximize")
+    search = search_plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", "maximize")
     assert search.heatmap is not None
     x, _, best = search.heatmap
-    assert len(x.labels) == plots.MAX_CELLS and best.shape == (2, plots.MAX_CELLS)
+    assert len(x.labels) == search_plots.MAX_CELLS and best.shape == (2, search_plots.MAX_CELLS)
     assert np.nanmax(best) == best[0, -1] == 39.0  # m=390, n=high
 
 
 def test_the_highest_rank_is_the_best_trial_in_either_direction() -> None:
     for direction, best in (("maximize", 39), ("minimize", 0)):
-        search = plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", direction)
+        search = search_plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", direction)
         assert search.ranks.idxmax() == best and search.importances["m"] > 0.9 > 0.1 > search.importances["n"]

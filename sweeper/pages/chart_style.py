@@ -1,4 +1,4 @@
-"""Texts of others in figures: Plotly draws some HTML in labels, links among it, and matplotlib reads formulas."""
+"""The colors of charts, and untrusted texts in them: Plotly draws some HTML, links too, and matplotlib formulas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from sweeper.common.text import one_line
+
+# Colours that the colour-blind can tell apart (Okabe and Ito 2008), with grey for black, which a dark page hides.
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
 
 # All HTML but what our own labels have: line breaks, bold text, and the end of a label under the pointer.
 _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")

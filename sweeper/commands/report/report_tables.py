@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -15,7 +14,8 @@ from sweeper.common.format import format_interval, format_number, format_percent
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.energy import COST, Prices, cost_metrics
 from sweeper.metrics.labels import missing_reason
-from sweeper.pages.tables import markdown_of
+from sweeper.pages.html_page import Table
+from sweeper.pages.trial_tables import markdown_of
 from sweeper.results import imported
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import (
@@ -37,21 +37,6 @@ IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
 EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the report.
-
-    Attributes:
-        unranked: the values were not measured here; the table is shown in another style.
-    """
-
-    title: str
-    heading: list[str]
-    rows: list[list[str]]
-    note: str = ""
-    unranked: bool = False
 
 
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
