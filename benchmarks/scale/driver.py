@@ -95,7 +95,7 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     from sweeper.config.hardware import Node
     from sweeper.execution import cluster
     from sweeper.preflight import sweep_plan
-    from workloads.api.gpus.interface import GpuIdentity
+    from workloads.api.gpus import GpuIdentity
 
     gpus_of_node = tuple(GpuIdentity(number, "nvidia", "NVIDIA H200") for number in range(GPUS_PER_NODE))
     node = Node("", 192, "a CPU", GPUS_PER_NODE, "H200", gpus_of_node, cpu_architecture="sm90")

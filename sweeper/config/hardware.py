@@ -13,7 +13,7 @@ from sweeper.config.placement import count_placements, find_ranks_per_node
 from sweeper.config.schema import Hardware
 from workloads.api.errors import UserInputError
 from workloads.api.gpu_setup import GpuProblem
-from workloads.api.gpus.interface import GpuIdentity
+from workloads.api.gpus import GpuIdentity
 
 ASSUMED_GPUS_PER_NODE = 8  # of nodes that a plan assumes
 FOREIGN_USE_GIB = 1.0  # below it is a display, or a process that only has the GPU open

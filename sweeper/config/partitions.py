@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sweeper.config.schema import Hardware
 from workloads.api.errors import UserInputError
-from workloads.api.gpus.interface import GpuIdentity
+from workloads.api.gpus import GpuIdentity
 
 UNDIVIDED = "SPX/NPS1"
 DEVICES_PER_GPU = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}

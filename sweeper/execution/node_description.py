@@ -15,7 +15,7 @@ from sweeper.execution import code_probe, ray_internals
 from sweeper.execution.code_probe import Question
 from workloads.api import gpu_setup, host
 from workloads.api.gpu_setup import GpuProblem
-from workloads.api.gpus.interface import GpuIdentity
+from workloads.api.gpus import GpuIdentity
 
 GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label of an NVLink domain of several nodes
 

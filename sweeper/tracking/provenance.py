@@ -14,9 +14,8 @@ from typing import Any
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from workloads.api import host
-from workloads.api.gpus import open_gpus
-from workloads.api.gpus.interface import Gpu
-from workloads.api.node_state import describe_gpu
+from workloads.api.gpus import Gpu, open_gpus
+from workloads.api.host import describe_gpu
 from workloads.api.secrets import masked_arguments
 
 PACKAGES = (

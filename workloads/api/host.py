@@ -1,19 +1,32 @@
-"""Read this machine's package versions, processor, memory and GPUs without torch."""
+"""What this machine is and the state that it is in, read without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import shutil
+import socket
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from workloads.api.contract import Scalar
-from workloads.api.gpus import open_gpus
-from workloads.api.gpus.interface import GpuIdentity
+from workloads.api.gpus import Gpu, GpuIdentity, open_gpus
 
+PACKAGES = (
+    *("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
+    *("flash-attn-4", "flash-attn", "amd-aiter"),  # attention kernels
+)
 # The kernel's names (x86 and ARM) of the matrix and vector instructions that multiply each number format.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
+# Parameters of the kernel's command line that concern memory, PCI, GPUs and clocks. Others are left out: some hold
+# passwords, addresses or serial numbers.
+KERNEL_PARAMETERS = {
+    *("iommu", "amd_iommu", "intel_iommu", "numa_balancing", "pci", "hugepages", "transparent_hugepage", "amdgpu"),
+    *("nvidia", "mitigations", "isolcpus", "nohz_full", "processor", "intel_idle", "amd_pstate", "cpuidle"),
+}
 
 
 def version_of(package: str) -> str:
@@ -35,17 +48,21 @@ def cpu_architecture() -> str:
     return " ".join(["cpu", *(name for name, instructions in CPU_FORMATS.items() if flags & instructions)])
 
 
-def _cpuinfo(key: str) -> str:
-    """Return the first processor's entry in /proc/cpuinfo; empty if there is none."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() == key:
-                    return value.strip()
-    except OSError:
-        pass
+def _cpuinfo(key: str, proc: Path = Path("/proc")) -> str:
+    """Return the first processor's entry; empty if there is none. Reading those of all processors may take long."""
+    with contextlib.suppress(OSError), open(proc / "cpuinfo") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
     return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def memory_bytes() -> int:
@@ -91,3 +108,51 @@ def gpus_used_gib() -> tuple[float, ...]:
     """Return the GiB in use of each GPU, in the order of CUDA's or HIP's numbers; 0 where it is not reported."""
     with open_gpus() as gpus:
         return tuple(gpu.used_gib() or 0.0 for gpu in gpus)
+
+
+def read_node_state(folder: str) -> dict[str, Any]:
+    """Return this node's versions, kernel settings, memory, disk space, and each GPU's clocks, power limit and errors.
+
+    All values are plain. `folder` is the results directory, whose disk's free space is reported.
+    """
+    results, shared = Path(folder), Path("/dev/shm")
+    with open_gpus() as opened:
+        gpus = [describe_gpu(gpu) for gpu in opened]
+    return {
+        "node": socket.gethostname(),
+        "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
+        "kernel": read_kernel(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
+        "free_gib": available_memory_bytes() / 2**30,
+        "disk_gib": shutil.disk_usage(results if results.is_dir() else "/").free / 2**30,
+        "gpus": gpus,
+    }
+
+
+def describe_gpu(gpu: Gpu) -> dict[str, Any]:
+    """Return what the driver reports of one GPU, as plain values; a value that it does not report is missing.
+
+    The keys are those of `GpuIdentity`, `GpuLimits` and `GpuErrors`, with `responds` and `used_gib`.
+    """
+    identity = gpu.identity
+    values = asdict(identity)
+    if identity.responds:
+        values |= {"used_gib": gpu.used_gib(), **asdict(gpu.limits()), **asdict(gpu.errors())}
+    return {"responds": identity.responds} | {name: value for name, value in values.items() if value is not None}
+
+
+def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:
+    """Return the Linux kernel's release and the settings that GPUs depend on.
+
+    `command_line` has the words whose parameter is one of `KERNEL_PARAMETERS`; `is_guest` says that a hypervisor runs
+    below.
+    """
+    words = _read(proc / "cmdline").split()
+    settings = {
+        "release": platform.release(),
+        "command_line": [w for w in words if w.partition("=")[0].partition(".")[0] in KERNEL_PARAMETERS],
+        "is_guest": "hypervisor" in _cpuinfo("flags", proc).split(),
+    }
+    numa_balancing = _read(proc / "sys/kernel/numa_balancing").strip()
+    return settings | ({"numa_balancing": numa_balancing} if numa_balancing else {})

@@ -15,10 +15,9 @@ from workloads.attention import AttentionParameters, rules
 from workloads.attention.accuracy import TOLERANCE, exact_results, largest_error
 from workloads.attention.kernels import DTYPES, AttentionCalls, build_calls, draw_inputs, selected
 from workloads.instruments import device as devices
-from workloads.instruments.caches import MIB, flush_mib
-from workloads.instruments.energy import SustainedRun, run_sustained, without_run
+from workloads.instruments.device import MIB, flush_mib
+from workloads.instruments.runs import SustainedRun, run_sustained, time_untainted, without_run
 from workloads.instruments.timing import event_metrics
-from workloads.instruments.untainted import time_untainted
 
 
 def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:

@@ -1,8 +1,11 @@
-"""`workload=collectives`: a collective over a gang, and the bandwidth of the links between its devices."""
+"""`workload=collectives`: a collective over a gang, and the bandwidth of the links between its devices.
+
+`workload=allreduce` is its all-reduce with a size in MiB.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workloads.api.contract import Measurement, Rank, Workload
@@ -35,8 +38,8 @@ class Collectives(Workload):
     """A collective by NCCL or RCCL between GPUs, by gloo between processors, with its result checked."""
 
     name = "collectives"
-    Parameters = CollectivesParameters
-    work = ("collective", "ranks", "dtype")
+    Parameters: type = CollectivesParameters
+    work: tuple[str, ...] = ("collective", "ranks", "dtype")
     ways = ("warmup", "repeats")
     benchmark_version = "collectives/1"
     min_world_size = 2
@@ -47,3 +50,35 @@ class Collectives(Workload):
         from workloads.collectives.run import measure
 
         return measure(parameters, rank)
+
+
+@dataclass(frozen=True)
+class AllreduceParameters:
+    """Parameters of one all-reduce.
+
+    Attributes:
+        mib: size of the buffer of each rank in MiB.
+        dtype: number format of the buffer.
+        warmup: calls that are not timed.
+        repeats: timed calls.
+    """
+
+    mib: int = field(default=256, metadata={"min": 1})
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    warmup: int = field(default=5, metadata={"min": 1})
+    repeats: int = field(default=20, metadata={"min": 1})
+
+
+class Allreduce(Collectives):
+    """The all-reduce, under the name, parameters and benchmark version of the sweeps that have measured it."""
+
+    name = "allreduce"
+    Parameters = AllreduceParameters
+    work = ("dtype",)
+    benchmark_version = "allreduce/4"  # the cost of events is subtracted on GPUs (3); no call is repeated on a CPU (4)
+
+    def run(self, parameters: AllreduceParameters, rank: Rank) -> Measurement:  # type: ignore[override]
+        values = {name: getattr(parameters, name) for name in ("dtype", "warmup", "repeats")}
+        measurement = super().run(CollectivesParameters(kib=1024 * parameters.mib, **values), rank)
+        executed = {name: measurement.executed[name] for name in values}
+        return replace(measurement, executed=executed | {"mib": int(str(measurement.executed["kib"])) // 1024})

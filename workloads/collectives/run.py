@@ -2,22 +2,81 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.collectives import CollectivesParameters
-from workloads.collectives.operations import BUS_FACTORS, Group, build_operation
+from workloads.collectives import Collective, CollectivesParameters
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import time_steps
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Bytes that each link carries for each byte of the size, over n ranks: nccl-tests, doc/PERFORMANCE.md.
+BUS_FACTORS: dict[Collective, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "send_receive": lambda n: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that communicate.
+
+    Attributes:
+        handle: their process group; None for all ranks.
+        first: the lowest of their ranks.
+        size: how many they are.
+        position: of this rank among them.
+    """
+
+    handle: dist.ProcessGroup | None
+    first: int
+    size: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective with its buffers.
+
+    Attributes:
+        source, result: the buffers; the same one where the operation is in place.
+        call: runs it.
+        expected: of each equal part of the result, where each rank's source holds its position plus one.
+    """
+
+    source: torch.Tensor
+    result: torch.Tensor
+    call: Callable[[], object]
+    expected: tuple[float, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size as nccl-tests counts it: that of the larger buffer."""
+        return max(self.source.nbytes, self.result.nbytes)
+
+    def check(self, position: int) -> None:
+        """Run once and check the result. Raises ArithmeticError if it is wrong."""
+        self.source.fill_(position + 1)
+        self.call()
+        parts = self.result.float().view(len(self.expected), -1)
+        expected = torch.tensor(self.expected, device=parts.device)[:, None]
+        # bf16 holds integers exactly up to 256; a larger sum is rounded.
+        tolerance = torch.where(expected > 256, expected / 128, torch.zeros_like(expected))
+        if not bool(((parts - expected).abs() <= tolerance).all()):
+            raise ArithmeticError(f"the result is not {', '.join(f'{value:g}' for value in self.expected)}")
+        self.source.zero_()  # repeated sums of zeros do not overflow
 
 
 def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
@@ -36,7 +95,7 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
         raise Infeasible(f"groups of {size} ranks do not divide the gang of {rank.world_size}")
     device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
     with process_group(rank, device):
-        group = form_group(size, rank)
+        group = _form_group(size, rank)
         operation = build_operation(parameters.collective, parameters.kib, dtype, device, group)
         operation.check(group.position)
         with monitor_gpu(device) as readings:
@@ -73,10 +132,37 @@ def time_calls(call: Callable[[], object], device: torch.device, warmup: int, re
     return tuple(times_s[warmup:])
 
 
-def form_group(size: int, rank: Rank) -> Group:
+def _form_group(size: int, rank: Rank) -> Group:
     """Return the group of neighbouring ranks that this rank is in. Every rank makes all groups, as PyTorch asks for."""
     first = rank.rank // size * size
     if size == rank.world_size:
         return Group(None, 0, size, rank.rank)
     handles = {start: dist.new_group(range(start, start + size)) for start in range(0, rank.world_size, size)}
     return Group(handles[first], first, size, rank.rank - first)
+
+
+def build_operation(name: Collective, kib: int, dtype: torch.dtype, device: torch.device, group: Group) -> Operation:
+    """Return a collective with buffers of the size, rounded up to equal parts for all ranks."""
+    n, handle = group.size, group.handle
+    part = math.ceil(kib * 1024 / dtype.itemsize / n)
+    whole = torch.zeros(part * n, dtype=dtype, device=device)
+    total, positions = n * (n + 1) / 2, tuple(float(position + 1) for position in range(n))
+    if name == "all_reduce":
+        return Operation(whole, whole, lambda: dist.all_reduce(whole, group=handle), (total,))
+    if name == "all_gather":
+        own = whole.new_zeros(part)
+        return Operation(own, whole, lambda: dist.all_gather_into_tensor(whole, own, group=handle), positions)
+    if name == "reduce_scatter":
+        own = whole.new_zeros(part)
+        return Operation(whole, own, lambda: dist.reduce_scatter_tensor(own, whole, group=handle), (total,))
+    received = torch.zeros_like(whole)
+    if name == "all_to_all":
+        return Operation(whole, received, lambda: dist.all_to_all_single(received, whole, group=handle), positions)
+    following, previous = ((group.position + step) % n + group.first for step in (1, -1))
+
+    def send_receive() -> None:
+        pair = [dist.P2POp(dist.isend, whole, following, handle), dist.P2POp(dist.irecv, received, previous, handle)]
+        for request in dist.batch_isend_irecv(pair):
+            request.wait()
+
+    return Operation(whole, received, send_receive, (float((group.position - 1) % n + 1),))

@@ -10,9 +10,8 @@ from dataclasses import replace
 from types import TracebackType
 
 from workloads.api.contract import Energy, Rank
-from workloads.api.gpus import open_gpus
+from workloads.api.gpus import Gpu, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
-from workloads.api.gpus.interface import Gpu
 
 # A reading waits for this share of the time so far: an hour needs about 8,000 of them, and the error stays as small.
 INTERVAL_SHARE = 1e-3

@@ -1,15 +1,33 @@
-"""The device that a rank runs on: selection, memory and description."""
+"""The device that a rank runs on: its memory, its caches, and what torch says of it.
+
+`python -m workloads.instruments.device` prints what torch says of its build and devices, as a line of JSON.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import socket
+from typing import Any
 
 import torch
 
 from workloads.api.contract import Rank, Scalar
 from workloads.api.host import cpu_architecture, cpu_name
 from workloads.instruments.telemetry import power_limit_w
+
+MIB = 2**20
+# Caches of AMD's data center GPUs in MiB: all L2 of a device and the cache of its memory (Infinity Cache), which HIP
+# does not report (https://rocm.docs.amd.com, "AMD GPU specifications"). hipDeviceProp's l2CacheSize is of one die.
+AMD_CACHES_MIB = {"gfx908": 8, "gfx90a": 8, "gfx942": 32 + 256, "gfx950": 32 + 256}
+# The flush is FLUSH_FACTOR times the largest cache: where lines are replaced at random, exp(-4) = 2% of a step's lines
+# stay. It is at least LEAST_FLUSH_MIB: server processors have up to about 400 MB for all cores.
+FLUSH_FACTOR = 4
+LEAST_FLUSH_MIB = 512
+PROPERTIES = (
+    *("name", "major", "minor", "gcnArchName", "total_memory", "multi_processor_count", "L2_cache_size", "warp_size"),
+    *("max_threads_per_multi_processor", "shared_memory_per_block", "pci_bus_id", "is_integrated"),
+)
 
 
 def device_of(rank: Rank) -> torch.device:
@@ -50,3 +68,51 @@ def machine_info(device: torch.device) -> dict[str, Scalar]:
         "gpu_uuid": str(properties.uuid),
         "power_limit_w": power_limit_w(device),
     }
+
+
+def flush_mib(device: torch.device) -> int:
+    """Return the MiB that a flush of the device's caches reads and writes.
+
+    A GPU that is not in the table counts with its L2.
+    """
+    if device.type == "cpu":
+        return LEAST_FLUSH_MIB
+    l2_mib = torch.cuda.get_device_properties(device).L2_cache_size // MIB
+    return max(LEAST_FLUSH_MIB, FLUSH_FACTOR * AMD_CACHES_MIB.get(architecture(device).partition(":")[0], l2_mib))
+
+
+class Flush:
+    """Evicts a step's data from a device's caches when it is called.
+
+    On a GPU it reads and writes every byte of a buffer: whether writes alone displace lines of a cache that belongs to
+    the memory is not documented. A processor's caches allocate a line for a write, so that it only writes, twice as
+    fast.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._only_writes = device.type == "cpu"
+        self._buffer = torch.zeros(flush_mib(device) * MIB // 4, dtype=torch.int32, device=device)
+
+    def __call__(self) -> None:
+        if self._only_writes:
+            self._buffer.zero_()
+        else:
+            self._buffer.add_(1)
+
+
+def describe_torch() -> dict[str, Any]:
+    """Return torch's version, what it was built for, and the properties of each visible device."""
+    devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "available": torch.cuda.is_available(),
+        "architectures": torch.cuda.get_arch_list(),
+        "blas_library": str(torch.backends.cuda.preferred_blas_library()),
+        "devices": [{name: getattr(gpu, name) for name in PROPERTIES if hasattr(gpu, name)} for gpu in devices],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_torch()))

@@ -17,9 +17,8 @@ from functools import cache
 import torch
 
 from workloads.api.contract import Energy, Scalar
-from workloads.api.gpus import amd, open_gpus
+from workloads.api.gpus import TAINTING_SLOWDOWNS, Gpu, GpuReading, amd, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
-from workloads.api.gpus.interface import TAINTING_SLOWDOWNS, Gpu, GpuReading
 
 # NVML's power is a mean over about a second: what it says of a shorter measurement is mostly the power before it.
 POWER_WINDOW_S = 1.0

@@ -18,7 +18,7 @@ from math import ceil
 
 import torch
 
-from workloads.instruments.caches import Flush
+from workloads.instruments.device import Flush
 from workloads.instruments.host_waits import time_undisturbed
 from workloads.instruments.torch_internals import delay_gpu
 

@@ -15,15 +15,14 @@ import torch
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
 from workloads.instruments import device as devices
-from workloads.instruments.caches import MIB, flush_mib
-from workloads.instruments.energy import SustainedRun, run_sustained, without_run
+from workloads.instruments.device import MIB, flush_mib
+from workloads.instruments.runs import SustainedRun, run_sustained, time_untainted, without_run
 from workloads.instruments.timing import event_metrics
-from workloads.instruments.untainted import time_untainted
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands
-from workloads.precision.mx_scales import rocm_of_build
+from workloads.precision.formats import rocm_of_build
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:

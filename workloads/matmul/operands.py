@@ -15,7 +15,7 @@ from workloads.instruments.torch_internals import supports_persistent_tma
 from workloads.matmul import MatmulParameters, tinygrad_backend
 from workloads.matmul.rules import executed_accumulation
 from workloads.models.shapes import GemmShape
-from workloads.precision.mx_scales import ScaleLayout, scale_layout
+from workloads.precision.formats import ScaleLayout, scale_layout
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

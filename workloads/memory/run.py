@@ -8,9 +8,9 @@ import torch
 
 from workloads.api.contract import Measurement, Rank
 from workloads.instruments import device as devices
-from workloads.instruments.caches import MIB
+from workloads.instruments.device import MIB
+from workloads.instruments.runs import time_untainted
 from workloads.instruments.timing import event_metrics
-from workloads.instruments.untainted import time_untainted
 from workloads.memory import MemoryParameters
 
 # Bytes that each operation moves for a byte of the buffer.

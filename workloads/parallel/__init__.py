@@ -12,7 +12,7 @@ from workloads.parallel.estimates import estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
 from workloads.parallel.points import Listing
 from workloads.parallel.rules import find_violation
-from workloads.precision.support import unsupported_layer_rate_reason
+from workloads.precision import unsupported_layer_rate_reason
 
 LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
 

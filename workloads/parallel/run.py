@@ -42,9 +42,9 @@ from workloads.parallel.layout import Layout
 from workloads.parallel.rules import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
+from workloads.precision import unsupported_layer_rate_reason
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
-from workloads.precision.support import unsupported_layer_rate_reason
 
 GIB = 2**30
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

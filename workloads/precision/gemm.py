@@ -12,12 +12,12 @@ import torch
 from workloads.api.contract import Energy, Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, Support, support, unsupported_rocm_reason, unsupported_shape_reason
 from workloads.instruments import device as devices
-from workloads.instruments.energy import measure_energy
+from workloads.instruments.runs import measure_energy
 from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import event_metrics, time_in_turns
 from workloads.models.shapes import GemmShape, gemm_shape
 from workloads.precision import GemmParameters, formats
-from workloads.precision.mx_scales import rocm_of_build
+from workloads.precision.formats import rocm_of_build
 
 SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed from
 

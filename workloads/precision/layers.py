@@ -12,7 +12,7 @@ from torch import nn
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import Support, support
 from workloads.estimator.precisions import find_precision
-from workloads.precision.support import gemm_format, unsupported_layer_reason
+from workloads.precision import gemm_format, unsupported_layer_reason
 
 NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these layers
 # The names in torchao.float8 of the recipes that it converts.

@@ -11,12 +11,12 @@ from torch import nn
 
 from workloads.api.contract import Energy, Measurement, Rank
 from workloads.instruments import device as devices
-from workloads.instruments.energy import measure_energy
+from workloads.instruments.runs import measure_energy
 from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import event_metrics, time_in_turns
 from workloads.llama.model import swiglu
 from workloads.models.shapes import MODELS
-from workloads.precision import LinearParameters, formats, layers, support
+from workloads.precision import LinearParameters, formats, gemm_format, layers
 
 
 class SwiGLU(nn.Module):
@@ -148,7 +148,7 @@ def predict_speedup(
     The gradients' GEMMs are taken to last as long as the forward one. The reads that find a scale before its cast are
     not counted.
     """
-    gemm_format = support.gemm_format(parameters.recipe)
+    low_format = gemm_format(parameters.recipe)
     # With weight gradients in bf16, one GEMM of three stays in bf16 and neither of its operands is cast.
     bf16_gemms, casts = (1, (1, 2, 1)) if parameters.recipe == "fp8_rowwise_gw_hp" else (0, (2, 2, 2))
     bf16_s = gemms_s = moved_bytes = 0.0
@@ -158,12 +158,12 @@ def predict_speedup(
         weight = layer.weight.detach()
         out = torch.empty(parameters.tokens, out_features, device=device, dtype=torch.bfloat16)
         operands = [
-            formats.convert(gemm_format, matrix, role, architecture)
+            formats.convert(low_format, matrix, role, architecture)
             for matrix, role in ((x, "activation"), (weight, "weight"))
         ]
         times_s = time_in_turns(
             [
-                formats.native_gemm(gemm_format, *operands),
+                formats.native_gemm(low_format, *operands),
                 lambda x=x, weight=weight, out=out: torch.mm(x, weight.t(), out=out),  # type: ignore[misc]
             ],
             device,

@@ -26,7 +26,7 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Check each node, and that the nodes have equal versions, drivers and GPUs.
 
     Args:
-        node_states: as `workloads.api.node_state` returns them, one for each node.
+        node_states: as `workloads.api.host` returns them, one for each node.
     """
     for state in node_states:
         yield from _check_node(state)

@@ -8,7 +8,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.config.hardware import Node
-from workloads.api import node_state
+from workloads.api import host
 
 
 def read_node_state(node: Node, folder: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def read_node_state(node: Node, folder: str) -> dict[str, Any]:
         folder: where a sweep writes; its free disk space is part of the state.
     """
     if node.id is None:
-        return node_state.read_node_state(folder)
+        return host.read_node_state(folder)
     on_node = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
     state: dict[str, Any] = ray.get(
         ray.remote(read_node_state).options(num_cpus=0, scheduling_strategy=on_node).remote(folder)

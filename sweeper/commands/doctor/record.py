@@ -25,10 +25,10 @@ from typing import Any
 from sweeper.commands.doctor.identifiers import mask_identifiers
 from sweeper.config.hardware import Node
 from sweeper.tracking.provenance import PACKAGES
-from workloads.api import host, kernel
+from workloads.api import host
 from workloads.api.errors import UserInputError
 from workloads.api.gpus import amd, open_gpus
-from workloads.api.node_state import describe_gpu
+from workloads.api.host import describe_gpu
 
 FORMAT = 1  # of the record
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -53,7 +53,7 @@ def read_machine(nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
         "format": FORMAT,
         "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
         "system": platform.platform(),
-        "kernel": kernel.read_kernel(),
+        "kernel": host.read_kernel(),
         "cpu": {"name": host.cpu_name(), "cores": os.cpu_count(), "memory_gib": host.memory_bytes() / 2**30},
         "has_kfd": Path("/dev/kfd").exists(),
         "visible_devices": {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ},
@@ -146,10 +146,10 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
 
 def _read_torch() -> dict[str, Any]:
     """Return what torch reports, read in a process of its own: `sweeper` never imports torch."""
-    command = [sys.executable, "-m", "workloads.instruments.torch_info"]
+    command = [sys.executable, "-m", "workloads.instruments.device"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
         report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
         return report
     except (subprocess.SubprocessError, IndexError, json.JSONDecodeError):
-        return {"error": "torch does not start: run python -m workloads.instruments.torch_info"}
+        return {"error": "torch does not start: run python -m workloads.instruments.device"}

@@ -18,7 +18,7 @@ from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib
 from tests.conftest import REPOSITORY, Workspace
 from workloads.api.errors import UserInputError
-from workloads.api.gpus.interface import GpuIdentity
+from workloads.api.gpus import GpuIdentity
 
 AUTO = Hardware(name="auto")
 CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")

@@ -12,8 +12,7 @@ import torch
 
 from tests.support.amd import use_stand_in
 from workloads.api.gpus import amd, open_gpus
-from workloads.api.host import gpu_identities, gpus_used_gib, node_activity
-from workloads.api.node_state import describe_gpu
+from workloads.api.host import describe_gpu, gpu_identities, gpus_used_gib, node_activity
 from workloads.instruments import telemetry
 
 

@@ -16,8 +16,7 @@ from workloads.api import registry
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.collectives import Collective
-from workloads.collectives.operations import BUS_FACTORS, Group, Operation, build_operation
-from workloads.collectives.run import time_calls
+from workloads.collectives.run import BUS_FACTORS, Group, Operation, build_operation, time_calls
 from workloads.instruments.host_waits import ThreadWaits
 
 NAMES: tuple[Collective, ...] = get_args(Collective)
@@ -80,6 +79,14 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(measurements: list[list[Measure
 
 def test_a_sum_of_mebibytes_keeps_its_name(measurements: list[list[Measurement]]) -> None:
     assert measurements[0][-1].executed == {"mib": 1, "dtype": "bf16", "warmup": 1, "repeats": 2}
+
+
+def test_sweeps_of_allreduce_that_are_stored_can_be_resumed() -> None:
+    """The identity of a sweep and of its work has the name, the version and the parameters."""
+    workload = registry.load("allreduce")
+    assert (workload.name, workload.benchmark_version, workload.work) == ("allreduce", "allreduce/4", ("dtype",))
+    recorded = workload.recorded_parameters(workload.Parameters())
+    assert recorded == {"mib": 256, "dtype": "bf16", "warmup": 5, "repeats": 20}
 
 
 def test_a_wrong_result_is_an_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workloads.api.contract import Rank
-from workloads.instruments import untainted
+from workloads.instruments import runs
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.matmul import MatmulParameters, gemm
 
@@ -46,12 +46,12 @@ def test_a_tainted_measurement_is_repeated_after_a_pause(monkeypatch: pytest.Mon
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(untainted, "monitor_gpu", lambda device: Cooling([1000], [1], [90], reasons_known=True))
-    monkeypatch.setattr(untainted.time, "sleep", pauses_s.append)
+    monkeypatch.setattr(runs, "monitor_gpu", lambda device: Cooling([1000], [1], [90], reasons_known=True))
+    monkeypatch.setattr(runs.time, "sleep", pauses_s.append)
     parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", statistic="median_warm", repeats=3)
     measurement = gemm.measure(parameters, Rank())
     # On a busy host the measurement also waits for hundredths of a second.
-    assert len(measurements) == 3 and [pause_s for pause_s in pauses_s if pause_s >= 1] == list(untainted.PAUSES_S)
+    assert len(measurements) == 3 and [pause_s for pause_s in pauses_s if pause_s >= 1] == list(runs.PAUSES_S)
     assert measurement.machine_info["tainted"] is False and len(measurement.step_times_s) == 3
 
 

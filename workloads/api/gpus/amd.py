@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from workloads.api import visible_devices
-from workloads.api.gpus.interface import GpuErrors, GpuIdentity, GpuLimits, GpuReading
+from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuReading
 
 # How long the GPU has been slowed down for each reason, by their names here. `throttle_status` is N/A on an MI300X.
 SLOWDOWNS = {
@@ -62,7 +62,7 @@ def load_amdsmi() -> ModuleType | None:
 
 
 class AmdGpu:
-    """A GPU that AMD SMI reads (`workloads.api.gpus.interface.Gpu`)."""
+    """A GPU that AMD SMI reads (`workloads.api.gpus.Gpu`)."""
 
     interval_s = 0.1  # one call reads a table of several hundred values through the kernel
 

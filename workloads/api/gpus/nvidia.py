@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workloads.api.gpus.interface import GpuErrors, GpuIdentity, GpuLimits, GpuReading
+from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuReading
 
 # NVML's reasons for a lower clock, by their names here.
 SLOWDOWNS = {
@@ -58,7 +58,7 @@ def _try(read: Callable[[], Any]) -> Any:
 
 
 class NvidiaGpu:
-    """A GPU that NVML reads (`workloads.api.gpus.interface.Gpu`).
+    """A GPU that NVML reads (`workloads.api.gpus.Gpu`).
 
     NVML's power is an average over about the last second, its clock momentary.
     """

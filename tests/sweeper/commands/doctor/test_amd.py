@@ -13,8 +13,7 @@ from sweeper.commands.doctor.checks import check_nodes
 from sweeper.commands.doctor.findings import Finding
 from sweeper.commands.doctor.remedies import REMEDIES, Remedies
 from tests.support.amd import use_stand_in
-from workloads.api.kernel import read_kernel
-from workloads.api.node_state import read_node_state
+from workloads.api.host import read_kernel, read_node_state
 
 TUNED = {"release": "6.8", "numa_balancing": "0", "command_line": ["iommu=pt"], "is_guest": False}
 Diagnose = Callable[..., list[Finding]]

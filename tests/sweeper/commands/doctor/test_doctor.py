@@ -12,7 +12,7 @@ from sweeper.commands.doctor.checks import check_gpu, check_nodes, check_store
 from tests.conftest import REPOSITORY, Workspace, environment
 from workloads.api import host
 from workloads.api.contract import Infeasible, Rank
-from workloads.api.node_state import read_node_state
+from workloads.api.host import read_node_state
 from workloads.api.trial import run_trial
 
 GPU = {

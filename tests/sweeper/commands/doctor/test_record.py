@@ -15,7 +15,7 @@ from sweeper.commands.doctor.record import record_calls, write_record
 from sweeper.config.hardware import Node
 from tests.support.amd import use_stand_in
 from workloads.api.gpus import amd, open_gpus
-from workloads.api.node_state import describe_gpu
+from workloads.api.host import describe_gpu
 
 HOST = "gpu-node-17.cluster.example"
 PLANTED = {

@@ -1,7 +1,4 @@
-"""Calls run back to back: their sustained rate and the energy that they draw.
-
-A single product is too short for a GPU's energy counter, which changes every 20 to 100 ms.
-"""
+"""A call timed reading by reading, and calls run back to back: their sustained rate and the energy that they draw."""
 
 from __future__ import annotations
 
@@ -14,11 +11,42 @@ import torch
 
 from workloads.api.contract import Energy
 from workloads.api.gpus.energy import SHORTEST_S
-from workloads.instruments.telemetry import find_gpu, monitor_gpu
-from workloads.instruments.timing import sustained_times
+from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
+from workloads.instruments.timing import calls_in_reading, sustained_times, time_steps
 
+# Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
+PAUSES_S = (5.0, 15.0)
 MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can be told
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
+
+
+@dataclass(frozen=True)
+class TimedCalls:
+    """The times of a call.
+
+    Attributes:
+        times_s: seconds of each reading, a mean of `calls`.
+        readings: the GPU's clock, power and temperature meanwhile.
+        calls: that one reading spans.
+    """
+
+    times_s: tuple[float, ...]
+    readings: GpuReadings
+    calls: int
+
+
+def time_untainted(
+    step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool
+) -> TimedCalls:
+    """Time the step; repeat it after each of PAUSES_S while the machine slows the GPU down."""
+    calls = 1 if cold_cache else calls_in_reading(step, device)
+    for pause_s in (*PAUSES_S, None):
+        with monitor_gpu(device) as readings:
+            times_s = time_steps(step, device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)
+        if pause_s is None or not readings.tainted:
+            break
+        time.sleep(pause_s)
+    return TimedCalls(times_s, readings, calls)
 
 
 @dataclass(frozen=True)
@@ -57,7 +85,7 @@ def without_run(device: torch.device) -> SustainedRun:
 
 
 def measure_energy(step: Callable[[], object], device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call back to back for as long as the device's counter needs.
+    """Run a call back to back for as long as the device's counter needs, which changes every 20 to 100 ms.
 
     `step_time_s` is the approximate time of one. On a CPU, and where no driver reads the GPU, nothing runs.
     """

@@ -9,7 +9,7 @@ from torch.nn import functional
 from tests.support.amd_device import MI355X, amd_device
 from workloads.api.contract import Infeasible
 from workloads.precision import formats
-from workloads.precision.mx_scales import TILED_TYPE, rocm_of_build, scale_layout
+from workloads.precision.formats import TILED_TYPE, rocm_of_build, scale_layout
 
 WithTiledType = Enum("WithTiledType", ["BlockWise1x32", TILED_TYPE])  # type: ignore[misc]
 
