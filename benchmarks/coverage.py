@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
-from sweeper.metrics.intervals import estimate_correlation, interval_of_steps
-from sweeper.metrics.labels import TOO_FEW
+from sweeper.metrics.intervals import TOO_FEW, estimate_correlation, interval_of_steps
 from sweeper.results.ranking import MeasuredValue
 from sweeper.results.runs import EXIT_CODES, Gate, Verdict
 from sweeper.results.verdict import judge

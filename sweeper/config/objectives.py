@@ -8,8 +8,8 @@ from typing import Any
 
 from sweeper.config.schema import Config
 from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
-from sweeper.metrics.labels import DISPLAY
 from workloads.api.errors import UserInputError, nearest
+from workloads.api.metrics import METRICS
 
 
 def split_objectives(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _direction_of(key: str, name: str) -> str:
     """
     if name in DIRECTIONS:
         return DIRECTIONS[name]
-    if name in DISPLAY:
+    if name in METRICS:
         raise UserInputError(f"{key}: {name} has no direction. Available: {', '.join(DIRECTIONS)}.")
     own = "" if key.startswith("limits.") else "; for one of your own set workload.objective= and workload.direction="
     close = nearest(name, DIRECTIONS)

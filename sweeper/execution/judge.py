@@ -16,7 +16,7 @@ from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.energy import Prices, cost_metrics, missing_energy
 from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.trial import Trial
-from workloads.api.derived import find_source
+from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
 
 
@@ -114,7 +114,7 @@ class TrialJudge:
 
 def _why_no_energy(metric: str, result: TrialResult) -> str:
     """Return why a metric that needs the energy is missing, as a clause; empty for any other metric."""
-    if "energy" not in (find_source(metric) or ""):
+    if "energy" not in find_source(metric):
         return ""
     missing = missing_energy(result.measurements)
     return f", since the device's energy is not known: {missing}" if missing else ""

@@ -8,58 +8,11 @@ from functools import cached_property
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.dominance import find_layers
+from workloads.api.metrics import ROWS, get_metric
 
 MAX_OBJECTIVES = 3  # of four and more, most points of a random sample are on the front
 UNKNOWN_EXCESS = 1.0  # of a trial without the metric of a limit, which nobody can show to keep it
-# How each metric is better. Others, such as a clock or a dimension, are neither good nor bad.
-DIRECTIONS = {
-    "score": "maximize",
-    "tflops": "maximize",
-    "tflops_sustained": "maximize",
-    "tflops_slowest_gpu": "maximize",
-    "tflops_per_gpu": "maximize",
-    "gpu_spread": "minimize",
-    "tokens_per_s": "maximize",
-    "tokens_per_s_per_gpu": "maximize",
-    "step_time_ms": "minimize",
-    "mfu": "maximize",
-    "mfu_sustained": "maximize",
-    "hfu": "maximize",
-    "mamf_utilization": "maximize",
-    "speedup": "maximize",
-    "gb_per_s": "maximize",
-    "bus_gb_s": "maximize",
-    "bandwidth_utilization": "maximize",
-    "relative_error": "minimize",
-    "sqnr_db": "maximize",
-    "sqnr_input_gradient_db": "maximize",
-    "sqnr_weight_gradient_db": "maximize",
-    "peak_device_gib": "minimize",
-    "peak_memory_gib": "minimize",
-    "peak_host_gib": "minimize",
-    "copied_gib_per_step": "minimize",
-    "copy_wait_share": "minimize",
-    "optimizer_share": "minimize",
-    "loss": "minimize",
-    "joules_per_step": "minimize",
-    "joules_per_token": "minimize",
-    "tokens_per_joule": "maximize",
-    "tflop_per_joule": "maximize",
-    "average_power_w": "minimize",
-    "cost_per_million_tokens": "minimize",
-    "power_w": "minimize",
-    "temperature_c": "minimize",
-}
-
-# The largest relative difference that does not count between points of a front: rounds of one seed cannot show it.
-# By default a thousandth: the last of the four digits that tables show, and 2 MiB, the step of an allocator, of 2 GiB.
-RESOLUTION = 0.001
-RESOLUTIONS = {
-    "relative_error": 0.1,  # the errors of one product differ by 3% (fp32) and 1.3% (bf16) between seeds, one deviation
-    "sqnr_db": 0.03,  # a tenth of the error is 0.8 dB, of about 30
-    "sqnr_input_gradient_db": 0.03,
-    "sqnr_weight_gradient_db": 0.03,
-}
+DIRECTIONS = {row.name: row.direction for row in ROWS if row.direction}
 
 
 @dataclass(frozen=True)
@@ -72,7 +25,7 @@ class Objective:
     @property
     def resolution(self) -> float:
         """The largest relative difference between two points of a front that does not count."""
-        return RESOLUTIONS.get(self.metric, RESOLUTION)
+        return get_metric(self.metric).resolution
 
     def loss(self, value: float) -> float:
         """Return the value with the sign by which less is better."""

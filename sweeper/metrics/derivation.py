@@ -15,7 +15,6 @@ import numpy as np
 
 from sweeper.metrics.energy import energy_metrics
 from sweeper.metrics.intervals import estimate_correlation, interval_of_steps, ratio_interval
-from sweeper.metrics.labels import DISPLAY
 from workloads.api.contract import Measurement
 
 MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # of one device; the first that a trial has is shown
@@ -124,11 +123,6 @@ def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -
 def first_known(values: Iterable[float]) -> float:
     """Return the first value that is not NaN, else NaN."""
     return next((value for value in values if not math.isnan(value)), math.nan)
-
-
-def unit_of(metric: str) -> str:
-    """Return the unit that a metric is displayed in, empty if it has none."""
-    return DISPLAY.get(metric, (metric, "", 1.0))[1]
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:

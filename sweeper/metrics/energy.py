@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sweeper.common.clock import SECONDS_PER_HOUR
 from workloads.api.contract import Measurement
+from workloads.api.metrics import COST
 
 JOULES_PER_KWH = 3.6e6
-COST = "cost_per_million_tokens"
 EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # of one trial they say the same
 
 

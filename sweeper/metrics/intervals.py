@@ -13,12 +13,17 @@ often the intervals hold.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from sweeper.metrics.labels import MIN_STEPS
+from workloads.api.metrics import find_source
+
+MIN_STEPS = 5  # the fewest whose median has an interval
+TOO_FEW = f"fewer than {MIN_STEPS} steps"
+TOO_SHORT = "correlated, too short"
 
 Z = 1.959964  # of a normal distribution: 95% lie within
 LEVEL = 0.95
@@ -75,6 +80,14 @@ def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlatio
     if statistic == "median":
         return Interval(float(np.median(times)), *_median_bounds(times, correlation))
     return Interval(float(times.mean()), *_mean_bounds(times, correlation))
+
+
+def missing_reason(metrics: Mapping[str, float], name: str) -> str:
+    """Return why the metric `name` has no 95% interval; empty if it has one or is not derived from steps."""
+    source = find_source(name)
+    if not source or "energy" in source or f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
+        return ""  # the energy is one reading for all steps
+    return TOO_FEW if metrics["steps"] < MIN_STEPS else TOO_SHORT
 
 
 def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from sweeper.common.format import format_duration, format_number, format_point
-from sweeper.metrics.derivation import unit_of
+from workloads.api.metrics import get_metric
 
 BAR_WIDTH = 24
 SHOWN_NOTES = 6
@@ -55,7 +55,7 @@ class EventDisplay:
 def describe_value(event: dict[str, Any]) -> str:
     """Return the objective of a complete trial and its point."""
     objective = event["objective"]
-    value = f"{format_number(event['metrics'].get(objective, math.nan))} {unit_of(objective) or objective}"
+    value = f"{format_number(event['metrics'].get(objective, math.nan))} {get_metric(objective).unit or objective}"
     return f"{value} at {format_point(event['params'])}"
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
 from sweeper.config.keys import UNITS
-from sweeper.metrics.labels import DISPLAY
 from sweeper.results.stored import StoredSweep
 from sweeper.search.front import FrontPoint, measured_interval
 from workloads.api.errors import UserInputError
+from workloads.api.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,9 +150,8 @@ def read_result(folder: Path, **outcome: Any) -> SweepResult:
 def unit_of_column(column: str) -> str:
     """Return the unit of a metric or parameter as it is stored, empty if it has none."""
     name = SPREAD.sub("", column.removeprefix("param."))
-    _, unit, factor = DISPLAY.get(name, ("", "", math.nan))
-    if not math.isnan(factor):
-        return unit if factor == 1.0 else ""  # shown in percent, stored as a fraction
+    if metric := METRICS.get(name):
+        return metric.unit if metric.factor == 1.0 else ""  # shown in percent, stored as a fraction
     return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
 
 

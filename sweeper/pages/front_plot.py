@@ -11,8 +11,8 @@ import numpy as np
 
 from sweeper.common.format import format_point
 from sweeper.common.trials import TrialRecord
-from sweeper.metrics.labels import DISPLAY
 from sweeper.pages.chart_style import COLOURS
+from workloads.api.metrics import get_metric
 
 TITLE = "Pareto front"
 OTHERS, FRONT = COLOURS[7], COLOURS[0]
@@ -53,15 +53,10 @@ class FrontPlot:
 
 def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], front: Collection[int]) -> FrontPlot:
     """Return the plot of these ranked trials, of which the numbers in `front` are on the front."""
-    shown = [DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
+    shown = [get_metric(name) for name in metrics]
     return FrontPlot(
-        labels=[f"{label} {unit}".strip() for label, unit, _ in shown],
-        values=np.array(
-            [
-                [record.metrics[name] * factor for name, (*_, factor) in zip(metrics, shown, strict=True)]
-                for record in records
-            ]
-        ),
+        labels=[metric.heading for metric in shown],
+        values=np.array([[record.metrics[metric.name] * metric.factor for metric in shown] for record in records]),
         numbers=[record.number for record in records],
         texts=[format_point(record.params) for record in records],
         is_on_front=np.array([record.number in front for record in records]),

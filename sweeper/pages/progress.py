@@ -16,8 +16,8 @@ from rich.text import Text
 from sweeper.common.format import format_duration, format_number, format_point
 from sweeper.common.text import printable
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.metrics.derivation import unit_of
 from sweeper.pages.trial_tables import format_counts
+from workloads.api.metrics import get_metric
 
 HEARTBEAT_S = 10.0
 MIN_BETWEEN_LINES_S = 1.0
@@ -230,13 +230,13 @@ def _describe_counts(state: ProgressState) -> str:
 
 def _describe_best(state: ProgressState) -> str:
     assert state.best is not None
-    value = f"{format_number(state.best.metrics[state.objective])} {unit_of(state.objective)}".strip()
+    value = f"{format_number(state.best.metrics[state.objective])} {get_metric(state.objective).unit}".strip()
     return f"{value} at {format_point(state.best.params)}"
 
 
 def _describe_values(state: ProgressState, record: TrialRecord) -> str:
     """Return the objectives of a trial and its point."""
-    values = [f"{format_number(record.metrics[name])} {unit_of(name) or name}" for name in state.objectives]
+    values = [f"{format_number(record.metrics[name])} {get_metric(name).unit or name}" for name in state.objectives]
     return f"{', '.join(values)} at {format_point(record.params)}"
 
 

@@ -19,9 +19,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.trials import TrialRecord
-from sweeper.metrics.labels import DISPLAY
 from sweeper.pages.chart_style import plain_label, without_markup
 from sweeper.pages.front_plot import FrontPlot, build_figure, draw_image
+from workloads.api.metrics import get_metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,15 +126,15 @@ def build_search_result(
     """Return the trials as an Optuna study and as a table."""
     import pandas as pd
 
-    name, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
+    metric = get_metric(objective)
     study = optuna.create_study(direction=direction)
     distributions = {name: _drawn_distribution(distribution) for name, distribution in distributions.items()}
     for record in records:
-        value = record.metrics[objective] * factor
+        value = record.metrics[objective] * metric.factor
         params = {name: plain_label(record.params[name]) for name in distributions}
         study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
     parameters = pd.DataFrame({name: [str(plain_label(r.params[name])) for r in records] for name in distributions})
-    return SearchResult(study, parameters, f"{name} {unit}".strip())
+    return SearchResult(study, parameters, metric.heading)
 
 
 def _drawn_distribution(distribution: BaseDistribution) -> BaseDistribution:

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from sweeper.common.format import TIE, count, format_duration, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.metrics import derivation
 from sweeper.pages import per_gpu
 from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import Results
@@ -22,6 +21,7 @@ from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight import corrections
 from sweeper.search.finals import DEFAULT_FINALISTS
 from sweeper.search.front import Front, select_finalists
+from workloads.api.metrics import get_metric
 from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
@@ -114,7 +114,7 @@ class Summary:
             return f"no winner: {finalists} beyond a limit by the median of {leader.rounds} rounds"
         if not others:
             return f"no verdict: only trial {leader.trial.number} was measured again"
-        value = f"{format_number(leader.value.value)} {derivation.unit_of(self.results.objective)}".strip()
+        value = f"{format_number(leader.value.value)} {get_metric(self.results.objective).unit}".strip()
         interval = f"95% {format_number(leader.value.low)} to {format_number(leader.value.high)}"
         method = f"mean of {leader.rounds} rounds in turns with the others"
         tied = [finalist.trial.number for finalist in others if finalist.tied]

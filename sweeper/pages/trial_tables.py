@@ -15,10 +15,11 @@ from sweeper.common.format import format_interval, format_number
 from sweeper.common.text import one_line, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus, short_value
 from sweeper.metrics.energy import hidden_metrics
-from sweeper.metrics.labels import DISPLAY, missing_reason
+from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.terminal import draw
 from sweeper.search.finals import FinalistResult
 from sweeper.search.front import Front, FrontPoint, measured_interval
+from workloads.api.metrics import ROWS, Metric, get_metric
 
 FRONT_COLUMNS = ("front %", "verdict", "same as")
 MEASURED_ONCE = "measured once"
@@ -59,21 +60,21 @@ def trial_rows(
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
     hidden = hidden_metrics([record.metrics for record in records], objective)
-    metrics = [objective, *(metric for metric in DISPLAY if metric not in (objective, *bounds, *hidden))]
+    metrics = [objective, *(row.name for row in ROWS if row.label and row.name not in (objective, *bounds, *hidden))]
     metrics = [objective, *others, *(metric for metric in metrics if metric not in (objective, *others))]
     metrics = [metric for metric in metrics if any(metric in record.metrics for record in records)]
     if any(missing_reason(r.metrics, objective) or bounds[0] in r.metrics for r in records):
         metrics[1 + len(others) : 1 + len(others)] = bounds
-    bound_columns = {bounds[0]: ("95% from", "", 1.0), bounds[1]: ("to", "", 1.0)}
-    columns = [bound_columns.get(metric) or DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
-    heading = ["trial", *names, *(f"{label} {unit}".strip() for label, unit, _ in columns)]
+    bound_columns = {name: Metric(name, label=label) for name, label in zip(bounds, ("95% from", "to"), strict=True)}
+    columns = [bound_columns.get(metric) or get_metric(metric) for metric in metrics]
+    heading = ["trial", *names, *(column.heading for column in columns)]
     heading[1:1] = ["front"] if others else []
     cells = []
     for record in records:
         values = [record.metrics.get(metric) for metric in metrics]
         formatted = [
-            ("—" if metric in bounds else "") if value is None else format_number(value * factor)
-            for metric, value, (*_, factor) in zip(metrics, values, columns, strict=True)
+            ("—" if column.name in bounds else "") if value is None else format_number(value * column.factor)
+            for value, column in zip(values, columns, strict=True)
         ]
         marks = ["yes" if record.number in front else ""] if others else []
         cells.append([str(record.number), *marks, *(short_value(record.params[name]) for name in names), *formatted])
@@ -102,12 +103,12 @@ def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
     """
     trials = [*(point.trial for point in front.certified), *front.measured_once]
     names = varying_parameters(trials)
-    columns = [DISPLAY.get(metric, (metric, "", 1.0)) for metric in metrics]
-    labels = [f"{label} {unit}".strip() for label, unit, _ in columns]
+    columns = [get_metric(metric) for metric in metrics]
+    labels = [column.heading for column in columns]
     cells = []
     for trial, point in zip_longest(trials, front.certified):
         values = [point.values[name] if point else measured_interval(trial, name) for name in metrics]
-        scaled = [value.scaled(factor) for value, (*_, factor) in zip(values, columns, strict=True)]
+        scaled = [value.scaled(column.factor) for value, column in zip(values, columns, strict=True)]
         share, verdict, same = ("", MEASURED_ONCE, "") if point is None else _describe_point(point)
         cells.append(
             [
@@ -133,8 +134,8 @@ def draw_front(front: Front, metrics: Sequence[str], width: int) -> Table:
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
     """Return the heading and the cells of the finalists: parameters, result, and how far behind the first."""
     names = varying_parameters([finalist.trial for finalist in finalists])
-    label, unit, factor = DISPLAY.get(objective, (objective, "", 1.0))
-    heading = ["trial", *names, f"{label} {unit}".strip(), "95% from", "to", "behind %", "from", "to"]
+    column = get_metric(objective)
+    heading = ["trial", *names, column.heading, "95% from", "to", "behind %", "from", "to"]
     has_exceeded = any(finalist.exceeded for finalist in finalists)
     heading[1:1] = ["limits"] if has_exceeded else []
     cells = []
@@ -145,7 +146,7 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
                 str(finalist.trial.number),
                 *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else []),
                 *(short_value(finalist.trial.params[name]) for name in names),
-                *(format_number(value * factor) for value in (figure.value, figure.low, figure.high)),
+                *(format_number(value * column.factor) for value in (figure.value, figure.low, figure.high)),
                 *(f"{100 * value:.2f}" if place else "" for value in (behind.value, behind.low, behind.high)),
             ]
         )

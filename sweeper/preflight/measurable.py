@@ -7,14 +7,10 @@ from dataclasses import dataclass
 
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
-from sweeper.metrics.energy import COST
+from sweeper.config.schema import Config
 from workloads.api import registry
-from workloads.api.derived import find_source
 from workloads.api.errors import UserInputError
-
-READ_FROM_GPUS = ("peak_device_gib", "peak_memory_gib", "power_w", "temperature_c")
-OF_THE_PEAK = ("mfu", "mfu_sustained", "hfu")
-OF_SEVERAL = ("tflops_slowest_gpu", "tflops_fastest_gpu", "gpu_spread")
+from workloads.api.metrics import Need, find_source, get_metric
 
 
 @dataclass(frozen=True)
@@ -54,26 +50,28 @@ def _find_reasons(metric: str, resolved: ResolvedConfig, devices: Devices) -> It
     target, config = devices.target, resolved.config
     is_ours = registry.find_entry_point(config.workload.name) is None
     reports_own = resolved.workload.Settings is not None  # a command's log or a function may have any raw metric
-    source, base = find_source(metric) or "", metric.removesuffix("_per_gpu")
-    if metric == COST:
-        yield from _find_missing_prices(resolved, devices, is_ours=is_ours)
-    elif is_ours and source.startswith("energy") and not target.is_gpu:
-        yield "no driver reports the energy of a CPU; choose a GPU by hardware="
-    if is_ours and not reports_own and metric in READ_FROM_GPUS and not target.is_gpu:
-        yield "it is read from a GPU, and this sweep runs on a CPU; choose a GPU by hardware="
-    if base in OF_THE_PEAK and not target.hardware.dense_peak_tflops:
-        yield f"the dense peak of {target.hardware.name} is not known; use tflops, or set hardware.dense_peak_tflops="
-    if base == "bandwidth_utilization" and not target.hardware.bandwidth_tb_s:
-        yield f"the bandwidth of {target.hardware.name} is not known; use gb_per_s, or set hardware.bandwidth_tb_s="
-    if base == "mamf_utilization" and not devices.has_ceiling:
-        yield f"no matmul rate of {target.model} was measured; run workload=matmul first"
-    if devices.gpus == 1 and (base in OF_SEVERAL or (source and metric.endswith("_per_gpu"))):
+    name, hardware = target.hardware.name, target.hardware
+    base = metric.removesuffix("_per_gpu")
+    match get_metric(base).needs:
+        case Need.PRICE:
+            yield from _find_missing_prices(config, is_on_cpu=is_ours and not target.is_gpu)
+        case Need.ENERGY if is_ours and not target.is_gpu:
+            yield "no driver reports the energy of a CPU; choose a GPU by hardware="
+        case Need.GPU if is_ours and not reports_own and not target.is_gpu:
+            yield "it is read from a GPU, and this sweep runs on a CPU; choose a GPU by hardware="
+        case Need.PEAK if not hardware.dense_peak_tflops:
+            yield f"the dense peak of {name} is not known; use tflops, or set hardware.dense_peak_tflops="
+        case Need.BANDWIDTH if not hardware.bandwidth_tb_s:
+            yield f"the bandwidth of {name} is not known; use gb_per_s, or set hardware.bandwidth_tb_s="
+        case Need.CEILING if not devices.has_ceiling:
+            yield f"no matmul rate of {target.model} was measured; run workload=matmul first"
+    is_of_several = get_metric(metric).needs is Need.RANKS or (metric != base and find_source(base))
+    if devices.gpus == 1 and is_of_several:
         yield "it compares the ranks of a trial, which has one; set gpus="
 
 
-def _find_missing_prices(resolved: ResolvedConfig, devices: Devices, *, is_ours: bool) -> Iterator[str]:
-    config = resolved.config
+def _find_missing_prices(config: Config, *, is_on_cpu: bool) -> Iterator[str]:
     if config.price_per_hour is None and config.price_per_kwh is None:
         yield "there is no price; set price_per_hour= or price_per_kwh="
-    elif config.price_per_kwh is not None and is_ours and not devices.target.is_gpu:
+    elif config.price_per_kwh is not None and is_on_cpu:
         yield "no driver reports the energy of a CPU, to which price_per_kwh= applies; use price_per_hour= alone"

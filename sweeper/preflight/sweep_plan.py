@@ -19,7 +19,6 @@ from sweeper.config.schema import Config
 from sweeper.config.space import Parameters, Space
 from sweeper.config.strategies import apply_strategy
 from sweeper.metrics.criteria import Criteria
-from sweeper.metrics.energy import COST
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.calibration import (
     AUTO,
@@ -38,6 +37,7 @@ from sweeper.preflight.usable_gpus import describe_problems, select_usable_targe
 from sweeper.preflight.warm_start import WarmStart
 from workloads.api.contract import Machine, Workload
 from workloads.api.errors import UserInputError, nearest
+from workloads.api.metrics import COST
 from workloads.api.secrets import masked
 
 PROMISING_POINTS = 5  # of the estimated points so many are tried first

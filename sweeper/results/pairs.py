@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sweeper.common.format import format_number, format_point
-from sweeper.metrics.intervals import interval_of_steps
-from sweeper.metrics.labels import MIN_STEPS
+from sweeper.metrics.intervals import MIN_STEPS, interval_of_steps
 from sweeper.results.ranking import find_speed_metric, read_work, select_complete
 
 SHOWN_PAIRS = 5

@@ -12,6 +12,7 @@ import pandas as pd
 
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import first_known
+from workloads.api.metrics import ROWS
 
 # The part of a work's identity that has columns of its own in tables.
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
@@ -25,15 +26,9 @@ UNRECORDED_WORK_COLUMNS = {
     "cache": "param.cache",
 }
 # Prefixes of the metrics that are proportional to a trial's speed: the rates, their intervals and their per-GPU values.
-RATES = ("tokens_per_s", "tflops", "gb_per_s", "bus_gb_s", "score", "mfu", "hfu", "mamf_utilization", "bandwidth_util")
+RATES = tuple(row.name for row in ROWS if row.is_rate)
 # The metrics that measure speed, with their units. Work is judged by the first of these that its trials have.
-SPEED_UNITS = {
-    "tokens_per_s": "tokens/s",
-    "tflops": "TFLOP/s",
-    "gb_per_s": "GB/s",
-    "bus_gb_s": "GB/s",
-    "score": "score",
-}
+SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda row: row.speed) if row.speed}
 
 
 @dataclass(frozen=True)

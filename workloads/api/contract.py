@@ -13,7 +13,7 @@ from itertools import product
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
-from workloads.api.derived import find_source
+from workloads.api.metrics import find_source
 from workloads.estimator.cluster import UNKNOWN_CLUSTER, Cluster
 
 Scalar = str | int | float | bool | None
@@ -219,7 +219,7 @@ class Measurement:
         matrix_dtype: the data type of the matrix units, which selects the peak of an MFU; the recipe's name if they
             ran in several types, which have no common peak.
         energy: what the device drew; None on a CPU and where no driver reads the device.
-        metrics: further raw metrics; each name ends in its unit. None of `workloads.api.derived` is allowed.
+        metrics: further raw metrics; each name ends in its unit. None of `workloads.api.metrics` is allowed.
         machine_info: what the process read of its device and software.
         files: further results by file name, such as a trace; a name has no folder.
 

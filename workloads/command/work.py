@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workloads.api.contract import Infeasible, Scalar
-from workloads.api.derived import find_source
+from workloads.api.metrics import find_source
 from workloads.command import CommandSettings
 from workloads.command.template import fill, fill_all
 from workloads.formats.log_names import DTYPES

@@ -14,11 +14,11 @@ from sweeper.commands.best.command_line import command_line, overrides_file, scr
 from sweeper.common.format import format_interval, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.environment import process_values, without_variables
-from sweeper.metrics.derivation import unit_of
 from sweeper.results.description import SweepDescription
 from sweeper.results.stored import Winner
 from workloads.api import registry
 from workloads.api.errors import UserInputError
+from workloads.api.metrics import get_metric
 from workloads.formats.registry import read_layout, render
 
 FOLDER = "best"  # of the winner, in the sweep's folder
@@ -91,10 +91,10 @@ def _describe(description: SweepDescription, record: TrialRecord, value: Winner 
     trial = f"trial {record.number} of {description.name}: {format_point(record.params)}"
     if value is None:
         return f"{trial}; {record.status.value}{f', {record.reason}' if record.reason else ''}".replace("\n", " ")
-    figure = f"{format_number(value.value)} {unit_of(description.objective) or description.objective}"
+    figure = f"{format_number(value.value)} {get_metric(description.objective).unit or description.objective}"
     interval = f"95% {format_interval(value.low, value.high)}, " if not math.isnan(value.low) else ""
     method = f"mean of {value.rounds} rounds of the finals" if value.rounds else "a single trial"
-    others = "".join(f", {format_number(v)} {unit_of(name) or name}" for name, v in value.others.items())
+    others = "".join(f", {format_number(v)} {get_metric(name).unit or name}" for name, v in value.others.items())
     return f"{trial}; {figure} ({interval}{method}){others} on {description.device}"
 
 

@@ -28,10 +28,10 @@ from sweeper.cli.parser import CommandParser
 from sweeper.commands.list.deletion import delete
 from sweeper.commands.list.follow import follow
 from sweeper.common.format import count, format_number
-from sweeper.metrics.derivation import unit_of
 from sweeper.pages.terminal import draw, terminal_width
 from sweeper.results.stored import StoredSweep, find_sweep, find_sweeps
 from workloads.api.errors import UserInputError
+from workloads.api.metrics import get_metric
 
 HEADING = ["sweep", "state", "best", "size", "age"]
 MIN_COLUMNS = 2  # the name and the state are shown in any terminal
@@ -93,7 +93,7 @@ def _describe_read(sweep: StoredSweep) -> list[str]:
     description = sweep.description
     best = f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
     if description and not best and (winner := sweep.winner):
-        unit = unit_of(description.objective) or description.objective
+        unit = get_metric(description.objective).unit or description.objective
         best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
     started_s = description.started_at_s if description else sweep.changed_at_s
     age, size = format_amount(time.time() - started_s, AGES_S), format_amount(sweep.size_bytes, SIZES)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.format import count, format_number, format_point
 from sweeper.common.trials import TrialRecord
-from sweeper.metrics.labels import DISPLAY
 from sweeper.pages.trial_tables import varying_parameters
+from workloads.api.metrics import get_metric
 
 
 def describe_front(front: SweepFront) -> str:
@@ -44,9 +44,9 @@ def _describe_trial(trial: TrialRecord, front: SweepFront) -> str:
     point = format_point({name: trial.params[name] for name in searched}) if searched else "the only configuration"
     values = []
     for metric in front.criteria.metrics:
-        label, unit, factor = DISPLAY.get(metric, (metric, "", 1.0))
-        value = format_number(factor * _value(trial, metric, front))
-        values.append(f"{label} {value} {unit}".strip())
+        row = get_metric(metric)
+        value = format_number(row.factor * _value(trial, metric, front))
+        values.append(f"{row.label or row.name} {value} {row.unit}".strip())
     return f"trial {trial.number} ({point}) with {', '.join(values)}"
 
 

@@ -12,8 +12,8 @@ from sweeper.commands.report import published
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import format_interval, format_number, format_percent, format_point
 from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.metrics.energy import COST, Prices, cost_metrics
-from sweeper.metrics.labels import missing_reason
+from sweeper.metrics.energy import Prices, cost_metrics
+from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.html_page import Table
 from sweeper.pages.trial_tables import markdown_of
 from sweeper.results import imported
@@ -26,6 +26,7 @@ from sweeper.results.ranking import (
     list_distinctions,
     list_varying_parameters,
 )
+from workloads.api.metrics import COST
 
 SWEEPS = "Sweeps"
 BEST_RESULTS = "Best results"

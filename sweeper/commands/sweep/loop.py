@@ -34,8 +34,8 @@ from sweeper.search.front import select_finalists
 from sweeper.search.neighbours import describe_stall
 from sweeper.search.trial import Trial
 from workloads.api import secrets
-from workloads.api.derived import find_source
 from workloads.api.errors import describe_os_error
+from workloads.api.metrics import find_source
 
 START_PATIENCE_S = 20.0
 
@@ -299,7 +299,7 @@ class Sweep:
     def _describe_stall(self, record: TrialRecord) -> str:
         """Return why a trial on a CPU, whose cores other processes use too, was not measured properly."""
         objective = self._config.workload.objective
-        is_rate = find_source(objective) is not None
+        is_rate = bool(find_source(objective))
         if self._plan.target.is_gpu or record.remeasurement or self._stop.requested or not is_rate:
             return ""
         return describe_stall(record, self._study.records, objective, self._config.workload.direction)

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from sweeper.common.format import format_interval
 from sweeper.common.trials import TrialRecord, exact_value
 from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.metrics.energy import COST, EFFICIENCY
+from sweeper.metrics.energy import EFFICIENCY
 from sweeper.metrics.intervals import Interval
 from sweeper.pages.sweep_results import Results
 from sweeper.search.finals import FinalistResult
 from sweeper.search.front import FrontPoint, measured_interval
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
+from workloads.api.metrics import COST
 
 
 def build_view(results: Results) -> SweepView:

@@ -11,12 +11,14 @@ from benchmarks.coverage import measure_coverage
 from benchmarks.noise import KINDS
 from sweeper.metrics.derivation import derive
 from sweeper.metrics.intervals import (
+    TOO_FEW,
+    TOO_SHORT,
     Interval,
     estimate_correlation,
     interval_of_steps,
+    missing_reason,
     ratio_interval,
 )
-from sweeper.metrics.labels import TOO_FEW, TOO_SHORT, missing_reason
 from workloads.api.contract import Measurement
 
 INDEPENDENT = ("log-normal 1%", "5% slow outliers", "bimodal clock 60/40")
