@@ -24,8 +24,8 @@ import ray
 from ray.util.placement_group import placement_group
 
 from sweeper.execution.cluster import init_ray
-from sweeper.execution.local_ray import without_unused_processes
-from sweeper.execution.node_selector import select_nodes
+from sweeper.execution.gang_launcher import select_nodes
+from sweeper.execution.ray_internals import without_unused_processes
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NODES = [f"{number:056x}" for number in range(1000)]

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,26 @@ def test_each_package_imports_only_packages_below_it() -> None:
             if module.startswith("sweeper.") and name != package and LEVEL[name] <= LEVEL.get(package, len(LAYERS)):
                 upward.append(f"{path.relative_to(REPOSITORY)} imports {module}")
     assert sorted(upward) == []
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    """Imports within functions count too: they hide a circle and do not remove it.
+
+    A module may import the package that it belongs to, which Python imports before it in any case.
+    """
+    modules = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in python_files(package)
+    }
+    graph = {
+        name: {other for other in imported_modules(path) & modules.keys() if not f"{name}.".startswith(f"{other}.")}
+        for name, path in modules.items()
+    }
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" → ".join(reversed(error.args[1])))
 
 
 def test_what_ray_does_not_document_is_imported_in_one_module() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ray.exceptions import ActorDiedError
 
 from benchmarks.scale.simulated_ray import GPUS_PER_NODE, Ref, SimulatedRay
-from sweeper.execution.node_selector import ACCELERATOR_TYPE, NODE_ID
+from sweeper.execution.gang_launcher import ACCELERATOR_TYPE, NODE_ID
 
 DETECTION_S = 30.0  # about what Ray's default health checks take when a node's link is cut (docs/reliability.md)
 START_S = 10.0  # assumed: from a gang's nodes being free to its workers being up

@@ -16,12 +16,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.config.hardware import Node, Target
-from sweeper.execution import head, ray_internals
-from sweeper.execution.environment import find_address
-from sweeper.execution.local_ray import without_unused_processes
-from sweeper.execution.node_description import build_node, describe_local_node, request_description
+from sweeper.execution import code_probe, head, ray_internals
+from sweeper.execution.code_probe import Question
+from sweeper.execution.node_description import build_node, count_gpus, describe_local_node
+from sweeper.execution.ray_environment import find_address
 from sweeper.execution.shipping import PARTS, NodeCode, SweepCode, build_runtime_env
 from workloads.api.errors import UserInputError
 
@@ -93,7 +94,7 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
     missing: dict[str, set[str]] = {}
     problems: list[str] = []
     entries = [entry for entry in ray.nodes() if entry["Alive"]]
-    for entry, reply in [(entry, request_description(entry, *_node_code.request, variables)) for entry in entries]:
+    for entry, reply in [(entry, _request_description(entry, *_node_code.request, variables)) for entry in entries]:
         address = entry["NodeManagerAddress"]
         try:
             code, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
@@ -107,6 +108,20 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
         else:
             nodes.append(build_node(entry, description))
     return nodes, missing, problems
+
+
+def _request_description(
+    entry: dict[str, Any], question: Question, expected: str | None, variables: Collection[str] = ()
+) -> Any:
+    """Start a task on the node that reads its code and describes its hardware. Returns the reference to its result.
+
+    The arguments and the result are those of `code_probe.probe`, which runs without our code.
+    """
+    # By the label ray.io/node-id, a task would wait forever for a node that is lost; this one fails.
+    on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
+    ray.cloudpickle.register_pickle_by_value(code_probe)
+    task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
+    return task.remote(question, expected, count_gpus(entry), variables)
 
 
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
@@ -207,7 +222,7 @@ class NodeDiscovery:
         up = {entry["NodeID"]: entry for entry in entries if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
-            node_id: request_description(entry, *_node_code.request)
+            node_id: _request_description(entry, *_node_code.request)
             for node_id, entry in up.items()
             if node_id not in known | self._descriptions.keys()
         }
@@ -239,7 +254,7 @@ def start(target: Target) -> None:
         # "local" ignores an address file that another cluster may have left behind.
         node = target.nodes[0]
         cpus = max(node.cpus, node.gpus)  # a worker takes one of each; a container may have fewer cores than GPUs
-        with without_unused_processes():
+        with ray_internals.without_unused_processes():
             init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
     except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
         raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error

@@ -17,7 +17,6 @@ from ray.util.placement_group import PlacementGroup
 
 from sweeper.common.trials import LOST_NODE, TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
-from sweeper.execution.node_clocks import NodeClocks
 from sweeper.execution.ray_internals import LOW_MEMORY
 from sweeper.execution.worker import RankResult
 from sweeper.search.trial import Trial
@@ -28,6 +27,7 @@ Environment = tuple[tuple[str, str], ...]
 
 TRIALS_PER_GANG = 2  # one running, one next
 ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
+MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are within 100 parts per million
 # Statuses that no rank reports merely because another rank is gone.
 ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.TIMED_OUT)
 
@@ -60,6 +60,38 @@ class RunningTrial:
     def deadline_s(self) -> float:
         """The time at which the trial has to be examined even if no rank reports."""
         return min(self.failure_deadline_s, self.started_s + self.kill_after_s)
+
+
+class NodeClocks:
+    """How far the driver's monotonic clock is ahead of those of the nodes, by the results that arrive.
+
+    A node's wall clock may be wrong, and the ranks of a gang over several nodes may disagree. Workers report times of
+    their monotonic clocks, which only have another zero.
+
+    A result arrives after it was made, so the least difference is the closest. Times are too late by the least delay of
+    a result on its way, milliseconds, and never too early.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, tuple[float, float]] = {}  # by node id, with the time at which it was observed
+
+    def observe(self, node_id: str, ended_s: float, now_s: float | None = None) -> None:
+        """Take in that a result of this node has arrived.
+
+        Args:
+            ended_s: when it was made, by the node's monotonic clock.
+            now_s: the driver's monotonic clock; None: as it is.
+        """
+        now_s = time.monotonic() if now_s is None else now_s
+        offset_s = now_s - ended_s
+        if node_id in self._offsets:
+            earlier_s, at_s = self._offsets[node_id]
+            offset_s = min(offset_s, earlier_s + MAX_DRIFT * (now_s - at_s))
+        self._offsets[node_id] = offset_s, now_s
+
+    def to_driver(self, node_id: str, at_s: float) -> float:
+        """Return the driver's monotonic time of a node's monotonic time. A result of the node has been observed."""
+        return at_s + self._offsets[node_id][0]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Describe a node: this machine, or one of a cluster by a task that runs there."""
+"""Describe a node: this machine, or one of a cluster from its entry and what a task there reports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from sweeper.config.hardware import Node
-from sweeper.execution import code_probe, ray_internals
-from sweeper.execution.code_probe import Question
+from sweeper.execution import ray_internals
 from workloads.api import gpu_setup, host
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus import GpuIdentity
@@ -46,20 +42,6 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
     )
 
 
-def request_description(
-    entry: dict[str, Any], question: Question, expected: str | None, variables: Collection[str] = ()
-) -> Any:
-    """Start a task on the node that reads its code and describes its hardware. Returns the reference to its result.
-
-    The arguments and the result are those of `code_probe.probe`, which runs without our code.
-    """
-    # By the label ray.io/node-id, a task would wait forever for a node that is lost; this one fails.
-    on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-    ray.cloudpickle.register_pickle_by_value(code_probe)
-    task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
-    return task.remote(question, expected, _count_gpus(entry), variables)
-
-
 @dataclass(frozen=True)
 class Description:
     """What a task reports of the node that runs it."""
@@ -86,7 +68,7 @@ def _read_variables(names: Collection[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, os.environ[name]) for name in sorted(names) if name in os.environ)
 
 
-def _count_gpus(entry: dict[str, Any]) -> int:
+def count_gpus(entry: dict[str, Any]) -> int:
     return int(entry["Resources"].get("GPU", 0))
 
 
@@ -99,7 +81,7 @@ def build_node(entry: dict[str, Any], description: Description | None, code_prob
 
     A node with a `code_problem` has no description: a sweep does not use it.
     """
-    resources, gpus = entry["Resources"], _count_gpus(entry)
+    resources, gpus = entry["Resources"], count_gpus(entry)
     if description is None:
         return Node(entry["NodeManagerAddress"], 0, "", id=entry["NodeID"], code_problem=code_problem)
     return Node(

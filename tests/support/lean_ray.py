@@ -7,7 +7,7 @@ import sys
 PROGRAM = """
 import sys
 from ray.scripts.scripts import main
-from sweeper.execution.local_ray import without_unused_processes
+from sweeper.execution.ray_internals import without_unused_processes
 with without_unused_processes():
     sys.exit(main())
 """

@@ -30,7 +30,7 @@ class Cluster:
     def __init__(self, nodes: int, port: int = 0) -> None:
         from ray.cluster_utils import Cluster as RayCluster
 
-        from sweeper.execution.local_ray import without_unused_processes
+        from sweeper.execution.ray_internals import without_unused_processes
 
         # A dashboard's agent costs a node 3 s of CPU time, and a node ends where its agent takes 15 s to start.
         self._lean = without_unused_processes

@@ -35,7 +35,7 @@ from sweeper.common.exit_codes import INTERRUPTED, SOME_FAILED
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target, select_target
 from sweeper.config.schema import Hardware
-from sweeper.execution import environment
+from sweeper.execution import ray_environment
 from sweeper.pages.terminal import terminal_width
 from sweeper.preflight.calibration import (
     FOLDER,
@@ -109,7 +109,7 @@ def find_target(words: Mapping[str, str]) -> Target:
     from sweeper.execution import cluster  # with Ray, which takes a second to import
 
     insecure = words.get("cluster.insecure") == "true"
-    environment.prepare(address, insecure)
+    ray_environment.prepare(address, insecure)
     nodes = cluster.discover_nodes(address, insecure)
     cluster.stop()
     return select_target(kinds[name], nodes, 1)

@@ -28,7 +28,7 @@ from sweeper.common.format import format_number
 from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
 from sweeper.config.schema import Hardware
-from sweeper.execution import environment
+from sweeper.execution import ray_environment
 from workloads.api.errors import UserInputError
 
 
@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Diagnose the nodes, or record this machine. Returns the exit code."""
-    environment.prepare(args.address, args.insecure)  # before Ray is imported, here and in `_exercise`
+    ray_environment.prepare(args.address, args.insecure)  # before Ray is imported, here and in `_exercise`
     return record_machine(args) if args.record else examine(args)
 
 

@@ -50,9 +50,9 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
     """Run one sweep in this process, or show its plan. `command` resumes it. Returns the exit code."""
     try:
         resolved = sweep.resolve()
-        from sweeper.execution import environment
+        from sweeper.execution import ray_environment
 
-        environment.prepare(resolved.config.cluster.address, resolved.config.cluster.insecure)
+        ray_environment.prepare(resolved.config.cluster.address, resolved.config.cluster.insecure)
         from sweeper.config.environment_defaults import default_names
 
         # Ray and Optuna take a second to import: not for --help, nor for invalid input.

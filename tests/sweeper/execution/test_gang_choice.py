@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sweeper.execution.gang import Environment, Gang
-from sweeper.execution.gang_choice import GangsByLoad, choose_retiring, find_unserved
+from sweeper.execution.gang_pool import GangsByLoad, choose_retiring, find_unserved
 
 NONE: Environment = ()
 TWO: Environment = (("OMP_NUM_THREADS", "2"),)

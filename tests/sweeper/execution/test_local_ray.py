@@ -14,7 +14,7 @@ from tests.conftest import environment, wait_for
 PROGRAM = """
 import os, ray, psutil  # psutil is a part of Ray
 from sweeper.execution.cluster import init_ray
-from sweeper.execution.local_ray import without_unused_processes
+from sweeper.execution.ray_internals import without_unused_processes
 with without_unused_processes():
     init_ray(address="local", num_cpus=1, object_store_memory=128 * 2**20)
 task = ray.remote(lambda: os.environ["OF_THE_TASK"]).options(runtime_env={"env_vars": {"OF_THE_TASK": "set"}})

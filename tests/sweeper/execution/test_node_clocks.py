@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.execution import gang as gang_module
-from sweeper.execution.gang import Gang, RunningTrial
-from sweeper.execution.node_clocks import MAX_DRIFT, NodeClocks
+from sweeper.execution.gang import MAX_DRIFT, Gang, NodeClocks, RunningTrial
 from sweeper.execution.worker import RankResult
 from workloads.api.contract import Measurement
 

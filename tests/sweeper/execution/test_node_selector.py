@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from sweeper.execution.node_selector import ACCELERATOR_TYPE, MAX_IDS, NODE_ID, select_nodes
+from sweeper.execution.gang_launcher import ACCELERATOR_TYPE, MAX_IDS, NODE_ID, select_nodes
 
 
 def entry(number: int, kind: str | None = "H100", *, alive: bool = True) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_ray_accepts_the_selectors() -> None:
         selector = select_nodes(ids(*selected), CLUSTER)
         assert validate_label_selector(selector) is None, (
             f"Ray {ray.__version__} refuses {selector}: see the syntax of label selectors in its documentation, adapt"
-            " sweeper/execution/node_selector.py, and run tests/sweeper/execution/test_node_labels.py (-m soak)"
+            " sweeper/execution/gang_launcher.py, and run tests/sweeper/execution/test_node_labels.py (-m soak)"
         )
 
 

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from sweeper.execution import ray_internals
-from sweeper.execution.local_ray import without_unused_processes
+from sweeper.execution.ray_internals import without_unused_processes
 from tests.conftest import environment
 from tests.support import canaries
 
@@ -35,7 +35,7 @@ def test_ray_counts_and_names_this_machines_gpus(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.gpu
 def test_ray_labels_a_node_with_the_type_of_its_gpus() -> None:
-    """Many nodes are selected by this label (node_selector.py), which Ray gives a node where it finds GPUs."""
+    """Many nodes are selected by this label (gang_launcher.py), which Ray gives a node where it finds GPUs."""
     program = "import ray; from sweeper.execution.cluster import init_ray; init_ray(address='local');"
     program += "print(*(entry['Labels'].get('ray.io/accelerator-type') for entry in ray.nodes()))"
     command = [sys.executable, "-c", program]

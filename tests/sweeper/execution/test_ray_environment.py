@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.execution import environment
+from sweeper.execution import ray_environment
 from tests.conftest import CommandResult
 from tests.conftest import environment as variables
 from workloads.api import gpu_setup
@@ -29,11 +29,11 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_slurms_variable_becomes_the_one_that_ray_reads(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "4,5")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert environment.shell_commands().splitlines() == [
+    assert ray_environment.shell_commands().splitlines() == [
         "export HIP_VISIBLE_DEVICES=5",
         "unset ROCR_VISIBLE_DEVICES",
     ]
-    environment.prepare()
+    ray_environment.prepare()
     assert os.environ["HIP_VISIBLE_DEVICES"] == "5" and "ROCR_VISIBLE_DEVICES" not in os.environ
 
 
@@ -41,7 +41,7 @@ def test_variables_of_nvidia_gpus_stay_as_they_are(devices: Path, monkeypatch: p
     (devices / "nvidia0").touch()
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert environment.shell_commands() == ""
+    assert ray_environment.shell_commands() == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_ray_uses_a_token_for_the_address_of_a_cluster(
     if shell is None:
         monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    environment.prepare(address, insecure)
+    ray_environment.prepare(address, insecure)
     assert os.environ.get("RAY_AUTH_MODE") == mode
 
 
