@@ -22,7 +22,7 @@ from workloads.instruments import device as devices
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
 from workloads.llama.model import Llama, rope_table
-from workloads.llama.sdpa import fused_attention
+from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.shapes import MODELS
 from workloads.precision.layers import FLOAT8_RECIPES, apply_recipe
 

@@ -31,7 +31,7 @@ from workloads.instruments import device as devices
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.model import Llama, rope_table
-from workloads.llama.sdpa import fused_attention
+from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.shapes import MODELS
 from workloads.offload import allocator

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.layouts.rules import DEGREES
 from workloads.llama.attention import AttentionShape
 from workloads.llama.model import Block, Llama, rope_table, swiglu
-from workloads.llama.sdpa import fused_attention
+from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.shapes import MODELS, LlamaShape
 from workloads.parallel.batches import TokenSource

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workloads.llama.attention import KERNELS
+from workloads.llama.attention_kernels import KERNELS
 from workloads.models.shapes import LlamaShape
 from workloads.offload import engine as engines
 from workloads.offload.cost_model import DeviceRates

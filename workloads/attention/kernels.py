@@ -13,11 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.api.contract import Infeasible
 from workloads.attention import AttentionParameters
-from workloads.llama.attention import KERNELS
-from workloads.llama.attention_kernels import Gradients
-from workloads.llama.attention_rocm import rocm_attention_library
-from workloads.llama.flash4 import flash4_as_flash
-from workloads.llama.sdpa import choose_backend
+from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention_library
+from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BACKENDS = {

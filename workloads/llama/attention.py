@@ -1,4 +1,4 @@
-"""Causal attention by kernels that return the logsumexp of the scores beside the output.
+"""Causal attention by kernels that return the logsumexp of the scores in addition to the output.
 
 With the logsumexp (`lse`) the backward pass needs no autograd graph, and the attention over a long sequence is merged
 from its parts.
@@ -10,27 +10,25 @@ belong to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from workloads.api.contract import Infeasible
 from workloads.instruments.timing import time_in_turns
-from workloads.llama.attention_check import measure_error
-from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, Gradients, Kernel
-from workloads.llama.attention_rocm import ROCM_KERNELS
+from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, ROCM_KERNELS, Gradients, Kernel
 from workloads.models.shapes import LlamaShape
 
-KERNELS = {kernel.name: kernel for kernel in (CPU_KERNEL, *CUDA_KERNELS, *ROCM_KERNELS)}
 # The largest error of a kernel's results. Kernels in bf16 differ by 0.002 to 0.01 from fp64.
 TOLERANCE = 0.03
 TIMED_TOKENS = 8192
 # Gradients of scores vanish for a single token, and with two the rounding of bf16 comes to 0.03 of them; 0.004 with 16.
 MIN_LENGTH = 16
+CHECKED_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,6 @@ class AttentionShape:
     def of_model(cls, shape: LlamaShape, length: int, dtype: torch.dtype, tp: int = 1) -> AttentionShape:
         """Return the attention of one of `tp` ranks over `length` tokens."""
         return cls(shape.heads // tp, shape.kv_heads // tp, shape.head_size, length, dtype)
-
-
-class _Inputs(NamedTuple):
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    d_out: Tensor
 
 
 def gpu_kernels() -> tuple[Kernel, ...]:
@@ -93,7 +84,8 @@ def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tupl
     return kernels[times.index(min(times, key=min))]
 
 
-def _draw_inputs(shape: AttentionShape, device: torch.device) -> _Inputs:
+def _draw_inputs(shape: AttentionShape, device: torch.device) -> list[Tensor]:
+    """Return q, k, v and d_out."""
     length = min(max(shape.length, MIN_LENGTH), TIMED_TOKENS)
     batch = max(1, TIMED_TOKENS // length)
 
@@ -101,21 +93,21 @@ def _draw_inputs(shape: AttentionShape, device: torch.device) -> _Inputs:
         size = (batch, length, heads, shape.head_size)
         return torch.randn(*size, dtype=shape.dtype, device=device).transpose(1, 2)
 
-    return _Inputs(*(draw(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)))
+    return [draw(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)]
 
 
-def _run(kernel: Kernel, inputs: _Inputs) -> tuple[Tensor, Tensor, Gradients]:
+def _run(kernel: Kernel, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Gradients]:
     q, k, v, d_out = inputs
     out, lse = kernel.forward(q, k, v, True)
     return out, lse, kernel.backward(d_out, q, k, v, out, lse, True)
 
 
-def _unusable_reason(kernel: Kernel, inputs: _Inputs) -> str:
+def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
     """Return why a kernel is excluded; empty if it works and its results are right."""
-    if inputs.q.dtype not in kernel.dtypes:
-        return f"it has no {inputs.q.dtype}"
+    if inputs[0].dtype not in kernel.dtypes:
+        return f"it has no {inputs[0].dtype}"
     try:
-        error = measure_error(*inputs, *_run(kernel, inputs))
+        error = measure_error(inputs, *_run(kernel, inputs))
     except Exception as failure:  # not installed, not built, or not for this type or GPU: no common exception class
         reason = str(failure).partition("\n")[0] or type(failure).__name__
         print(f"attention kernel {kernel.name} is not available: {reason}")
@@ -125,6 +117,44 @@ def _unusable_reason(kernel: Kernel, inputs: _Inputs) -> str:
     reason = f"its results differ by {error:.0%} from fp32"
     print(f"attention kernel {kernel.name} is excluded: {reason}")
     return reason
+
+
+def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gradients) -> float:
+    """Return the largest error of a kernel's results over causal attention, relative to their norm; inf for a NaN.
+
+    `inputs` are q, k, v and the gradient of the output.
+
+    Compared are the last tokens of the first sequence, for the last head of keys and the queries that share it. Their
+    queries attend to all keys, and their keys are attended by them alone, so that output, lse and all gradients follow
+    without the scores of the other tokens (Dao 2023, algorithm 2).
+    """
+    q, k, v, d_out = inputs
+    group, tokens = q.shape[1] // k.shape[1], min(CHECKED_TOKENS, q.shape[2])
+
+    def end(x: Tensor, heads: int = group) -> Tensor:
+        return x[0, -heads:, -tokens:].float()
+
+    keys, values = k[0, -1].float(), v[0, -1].float()
+    scale = q.shape[-1] ** -0.5
+    scores = end(q) @ keys.t() * scale
+    later = scores.new_ones(scores.shape[1:]).triu(1 + q.shape[2] - tokens).bool()
+    exact_lse = torch.logsumexp(scores.masked_fill(later, -math.inf), dim=-1)
+    weights = torch.exp(scores.masked_fill(later, -math.inf) - exact_lse[..., None])
+    exact_out = weights @ values
+    d_scores = weights * (end(d_out) @ values.t() - (end(d_out) * exact_out).sum(-1, keepdim=True)) * scale
+    dq, dk, dv = gradients
+    pairs = [
+        (end(out), exact_out),
+        (end(lse), exact_lse),
+        (end(dq), d_scores @ keys),
+        (end(dk, 1)[0], (d_scores[..., -tokens:].mT @ end(q)).sum(0)),
+        (end(dv, 1)[0], (weights[..., -tokens:].mT @ end(d_out)).sum(0)),
+    ]
+    errors = [float((actual - exact).norm() / exact.norm()) for actual, exact in pairs]
+    return max(error if error == error else math.inf for error in errors)
+
+
+# ── attention over groups of keys ──
 
 
 def attend(

@@ -1,19 +1,27 @@
-"""Attention kernels of NVIDIA's GPUs and of processors, forward and backward.
+"""Attention kernels, forward and backward: those of NVIDIA's GPUs, of AMD's GPUs, and of processors.
 
-They are the ATen functions that scaled_dot_product_attention calls, which does not return the logsumexp itself, and
-FlashAttention 4. None of them is documented: torch.nn.attention.varlen returns a logsumexp too, but no public function
-takes one for a backward pass. `tests/workloads/test_torch_internals.py` checks their arguments. There is no dropout,
+The ATen functions are those that scaled_dot_product_attention calls, which does not return the logsumexp itself. None
+of the functions here is documented: torch.nn.attention.varlen returns a logsumexp too, but no public function takes one
+for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks their arguments. There is no dropout,
 so the backward functions never read the state of the random number generator that they require.
-`workloads.llama.attention` has the shapes.
+
+None of AMD's kernels has run for this project. Their signatures and layouts are those of the sources: PyTorch's
+aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
+cuda/attention_backward.cu), AITER 0.1.4 to 0.1.20 (aiter/ops/mha.py) and flash-attn 2.7 and later
+(flash_attn/flash_attn_interface.py). `workloads.llama.attention`, which has the shapes, therefore checks the results of
+each kernel before it is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 aten = torch.ops.aten
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -36,6 +44,9 @@ class Kernel(NamedTuple):
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Gradients]
 
 
+# ── kernels of PyTorch ──
+
+
 def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
     return out, lse.squeeze(-1)
@@ -44,27 +55,14 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
 def _cudnn_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> Gradients:
-    rng_state = torch.zeros((), dtype=torch.int64, device=q.device)
+    random = (torch.zeros((), dtype=torch.int64, device=q.device),) * 2
+    sizes, no_bias_or_packing = (q.shape[2], k.shape[2]), (None, None, None)
     return aten._scaled_dot_product_cudnn_attention_backward(
-        d_out,
-        q,
-        k,
-        v,
-        out,
-        lse.unsqueeze(-1),
-        rng_state,
-        rng_state,
-        None,
-        None,
-        None,
-        q.shape[2],
-        k.shape[2],
-        0.0,
-        causal,
+        d_out, q, k, v, out, lse.unsqueeze(-1), *random, *no_bias_or_packing, *sizes, 0.0, causal
     )
 
 
-def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
     return out, lse
 
@@ -72,75 +70,41 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
 def _flash_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> Gradients:
-    rng_state = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    # On ROCm both libraries return and take seed and offset as int64 scalars (prepare_philox_arguments of
+    # mha_all_aot.hip).
+    size, dtype = ((), torch.int64) if torch.version.hip else ((2,), torch.uint64)
+    rng_state = torch.zeros(size, dtype=dtype, device=q.device)
     return aten._scaled_dot_product_flash_attention_backward(
         d_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, rng_state, rng_state
     )
 
 
-# FlashAttention 4 (the package flash-attn-4) takes [batch, tokens, heads, head_size] and compiles at the first call.
-# torch.nn.attention.activate_flash_attention_impl("FA4") calls the same two functions in place of PyTorch's own flash
-# kernel, for the whole process: then the two could not be timed in turns.
-
-
-def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse, *_ = _flash_attn_fwd(q, k, v, causal=causal, return_lse=True)
-    return out.transpose(1, 2), lse
-
-
-def _flash4_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
-    from flash_attn.cute.interface import _flash_attn_bwd
-
-    q, k, v, out, d_out = (x.transpose(1, 2) for x in (q, k, v, out, d_out))
-    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, d_out, lse, causal=causal)
-    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-
-
 # The memory-efficient kernel has no grouped-query attention: keys and values are repeated for each query head.
 
 
-def efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     group_size = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
     return out, lse[..., : q.shape[2]]
 
 
-def efficient_backward(
+def _efficient_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> Gradients:
-    """Return the gradients. `lse` has the layout that the kernel of this build of PyTorch reads."""
+    # CUTLASS's kernel reads the lse in whole blocks of 32 queries. AOTriton's views it as [batch * heads, queries], so
+    # that it takes the compact one that its forward pass returns (attention_backward.cu): padding it fails for lengths
+    # that are not multiples of 32.
+    if not torch.version.hip:
+        lse = functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
     kv_heads = k.shape[1]
-    group_size = q.shape[1] // kv_heads
+    groups = (kv_heads, q.shape[1] // kv_heads)
+    k, v = k.repeat_interleave(groups[1], 1), v.repeat_interleave(groups[1], 1)
     rng_state = torch.zeros((), dtype=torch.int64, device=q.device)
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        d_out,
-        q,
-        k.repeat_interleave(group_size, 1),
-        v.repeat_interleave(group_size, 1),
-        None,
-        out,
-        lse,
-        rng_state,
-        rng_state,
-        0.0,
-        [True, True, True, False],
-        causal,
+        d_out, q, k, v, None, out, lse, rng_state, rng_state, 0.0, [True, True, True, False], causal
     )
-    return dq, dk.unflatten(1, (kv_heads, group_size)).sum(2), dv.unflatten(1, (kv_heads, group_size)).sum(2)
-
-
-def _efficient_backward_with_padding(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
-    # CUTLASS's kernel reads the lse in whole blocks of 32 queries.
-    lse = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
-    return efficient_backward(d_out, q, k, v, out, lse, causal)
+    return dq, dk.unflatten(1, groups).sum(2), dv.unflatten(1, groups).sum(2)
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -151,10 +115,140 @@ def _cpu_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, l
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(d_out, q, k, v, out, lse, 0.0, causal)
 
 
-CPU_KERNEL = Kernel("cpu", (*HALF_PRECISION, torch.float32), _cpu_forward, _cpu_backward)
+@contextmanager
+def rocm_attention_library(name: str) -> Iterator[None]:
+    """Let PyTorch's attention on ROCm run by `aotriton` or `ck` until the block ends.
+
+    The choice is one of the process, and TORCH_ROCM_FA_PREFER_CK sets it too: both are therefore set by name.
+
+    Raises:
+        RuntimeError: this PyTorch has no CK, or CK does not support the GPU.
+    """
+    # A PyTorch without this function takes AOTriton, with a warning alone, for a CK that it lacks (flash_api.h).
+    is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)
+    if name == "ck" and not is_available():
+        raise RuntimeError("this PyTorch is built without CK's attention, or CK does not support this GPU")
+    previous = torch.backends.cuda.preferred_rocm_fa_library()
+    torch.backends.cuda.preferred_rocm_fa_library(name)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_rocm_fa_library(previous)
+
+
+def _run_by(library: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Tensor | bool) -> Any:
+        with rocm_attention_library(library):
+            return function(*arguments)
+
+    return run
+
+
+# ── kernels of packages ──
+# They take [batch, tokens, heads, head_size] with any strides but 1 in the last dimension. Their lse is
+# [batch, heads, queries], and they sum the gradients of grouped heads.
+
+
+def _by_tokens(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return views with heads and tokens exchanged."""
+    return tuple(tensor.transpose(1, 2) for tensor in tensors)
+
+
+# FlashAttention 4 (the package flash-attn-4) compiles at the first call.
+# torch.nn.attention.activate_flash_attention_impl("FA4") calls the same two functions in place of PyTorch's own flash
+# kernel, for the whole process: then the two could not be timed in turns.
+
+
+def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    out, lse, *_ = _flash_attn_fwd(*_by_tokens(q, k, v), causal=causal, return_lse=True)
+    return out.transpose(1, 2), lse
+
+
+def _flash4_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> Gradients:
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    dq, dk, dv, *_ = _flash_attn_bwd(*_by_tokens(q, k, v, out, d_out), lse, causal=causal)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _rocm_arguments(q: Tensor, causal: bool) -> dict[str, Any]:
+    """Return the arguments that AITER and flash-attn have in common, forward and backward."""
+    window = {"window_size_left": -1, "window_size_right": -1}
+    return {"dropout_p": 0.0, "softmax_scale": q.shape[-1] ** -0.5, "causal": causal, "alibi_slopes": None} | window
+
+
+def _aiter_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    from aiter.ops.mha import _flash_attn_forward
+
+    arguments = _rocm_arguments(q, causal) | {"return_lse": True, "return_softmax": False, "sink_size": 0}
+    arguments |= dict.fromkeys(("bias", "q_descale", "k_descale", "v_descale"))
+    known = inspect.signature(_flash_attn_forward).parameters  # sink_size and the scales came with 0.1.8
+    out, lse, *_ = _flash_attn_forward(
+        *_by_tokens(q, k, v), **{name: value for name, value in arguments.items() if name in known}
+    )
+    return out.transpose(1, 2), lse
+
+
+def _aiter_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> Gradients:
+    from aiter.ops.mha import _flash_attn_backward
+
+    # The kernels in assembly add up dq in any order: they are left out where the result has to be deterministic.
+    gradients = [torch.empty_like(x) for x in _by_tokens(q, k, v)]
+    arguments = _rocm_arguments(q, causal) | {"dbias": None, "bias": None, "deterministic": False}
+    arguments |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+    _flash_attn_backward(*_by_tokens(d_out, q, k, v, out), lse, **arguments)
+    dq, dk, dv = _by_tokens(*gradients)
+    return dq, dk, dv
+
+
+def _flash_attn_package_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    from flash_attn.flash_attn_interface import _flash_attn_forward
+
+    arguments = _rocm_arguments(q, causal) | {"softcap": 0.0, "return_softmax": False}
+    out, lse, *_ = _flash_attn_forward(*_by_tokens(q, k, v), **arguments)
+    return out.transpose(1, 2), lse
+
+
+def _flash_attn_package_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> Gradients:
+    from flash_attn.flash_attn_interface import _flash_attn_backward
+
+    gradients = [torch.empty_like(x) for x in _by_tokens(q, k, v)]
+    arguments = _rocm_arguments(q, causal) | {"softcap": 0.0, "deterministic": False}
+    _flash_attn_backward(*_by_tokens(d_out, q, k, v, out), lse, *gradients, **arguments)
+    dq, dk, dv = _by_tokens(*gradients)
+    return dq, dk, dv
+
+
+# ── all kernels ──
+
+WITH_FP32 = (*HALF_PRECISION, torch.float32)
+CPU_KERNEL = Kernel("cpu", WITH_FP32, _cpu_forward, _cpu_backward)
 CUDA_KERNELS = (
     Kernel("cudnn", HALF_PRECISION, _cudnn_forward, _cudnn_backward),
-    Kernel("flash", HALF_PRECISION, flash_forward, _flash_backward),
+    Kernel("flash", HALF_PRECISION, _flash_forward, _flash_backward),
     Kernel("flash4", HALF_PRECISION, _flash4_forward, _flash4_backward),
-    Kernel("efficient", (*HALF_PRECISION, torch.float32), efficient_forward, _efficient_backward_with_padding),
+    Kernel("efficient", WITH_FP32, _efficient_forward, _efficient_backward),
 )
+ROCM_KERNELS = (
+    *(
+        Kernel(library, HALF_PRECISION, _run_by(library, _flash_forward), _run_by(library, _flash_backward))
+        for library in ("aotriton", "ck")
+    ),
+    Kernel("aiter", HALF_PRECISION, _aiter_forward, _aiter_backward),
+    Kernel("flash_attn", HALF_PRECISION, _flash_attn_package_forward, _flash_attn_package_backward),
+    Kernel(
+        "aotriton_efficient",
+        WITH_FP32,
+        _run_by("aotriton", _efficient_forward),
+        _run_by("aotriton", _efficient_backward),
+    ),
+)
+KERNELS = {kernel.name: kernel for kernel in (CPU_KERNEL, *CUDA_KERNELS, *ROCM_KERNELS)}

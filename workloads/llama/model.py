@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.llama.sdpa import causal_attention
+from workloads.llama.pytorch_attention import causal_attention
 from workloads.models.shapes import LlamaShape
 
 Attention = Callable[..., Tensor]
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     Attributes:
         attention: the attention function, (q, k, v) to the output [batch, heads, length, head_size]. With
-            `document_offsets` (`workloads.llama.document_attention`) these are its fourth argument.
+            `document_offsets` (`workloads.llama.pytorch_attention`) these are its fourth argument.
     """
 
     def __init__(self, shape: LlamaShape) -> None:

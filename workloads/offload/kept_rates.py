@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from workloads.instruments import device as devices
-from workloads.llama.attention import KERNELS
-from workloads.llama.attention_kernels import Kernel
+from workloads.llama.attention_kernels import KERNELS, Kernel
 from workloads.models.shapes import MODELS
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.device_rates import measure_device_rates, select_attention_kernel

@@ -36,8 +36,8 @@ from workloads.instruments.device import architecture
 from workloads.instruments.torch_internals import input_style
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.block import BlockMath
-from workloads.llama.document_attention import DocumentAttention
 from workloads.llama.model import Block, rope_table
+from workloads.llama.pytorch_attention import DocumentAttention
 from workloads.models.shapes import LlamaShape
 from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions

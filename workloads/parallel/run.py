@@ -17,8 +17,7 @@ from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.llama.attention import AttentionShape
-from workloads.llama.document_attention import DocumentAttention
-from workloads.llama.sdpa import fastest_attention
+from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.documents import attended_length
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.shapes import MODELS

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from workloads.llama.block import BlockMath
-from workloads.llama.document_attention import document_offsets, find_varlen_ops
 from workloads.llama.model import Block
+from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
 from workloads.models.shapes import LlamaShape
 from workloads.parallel.layout import Checkpointing
 

@@ -23,7 +23,7 @@ from workloads.instruments.distributed import process_group
 CPU = torch.device("cpu")
 canary = partial(canaries.canary, "torch")
 REPOSITORY = Path(__file__).resolve().parents[3]
-# The arguments by position of the functions in workloads/llama/attention_kernels.py and attention_rocm.py.
+# The arguments by position of the functions in workloads/llama/attention_kernels.py.
 INPUTS = "query, key, value, "
 BACKWARD = "query, key, value, out, logsumexp, "
 ATTENTION = {
@@ -43,7 +43,7 @@ ATTENTION = {
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_an_attention_kernel_takes_its_arguments_in_this_order(name: str) -> None:
-    remedy = "Adapt its call in workloads/llama/attention_kernels.py and attention_rocm.py, then this list."
+    remedy = "Adapt its call in workloads/llama/attention_kernels.py, then this list."
     with canary(f"aten::_scaled_dot_product_{name}", remedy):
         schema = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default._schema
         arguments = ", ".join(argument.name for argument in schema.arguments)
@@ -108,7 +108,7 @@ def test_asynchronous_tensor_parallelism_can_be_enabled() -> None:
 
 
 def test_pytorch_takes_flash_attention_4_from_a_module() -> None:
-    with canary("torch.nn.attention._fa4", "Adapt register_flash4 and workloads/llama/flash4.py."):
+    with canary("torch.nn.attention._fa4", "Adapt register_flash4 and workloads/llama/pytorch_attention.py."):
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
             torch_internals.register_flash4("no_such_module")
         with pytest.raises(RuntimeError, match="does not expose FA4 kernels"):

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from workloads.api.contract import Infeasible
 from workloads.llama import attention
-from workloads.llama.attention import KERNELS, AttentionShape, attend, attend_backward, fastest_kernel, gpu_kernels
-from workloads.llama.attention_kernels import CPU_KERNEL, Gradients, Kernel
+from workloads.llama.attention import AttentionShape, attend, attend_backward, fastest_kernel, gpu_kernels
+from workloads.llama.attention_kernels import CPU_KERNEL, KERNELS, Gradients, Kernel
 
 TRAINED = (torch.bfloat16, torch.float32)
 CASES = [pytest.param("cpu", "cpu", dtype) for dtype in TRAINED]

@@ -18,20 +18,18 @@ import torch
 from torch import Tensor
 
 from tests.support.amd_device import amd_device
-from workloads.llama import attention, attention_kernels, attention_rocm
+from workloads.llama import attention, attention_kernels
 from workloads.llama.attention import (
-    KERNELS,
     TOLERANCE,
     AttentionShape,
     attend,
     attend_backward,
     fastest_kernel,
     gpu_kernels,
+    measure_error,
 )
-from workloads.llama.attention_check import measure_error
-from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS
-from workloads.llama.attention_rocm import ROCM_KERNELS, rocm_attention_library
-from workloads.llama.sdpa import choose_rocm_library
+from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, KERNELS, ROCM_KERNELS, rocm_attention_library
+from workloads.llama.pytorch_attention import choose_rocm_library
 
 CPU = torch.device("cpu")
 AITER_FORWARD = {
@@ -156,8 +154,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, forward: str, backward: 
 @pytest.fixture
 def aten(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInAten]:
     stand_in = StandInAten()
-    for module in (attention_kernels, attention_rocm):
-        monkeypatch.setattr(module, "aten", stand_in)
+    monkeypatch.setattr(attention_kernels, "aten", stand_in)
     monkeypatch.setattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: True)
     with amd_device():
         yield stand_in
@@ -179,7 +176,7 @@ def test_a_kernel_takes_its_layouts_and_arguments(
     install(monkeypatch, "flash_attn.flash_attn_interface", FLASH_ATTN_FORWARD, FLASH_ATTN_BACKWARD)
     q, k, v, d_out = (torch.randn(1, length, heads, 32).bfloat16().transpose(1, 2) for heads in (4, 2, 2, 4))
     out, lse = kernel.forward(q, k, v, True)
-    assert measure_error(q, k, v, d_out, out, lse, kernel.backward(d_out, q, k, v, out, lse, True)) < TOLERANCE
+    assert measure_error([q, k, v, d_out], out, lse, kernel.backward(d_out, q, k, v, out, lse, True)) < TOLERANCE
     expected = {"ck": {"ck"}, "aotriton": {"aotriton"}, "aotriton_efficient": {"aotriton"}}
     assert set(aten.libraries) == expected.get(kernel.name, set())
     assert current_library() == "aotriton"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.support.fp8_matrices import E4M3_MAX, relative_error
-from workloads.llama.attention import KERNELS
+from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.block import BlockMath
 from workloads.llama.fp8 import FP8
 from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, BlockwiseFp8BlockMath, Fp8BlockMath

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.llama.document_attention import DocumentAttention, document_offsets
-from workloads.llama.sdpa import causal_attention
+from workloads.llama.pytorch_attention import DocumentAttention, causal_attention, document_offsets
 from workloads.models.documents import attended_length, document_lengths
 from workloads.models.flops import model_flops_per_token
 from workloads.models.shapes import MODELS

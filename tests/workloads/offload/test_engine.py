@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.matrix import covering
 from workloads.api.contract import Infeasible, OutOfMemory, Rank
 from workloads.api.trial import run_trial
-from workloads.llama.attention import KERNELS
+from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.block import BlockMath
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.model import Block, Llama, rope_table

@@ -9,7 +9,7 @@ import torch
 
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
-from workloads.llama.attention import KERNELS
+from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.model import Llama, rope_table
 from workloads.models.shapes import MODELS
 from workloads.offload import OffloadParameters, run

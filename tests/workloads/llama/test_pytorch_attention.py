@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible
-from workloads.llama import sdpa
+from workloads.llama import pytorch_attention
 from workloads.llama.attention import AttentionShape
-from workloads.llama.sdpa import causal_attention, choose_backend, fused_attention
+from workloads.llama.pytorch_attention import causal_attention, choose_backend, fused_attention
 
 SHAPE = AttentionShape(heads=4, kv_heads=2, head_size=32, length=64, dtype=torch.bfloat16)
 
@@ -33,18 +33,18 @@ def test_on_a_cpu_nothing_is_restricted() -> None:
 def test_on_an_amd_gpu_the_library_is_set_as_long_as_its_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors are on the CPU, whose flash kernel is the one that PyTorch takes for them."""
     tensors = [torch.zeros(1, heads, 16, 32) for heads in (4, 2, 2)]
-    monkeypatch.setattr(sdpa, "_draw_inputs", lambda shape, device: tensors)
-    monkeypatch.setattr(sdpa, "choose_rocm_library", lambda shape, device: "ck")
+    monkeypatch.setattr(pytorch_attention, "_draw_inputs", lambda shape, device: tensors)
+    monkeypatch.setattr(pytorch_attention, "choose_rocm_library", lambda shape, device: "ck")
     monkeypatch.setattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: True)
     before = torch.backends.cuda.preferred_rocm_fa_library()
     with amd_device():
-        with sdpa.fused_attention(SHAPE, torch.device("cuda", 0)) as name:
+        with pytorch_attention.fused_attention(SHAPE, torch.device("cuda", 0)) as name:
             assert name == "ck flash"
             assert torch.backends.cuda.preferred_rocm_fa_library() == torch._C._ROCmFABackend.Ck
             assert not torch.backends.cuda.math_sdp_enabled()
         assert torch.backends.cuda.preferred_rocm_fa_library() == before
         tensors[2] = torch.zeros(1, 2, 16, 16)
-        with pytest.raises(Infeasible), sdpa.fused_attention(SHAPE, torch.device("cuda", 0)):
+        with pytest.raises(Infeasible), pytorch_attention.fused_attention(SHAPE, torch.device("cuda", 0)):
             pass
     assert torch.backends.cuda.preferred_rocm_fa_library() == before and torch.backends.cuda.math_sdp_enabled()
 
@@ -77,7 +77,7 @@ def test_the_fastest_attention_of_a_gpu_is_right_and_is_undone_afterwards() -> N
     inputs = [torch.randn(1, heads, 4096, 128, device=device, dtype=torch.bfloat16) for heads in (8, 2, 2)]
     gradients = {}
     for name in ("fastest", "fused"):
-        context = sdpa.fastest_attention if name == "fastest" else fused_attention
+        context = pytorch_attention.fastest_attention if name == "fastest" else fused_attention
         q, k, v = (x.detach().requires_grad_() for x in inputs)
         torch.compiler.reset()
         with context(shape, device) as kernel:
