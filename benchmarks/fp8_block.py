@@ -26,7 +26,7 @@ from workloads.llama import fp8_blocks_kernels, fp8_kernels
 from workloads.llama.fp8 import Fp8Matrix
 from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, build_block_math
 from workloads.llama.model import Block, rope_table
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, TRAINED_MODELS, Model
 from workloads.offload.device_rates import select_attention_kernel
 
 LENGTH = 8192
@@ -39,7 +39,7 @@ def draw(*size: int) -> Tensor:
     return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
 
 
-def build_passes(shape: LlamaShape, tokens: int) -> tuple[Calls, dict[str, dict[str, Tensor]]]:
+def build_passes(shape: Model, tokens: int) -> tuple[Calls, dict[str, dict[str, Tensor]]]:
     """Return forward and backward of each recipe, and the block's output and gradients by recipe."""
     device = torch.device("cuda", 0)
     kernel = select_attention_kernel(shape, LENGTH, device, torch.bfloat16)
@@ -67,7 +67,7 @@ def build_passes(shape: LlamaShape, tokens: int) -> tuple[Calls, dict[str, dict[
     return calls, results
 
 
-def build_products(shape: LlamaShape, tokens: int) -> Calls:
+def build_products(shape: Model, tokens: int) -> Calls:
     """Return the twelve products of a block in each recipe, each as one call."""
     features = {
         "qkv": ((shape.heads + 2 * shape.kv_heads) * shape.head_size, shape.hidden_size),
@@ -110,7 +110,7 @@ def _append(calls: Calls, name: str, call: Callable[[], Any]) -> None:
     calls[name] = run_both
 
 
-def build_casts(shape: LlamaShape, tokens: int) -> tuple[Calls, dict[str, int]]:
+def build_casts(shape: Model, tokens: int) -> tuple[Calls, dict[str, int]]:
     """Return every cast of each recipe, and the bytes of its inputs and outputs."""
     x, addend, d_out, later = (draw(tokens, shape.hidden_size) for _ in range(4))
     gate, up, d_hidden = (draw(tokens, shape.intermediate_size) for _ in range(3))
@@ -155,7 +155,7 @@ def measure_medians_s(calls: Calls, repeats: int) -> dict[str, float]:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama3_8b", choices=MODELS)
+    parser.add_argument("--model", default="llama3_8b", choices=TRAINED_MODELS)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()

@@ -23,7 +23,7 @@ from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.pytorch_attention import fused_attention
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.precision.layers import FLOAT8_RECIPES, apply_recipe
 
 

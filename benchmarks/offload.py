@@ -33,7 +33,7 @@ from workloads.llama.data import load_sequences
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.offload import allocator
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml

@@ -31,7 +31,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import replay
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
 from workloads.offload.plan import GIB
 from workloads.offload.plan_search import Prediction, find_fastest_plans

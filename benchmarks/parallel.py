@@ -31,7 +31,7 @@ from workloads.llama.attention import AttentionShape
 from workloads.llama.model import Block, Llama, rope_table, swiglu
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, Model
 from workloads.parallel.batches import TokenSource
 from workloads.parallel.layout import Layout
 
@@ -54,7 +54,7 @@ class PlainBlock(Block):
     With both in one matrix, the gradient that the compiler generates takes twice as long.
     """
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: Model) -> None:
         super().__init__(shape)
         del self.gate_up
         self.gate, self.up = (torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False) for _ in range(2))

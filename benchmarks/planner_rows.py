@@ -14,11 +14,11 @@ from sweeper.preflight.clusters import build_cluster
 from workloads.api.errors import UserInputError
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.precisions import PRECISIONS
-from workloads.layouts.job import AttentionKernel, Checkpointing, Job, Model, Sharding, State, TrainingLayout
+from workloads.layouts.job import AttentionKernel, Checkpointing, Job, Sharding, State, TrainingLayout
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
-from workloads.models.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel
-from workloads.models.sizes import model_flops_per_token, parameters
-from workloads.models.table import load_model
+from workloads.models.flops import model_flops_per_token
+from workloads.models.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel, load_model
+from workloads.models.model import Model
 
 SHARDINGS: dict[str, Sharding] = {
     "none": "none",
@@ -286,7 +286,7 @@ def _convention_flops(note: str, job: Job) -> float:
     if "causal" in note:
         return causal
     if "6n" in note or "six_n" in note:
-        return 6.0 * parameters(job.model)
+        return 6.0 * job.model.parameters
     linear = model_flops_per_token(job.model, 1)
     return linear + 2 * (causal - linear)
 

@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.parallel.batches import TokenSource
 
 LENGTH, WARMUP, STEPS, GPUS = 8192, 3, 20, 2

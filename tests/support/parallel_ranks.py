@@ -20,7 +20,7 @@ from workloads.api.contract import Rank
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.llama.model import Llama, rope_table
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fp8_gathers, gather_gradients
 from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences

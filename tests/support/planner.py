@@ -11,7 +11,8 @@ from sweeper.preflight.machine import build_machine
 from workloads.api.contract import Machine
 from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.layouts.enumeration import Family
-from workloads.layouts.job import Job, Model, TrainingLayout
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.model import Model
 
 LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256)
 H100 = Device("h100", {"bf16": 989, "fp16": 989, "fp8": 1979}, 79.6, 3350, 700, {})

@@ -8,7 +8,7 @@ from typing import Any
 from sweeper.config.topologies import find_topology
 from workloads.estimator.cluster import Cluster, Device
 from workloads.layouts.job import Job, TrainingLayout
-from workloads.models.table import load_model
+from workloads.models.hugging_face import load_model
 
 H100 = Device(
     name="h100",

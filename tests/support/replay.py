@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workloads.llama.attention_kernels import KERNELS
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 from workloads.offload import engine as engines
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.memory import Arena, Buffer, CopyStreams
@@ -115,7 +115,7 @@ def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
 
 
 def simulate_steps_s(
-    shape: LlamaShape, plan: Plan, rates: DeviceRates, monkeypatch: pytest.MonkeyPatch, steps: int
+    shape: Model, plan: Plan, rates: DeviceRates, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> float:
     """Return the seconds of `steps` steps under the plan, from the first copy to the last."""
     arena = MetaArena()

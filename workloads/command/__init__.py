@@ -21,7 +21,7 @@ from workloads.api.contract import (
 from workloads.command.layouts import LAYOUT_FIELDS, estimate_layout
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.layouts.trainers import TRAINERS
-from workloads.models.shapes import MODELS
+from workloads.models.model import TRAINED_MODELS
 
 METRIC_NAME = re.compile(r"[\w.-]+", re.ASCII)  # MLflow refuses others
 STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
@@ -79,8 +79,8 @@ class CommandSettings:
             raise ValueError("run has to be a list of words, or one text for a shell")
         self._check_log()
         self._check_files()
-        if self.model and not find_placeholders(self.model) and self.model not in MODELS:
-            raise ValueError(f"model={self.model}: it has to be one of {', '.join(MODELS)}")
+        if self.model and not find_placeholders(self.model) and self.model not in TRAINED_MODELS:
+            raise ValueError(f"model={self.model}: it has to be one of {', '.join(TRAINED_MODELS)}")
         if self.trainer and self.trainer not in TRAINERS:
             raise ValueError(f"trainer={self.trainer}: it has to be one of {', '.join(TRAINERS)}")
         if self.layout:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from workloads.command.work import DeclaredWork
 from workloads.formats.logs import Step
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 
 CLAIM_TOLERANCE = 0.05
 # Printed rates: the work that they count, and whether they are of one GPU.

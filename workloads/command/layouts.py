@@ -19,7 +19,7 @@ from workloads.formats.log_names import DTYPES
 from workloads.layouts.job import Job, State, TrainingLayout
 from workloads.layouts.offers import OFFERS, find_unsupported
 from workloads.layouts.rules import DEGREES, find_violation
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 
 if TYPE_CHECKING:
     from workloads.command import CommandSettings
@@ -78,7 +78,7 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
     Raises:
         ValueError: a value is not allowed.
     """
-    trainer, model = settings.trainer or OWN, MODELS[fill(settings.model, values)].planner_model
+    trainer, model = settings.trainer or OWN, MODELS[fill(settings.model, values)]
     given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
     if given.get("checkpointing") == "selective":
         given |= _translate_selective(trainer, model.layers)

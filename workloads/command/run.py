@@ -33,7 +33,7 @@ from workloads.command.work import SIZES, DeclaredWork, mark_claims, read_declar
 from workloads.formats.log_names import STEP_SIZES
 from workloads.formats.logs import LogReader, Step
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:

@@ -13,14 +13,14 @@ from workloads.command.template import fill, fill_all
 from workloads.formats.log_names import DTYPES
 from workloads.formats.logs import Step
 from workloads.formats.printed import Printed
-from workloads.models.shapes import MODELS
+from workloads.models.model import TRAINED_MODELS
 
 # Between the printed and the model's number of parameters: a small tokenizer takes a seventh from Llama 3 8B.
 PARAMETER_TOLERANCE = 0.2
 LOW_PRECISION = ("fp8", "mxfp8", "fp4", "mxfp4", "nvfp4")  # formats of matrix products; the other operations are bf16
 # What is compared if a parameter, the layout or the settings declare it.
 SIZES = ("global_batch", "sequence_length", "micro_batch", "tp", "pp", "cp", "dp", "dp_shard", "dp_replicate", "gpus")
-SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # of `LlamaShape`
+SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # of `Model`
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class DeclaredWork:
     def _find_other_model(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
         if not self.model:
             return
-        shape, declared = MODELS[self.model], f"requested {self.model} (command.model)"
-        known = {_plain(name) for name in MODELS}
+        shape, declared = TRAINED_MODELS[self.model], f"requested {self.model} (command.model)"
+        known = {_plain(name) for name in TRAINED_MODELS}
         names = [name for name in printed.get("model", ()) if _plain(name) in known]
         if names and _plain(self.model) not in map(_plain, names):
             yield f"model={_join(names)}, {declared}"
@@ -153,8 +153,8 @@ def read_declared_work(
             sizes[name] = Declared(int(text), f"command.{name}")
     sizes["gpus"] = Declared(placeholders["world_size"], "gpus")
     model = fill(settings.model, values)
-    if model and model not in MODELS:
-        raise Infeasible(f"command.model={model}: it has to be one of {', '.join(MODELS)}")
+    if model and model not in TRAINED_MODELS:
+        raise Infeasible(f"command.model={model}: it has to be one of {', '.join(TRAINED_MODELS)}")
     comparable = {name: entry for name, entry in sizes.items() if _positive_int(entry.value)}  # -1: the program chooses
     return DeclaredWork(**of_step, model=model, dtype=fill(settings.dtype, values), sizes=comparable)
 

@@ -10,7 +10,6 @@ from workloads.estimator.cluster import AttentionRates, Device
 from workloads.estimator.precisions import sustained_flops
 from workloads.estimator.setting import Setting
 from workloads.layouts.job import AttentionKernel
-from workloads.models.sizes import attended_tokens
 
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # A backward pass of fused attention has five products where a forward pass has two.
@@ -25,7 +24,7 @@ def attention_s(setting: Setting, layer: int, *, backward: bool) -> float:
         return _unfused_attention_s(setting, backward=backward)
     job, model = setting.job, setting.model
     length = job.document_tokens or job.sequence_length
-    pairs = setting.tokens * attended_tokens(model, layer, length)
+    pairs = setting.tokens * model.attended_tokens(layer, length)
     flops = 4 * pairs * model.heads * model.head_size / setting.layout.tp
     rates = attention_rates(setting.cluster.device, setting.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share

@@ -5,7 +5,6 @@ from __future__ import annotations
 from workloads.estimator.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, send_s
 from workloads.estimator.setting import Setting
 from workloads.estimator.weights import Weights, divided_weights
-from workloads.models.sizes import has_experts
 
 # A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so that computation beside it takes longer by
 # about this share of the collective's time.
@@ -26,7 +25,7 @@ def tensor_s(setting: Setting, layer: int) -> float:
     are one all-reduce. Experts take the tokens as they are divided.
     """
     model = setting.model
-    is_dense = not has_experts(model, layer) or model.shared_expert_intermediate_size > 0
+    is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
     collectives = 4 if is_dense else 2
     residual = setting.tokens * setting.model.hidden_size * setting.element_bytes
     share = setting.trainer.tensor_link_share
@@ -52,7 +51,7 @@ def context_s(setting: Setting, attention_s: float, *, backward: bool) -> float:
 def expert_s(setting: Setting, layer: int) -> float:
     """Return the exposed seconds of sending a block's tokens to their experts and back, one way through the block."""
     model, group = setting.model, setting.expert_group
-    if not has_experts(model, layer) or group.ranks == 1:
+    if not model.has_experts(layer) or group.ranks == 1:
         return 0.0
     domain = setting.cluster.topology.gpus_per_domain
     nodes = max(1, group.ranks // group.ranks_per_domain(domain))

@@ -11,7 +11,6 @@ from workloads.estimator.own_memory import GIB, LOSS_CHUNK_TOKENS, RUNTIME_GIB
 from workloads.estimator.pipeline import RankLayers, head_rank, in_flight, peak_ranks, rank_layers
 from workloads.estimator.setting import Setting
 from workloads.estimator.weights import Weights, block_gpu_weights, divided_weights, rank_weights
-from workloads.models.sizes import has_experts, head_weights, layer_kinds
 
 STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # of a weight and of its moments
 
@@ -36,7 +35,7 @@ def stage_memories(setting: Setting, ranks: Sequence[int] | None = None) -> tupl
     ranks = range(len(layers)) if ranks is None else ranks
     if own_memory.is_own(setting):
         return own_memory.stage_memories(setting, [(rank, layers[rank]) for rank in ranks])
-    kinds = layer_kinds(setting.model).values()
+    kinds = setting.model.layer_kinds.values()
     activations = _Activations(
         saved={layer: saved_bytes(setting, layer) for layer in kinds},
         block=max(_recomputation_bytes(setting, layer) for layer in kinds),
@@ -106,7 +105,7 @@ def _gathered_bytes(setting: Setting, weights: Weights, layer: int) -> float:
     block = gathered.shared + (gathered.experts if setting.expert_shard_group.ranks > 1 else 0.0)
     if not setting.layout.reshard_after_forward:
         return weights.total * 2 + setting.gradient_bytes * block
-    ends = head_weights(setting.model) / setting.layout.tp
+    ends = setting.model.head_weights / setting.layout.tp
     return max(2 * 2 * block + setting.gradient_bytes * block, 2 * ends + 2 * block) + 2 * ends
 
 
@@ -131,7 +130,7 @@ def saved_elements(setting: Setting, layer: int, checkpointing: str) -> float:
     if checkpointing == "full":
         return residual
     queries, keys = model.heads * model.head_size / tp, model.kv_heads * model.head_size / tp
-    copies = model.experts_per_token if has_experts(model, layer) else 0
+    copies = model.experts_per_token if model.has_experts(layer) else 0
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
         width = model.intermediate_size / tp

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from workloads.estimator.attention import attention_s
 from workloads.estimator.products import Product, block_products, cast_s, product_s
 from workloads.estimator.setting import Setting
-from workloads.models.sizes import has_experts
 
 EAGER_FACTOR = 3.5  # bytes of norms, rotary embeddings and activations in single PyTorch kernels, in fp32 where cast
 
@@ -44,7 +43,7 @@ def _activation_elements(setting: Setting, layer: int, *, backward: bool) -> flo
     """Return how many values of a token the MLP's activation reads and writes."""
     model = setting.model
     width = model.intermediate_size
-    if has_experts(model, layer):
+    if model.has_experts(layer):
         width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
     return width / setting.layout.tp * passes[0 if backward else 1]
@@ -65,7 +64,7 @@ ROUTING_S = 1.2e-3
 def _permutation_s(setting: Setting, layer: int) -> float:
     """Return the seconds of routing, and of sorting tokens by expert and back."""
     model = setting.model
-    if not has_experts(model, layer):
+    if not model.has_experts(layer):
         return 0.0
     tokens = setting.tokens / setting.layout.tp
     return setting.pass_s(tokens * _sorted_copies(setting) * model.hidden_size * 2) + ROUTING_S

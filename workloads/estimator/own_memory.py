@@ -13,7 +13,6 @@ from workloads.estimator.estimate import StageMemory
 from workloads.estimator.pipeline import RankLayers, head_rank, in_flight
 from workloads.estimator.setting import Setting
 from workloads.estimator.weights import block_gpu_weights
-from workloads.models.sizes import head_weights
 
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
@@ -62,7 +61,7 @@ class _RankSizes:
     @classmethod
     def of(cls, setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> _RankSizes:
         """Return the sizes of a rank with these layers."""
-        matrix = head_weights(setting.model) / setting.layout.tp
+        matrix = setting.model.head_weights / setting.layout.tp
         return cls(
             rank,
             sum(some.count for some in layers),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from workloads.layouts.job import V_SCHEDULES, Model, TrainingLayout
-from workloads.models.sizes import layer_kind, layer_kinds
+from workloads.layouts.job import V_SCHEDULES, TrainingLayout
+from workloads.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def _rank_layers(
     ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
     if is_folded:
         ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
-    samples = layer_kinds(model)
-    counts = (Counter(layer_kind(model, layer) for layer in layers) for layers in ranks)
+    samples = model.layer_kinds
+    counts = (Counter(model.layer_kind(layer) for layer in layers) for layers in ranks)
     return tuple(tuple(RankLayers(samples[kind], number) for kind, number in rank.items()) for rank in counts)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from workloads.estimator.precisions import sustained_flops
 from workloads.estimator.setting import Setting
-from workloads.models.sizes import has_experts
 
 # A product takes so long beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
 PRODUCT_OVERHEAD_S = 2.5e-6
@@ -38,7 +37,7 @@ def block_products(setting: Setting, layer: int) -> list[Product]:
         Product("qkv", tokens, (heads + 2 * kv_heads) / tp, model.hidden_size),
         Product("output", tokens, model.hidden_size, heads / tp),
     ]
-    if not has_experts(model, layer):
+    if not model.has_experts(layer):
         return products + list(_mlp(setting, tokens, model.intermediate_size))
     if model.shared_expert_intermediate_size:
         products += list(_mlp(setting, tokens, model.shared_expert_intermediate_size))

@@ -28,7 +28,7 @@ from workloads.estimator.timeline import PassTimes
 from workloads.estimator.weights import Weights, block_gpu_weights, divided_weights, rank_weights
 from workloads.layouts.job import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency
-from workloads.models.sizes import layer_kinds, model_flops_per_token
+from workloads.models.flops import model_flops_per_token
 
 # Bytes that FSDP2 copies for a weight that is gathered forward and backward, into and out of the collectives' buffers:
 # ten passes in bf16, fitted to two and four H200s (benchmarks/results/parallel_h200.md). FSDP1 gathers in place.
@@ -100,7 +100,7 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     """
     setting = Setting(job, cluster)
     efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
-    kinds = layer_kinds(setting.model).values()
+    kinds = setting.model.layer_kinds.values()
     blocks = {layer: _block_time(setting, layer, efficiency, with_data_parallel=True) for layer in kinds}
     passes = []
     for rank, layers in enumerate(rank_layers(setting.model, layout)):
@@ -125,7 +125,7 @@ def _estimate_step(setting: Setting, efficiency: float | None = None, *, with_da
 def _step_time(setting: Setting, efficiency: float, with_data_parallel: bool) -> StepTime:
     layout = setting.layout
     ranks = rank_layers(setting.model, layout)
-    kinds = layer_kinds(setting.model).values()
+    kinds = setting.model.layer_kinds.values()
     blocks = {layer: _block_time(setting, layer, efficiency, with_data_parallel) for layer in kinds}
     block_s = {layer: block.total for layer, block in blocks.items()}
     head = operations.head_s(setting) / efficiency

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from workloads.estimator.pipeline import RankLayers, head_rank
 from workloads.estimator.setting import Setting
-from workloads.models.sizes import embedding_weights, expert_weights, has_experts, head_weights, shared_weights
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,17 @@ class Weights:
 def block_gpu_weights(setting: Setting, layer: int) -> Weights:
     """Return a block's weights on one GPU."""
     model, layout = setting.model, setting.layout
-    experts = expert_weights(model) / layout.ep if has_experts(model, layer) else 0.0
-    return Weights(shared_weights(model, layer) / layout.tp, experts)
+    experts = model.expert_weights(layer) / layout.ep
+    return Weights(model.shared_weights(layer) / layout.tp, experts)
 
 
 def rank_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
     """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
     model, ends = setting.model, 0
     if rank == 0:
-        ends += embedding_weights(model)
+        ends += model.embedding_weights
     if rank == head_rank(setting.layout) and not (model.tied and rank == 0):
-        ends += head_weights(model)
+        ends += model.head_weights
     total = Weights(ends / setting.layout.tp)
     for some in layers:
         total += block_gpu_weights(setting, some.layer) * some.count

@@ -13,7 +13,8 @@ from workloads.formats.megatron_settings import (
     Settings,
 )
 from workloads.formats.rendering import FileReading, canonical_layout, data_parallel_size
-from workloads.layouts.job import Model, TrainingLayout
+from workloads.layouts.job import TrainingLayout
+from workloads.models.model import Model
 
 
 def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Model | None = None) -> FileReading:

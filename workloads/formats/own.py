@@ -12,8 +12,8 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.formats.rendering import FileReading, RenderedFile, Support, canonical_layout
 from workloads.formats.torchtitan_rules import find_interval
-from workloads.layouts.job import Job, Model, TrainingLayout
-from workloads.models.lookup import find_shape_name, read_shape
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.model import TRAINED_MODELS, Model, find_trained_name
 
 NAME = "sweep.sh"
 # Parameters of `workload=parallel` by the name of a job's or a layout's field, where the names differ.
@@ -143,8 +143,7 @@ def _name_of(model: Model) -> str:
     Raises:
         UserInputError: the catalogue does not have it.
     """
-    sizes = {field.name: getattr(model, field.name) for field in fields(Model)}
-    if name := find_shape_name(sizes):
+    if name := find_trained_name(model):
         return name
     raise UserInputError(
         "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
@@ -177,16 +176,16 @@ def read(text: str, gpus: int | None = None) -> FileReading:
         raise UserInputError(f"space.{open_key}={values[open_key]}: a layout needs one value")
     if workload == "torchtitan":
         values = _torchtitan_values(values, gpus)
-    sizes = read_shape(values.get("model", "llama3_8b"))
-    if not sizes:
+    model = TRAINED_MODELS.get(values.get("model", "llama3_8b"))
+    if model is None:
         raise UserInputError(f"space.model={values['model']}: unknown model")
     read_fields = _read_fields(values)
     job_fields = {name: read_fields.pop(name) for name in JOB_FIELDS if name in read_fields}
     if (interval := int(values.get("checkpointing_freq", 1))) > 1:
-        read_fields["checkpointed_layers"] = sizes["layers"] // interval
+        read_fields["checkpointed_layers"] = model.layers // interval
     trainer = "own" if workload == "parallel" else "torchtitan"
-    layout = canonical_layout(TrainingLayout(**read_fields), sizes["layers"])
-    return FileReading(trainer, layout, model=Model(**sizes), **(FIXED | job_fields))
+    layout = canonical_layout(TrainingLayout(**read_fields), model.layers)
+    return FileReading(trainer, layout, model=model, **(FIXED | job_fields))
 
 
 def _read_fields(values: dict[str, str]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from workloads.formats.megatron_reading import read_settings
 from workloads.formats.megatron_rules import support
 from workloads.formats.megatron_settings import Settings, build_settings
 from workloads.formats.rendering import FileReading, RenderedFile, nodes_of
-from workloads.layouts.job import Job, Model
+from workloads.layouts.job import Job
+from workloads.models.model import Model
 
 NAME = "primus.yaml"
 # Primus's models whose sizes a file may leave to it: primus/configs/models/megatron.

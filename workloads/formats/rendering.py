@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from workloads.api.errors import UserInputError
-from workloads.layouts.job import Job, Model, TrainingLayout
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.model import Model
 
 GPUS_PER_NODE = 8
 

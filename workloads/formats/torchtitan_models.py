@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from workloads.api.errors import UserInputError
-from workloads.layouts.job import Model
+from workloads.models.model import SIZES, Model
 
 # torchtitan 0.2.2: torchtitan/models/llama3/__init__.py and models/qwen3/__init__.py. The MLPs of llama3 are 2/3 of
 # four times the width, times `ffn_dim_multiplier`, rounded up to `multiple_of` (models/llama3/model/model.py).
@@ -68,6 +66,5 @@ def assets_of(name: str, flavor: str) -> str:
 
 
 def _differences(flavor: Model, model: Model) -> list[str]:
-    names = [field.name for field in fields(Model)]
-    pairs = [(name, getattr(flavor, name), getattr(model, name)) for name in names]
+    pairs = [(name, getattr(flavor, name), getattr(model, name)) for name in SIZES]
     return [f"{name} ({theirs}, not {ours})" for name, theirs, ours in pairs if theirs != ours]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
-Positions = Literal["rope", "learned", "alibi", "none"]
+from workloads.models.model import Model
+
 Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
@@ -19,55 +19,6 @@ TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
 AttentionKernel = Literal["flash2", "flash3", "cudnn", "unfused"]
 Dispatcher = Literal["alltoall", "deepep"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a decoder, dense or with a mixture of experts.
-
-    Attributes:
-        layers: number of blocks.
-        hidden_size: features of the residual stream.
-        heads, kv_heads, head_size: attention heads of the queries, of keys and values, and the features of one head.
-        intermediate_size: features inside a dense MLP; 0 where every block has experts.
-        vocabulary: number of tokens.
-        activation: of the MLP. Gated ones (`swiglu`, `gelu_gated`) have three matrices, the others two.
-        tied: the head shares the embedding's weights.
-        qkv_bias, mlp_bias: the projections, or the MLP, have biases.
-        positions: of the tokens; learned ones have weights.
-        max_positions: learned positions; 0 without.
-        window: tokens that a layer with sliding-window attention sees; 0 without.
-        window_every: one of so many layers attends to the whole sequence, the others to the window; 0 without.
-        experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense.
-        expert_intermediate_size: features inside one routed expert.
-        shared_expert_intermediate_size: features inside the shared expert; 0 without one.
-        dense_layers: blocks at the start that have a dense MLP although the others have experts.
-    """
-
-    layers: int
-    hidden_size: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    intermediate_size: int
-    vocabulary: int
-    activation: Activation = "swiglu"
-    tied: bool = False
-    qkv_bias: bool = False
-    mlp_bias: bool = False
-    positions: Positions = "rope"
-    max_positions: int = 0
-    window: int = 0
-    window_every: int = 0
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_intermediate_size: int = 0
-    shared_expert_intermediate_size: int = 0
-    dense_layers: int = 0
-
-    @property
-    def mlp_matrices(self) -> int:
-        return 3 if self.activation in ("swiglu", "gelu_gated") else 2
 
 
 @dataclass(frozen=True)

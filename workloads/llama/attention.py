@@ -21,7 +21,7 @@ from torch import Tensor
 from workloads.api.contract import Infeasible
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, ROCM_KERNELS, Gradients, Kernel
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 # The largest error of a kernel's results. Kernels in bf16 differ by 0.002 to 0.01 from fp64.
 TOLERANCE = 0.03
@@ -42,7 +42,7 @@ class AttentionShape:
     dtype: torch.dtype
 
     @classmethod
-    def of_model(cls, shape: LlamaShape, length: int, dtype: torch.dtype, tp: int = 1) -> AttentionShape:
+    def of_model(cls, shape: Model, length: int, dtype: torch.dtype, tp: int = 1) -> AttentionShape:
         """Return the attention of one of `tp` ranks over `length` tokens."""
         return cls(shape.heads // tp, shape.kv_heads // tp, shape.head_size, length, dtype)
 

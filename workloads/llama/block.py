@@ -19,7 +19,7 @@ from torch.nn import functional
 from workloads.llama.attention import attend, attend_backward
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.model import apply_rotary_emb, swiglu
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
@@ -51,7 +51,7 @@ class BlockMath:
     recipe = ""
     scales = ""
 
-    def __init__(self, shape: LlamaShape, kernel: Kernel, *, compiled: bool) -> None:
+    def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool) -> None:
         """Use `torch.compile` for the elementwise operations if `compiled`."""
         self.shape, self.kernel = shape, kernel
         eps, hidden_size = shape.norm_eps, shape.hidden_size

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 SHARD_BYTES = 4 * 10**9
 
@@ -41,7 +41,7 @@ def hf_names(name: str) -> list[str]:
     return [f"model.layers.{number}.{hf_name}" for hf_name in HF_BLOCK_NAMES[inner_name]]
 
 
-def open_reader(folder: Path, shape: LlamaShape) -> Callable[[str], torch.Tensor]:
+def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
     """Return a function from a parameter's name in `workloads.llama.model.Llama` to its tensor in the checkpoint.
 
     A tensor is read from its file at each call, on the CPU and in the checkpoint's data type.
@@ -84,7 +84,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def save(folder: Path, shape: LlamaShape, weights: Mapping[str, torch.Tensor]) -> None:
+def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
 
     Args:
@@ -106,7 +106,7 @@ def save(folder: Path, shape: LlamaShape, weights: Mapping[str, torch.Tensor]) -
     (folder / "config.json").write_text(json.dumps(build_config(shape) | {"torch_dtype": dtype}, indent=1))
 
 
-def _split_parameters(shape: LlamaShape, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _split_parameters(shape: Model, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors by Hugging Face's names."""
     kv_size = shape.kv_heads * shape.head_size
     part_rows = {"qkv": [shape.heads * shape.head_size, kv_size, kv_size], "gate_up": [shape.intermediate_size] * 2}
@@ -128,7 +128,7 @@ def _group_into_shards(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, to
     return shards
 
 
-def build_config(shape: LlamaShape) -> dict[str, Any]:
+def build_config(shape: Model) -> dict[str, Any]:
     """Return the keys of Hugging Face's config.json that decide what the model computes."""
     return {
         "model_type": "qwen2" if shape.qkv_bias else "llama",

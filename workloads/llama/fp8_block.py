@@ -15,7 +15,7 @@ from workloads.llama import fp8, fp8_blocks
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, KeysValues, NamedTensors, accumulate
 from workloads.llama.fp8 import Fp8Matrix
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 MATRICES = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight")
 NORMS = ("attention_norm.weight", "mlp_norm.weight")
@@ -29,7 +29,7 @@ class Fp8BlockMath(BlockMath):
     recipe = "fp8_tensorwise"
     scales = "current, one for each matrix, powers of two"
 
-    def __init__(self, shape: LlamaShape, kernel: Kernel, *, compiled: bool) -> None:
+    def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool) -> None:
         super().__init__(shape, kernel, compiled=compiled)
         self._casts = self._import_casts(compiled)
 
@@ -182,7 +182,7 @@ BLOCK_MATH_CLASSES: dict[str, type[BlockMath]] = {
 FP8_RECIPES = tuple(filter(None, BLOCK_MATH_CLASSES))
 
 
-def build_block_math(shape: LlamaShape, kernel: Kernel, recipe: str, *, compiled: bool) -> BlockMath:
+def build_block_math(shape: Model, kernel: Kernel, recipe: str, *, compiled: bool) -> BlockMath:
     """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights.
 
     Raises:

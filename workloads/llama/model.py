@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.llama.pytorch_attention import causal_attention
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 Attention = Callable[..., Tensor]
 
@@ -19,7 +19,7 @@ Attention = Callable[..., Tensor]
 class Block(nn.Module):
     """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Layers that read the same input are one matrix, as in `LlamaShape.linear`. Under tensor parallelism the
+    Layers that read the same input are one matrix, as in `Model.linear`. Under tensor parallelism the
     block has a part of the heads and of the intermediate size, and `output` and `down` give partial sums.
 
     Attributes:
@@ -27,7 +27,7 @@ class Block(nn.Module):
             `document_offsets` (`workloads.llama.pytorch_attention`) these are its fourth argument.
     """
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: Model) -> None:
         super().__init__()
         self.shape = shape
         self.attention_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
@@ -60,7 +60,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def rope_table(shape: LlamaShape, length: int, device: torch.device) -> Tensor:
+def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
     """Return the rotary embedding's cos and sin, [2, length, head_size / 2] in fp32 (Su et al. 2021)."""
     exponents = torch.arange(0, shape.head_size, 2, device=device, dtype=torch.float32) / shape.head_size
     frequencies = shape.rope_theta**-exponents
@@ -91,7 +91,7 @@ class Llama(nn.Module):
     The logits of at most `chunk_tokens` tokens exist at a time.
     """
 
-    def __init__(self, shape: LlamaShape, *, layers: int | None = None, chunk_tokens: int = 4096) -> None:
+    def __init__(self, shape: Model, *, layers: int | None = None, chunk_tokens: int = 4096) -> None:
         """Build the model with `layers` blocks, by default those of the shape. `initialize` sets the weights."""
         super().__init__()
         self.shape, self.chunk_tokens = shape, chunk_tokens

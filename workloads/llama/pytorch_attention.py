@@ -22,7 +22,7 @@ from workloads.api.contract import Infeasible
 from workloads.instruments import torch_internals
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import KERNELS, rocm_attention_library
-from workloads.models.documents import document_lengths
+from workloads.models.flops import document_lengths
 
 # cuDNN's attention before FlashAttention: on an H200 620 TFLOP/s forward against 320. The mathematical one stores all
 # scores: a figure with it would be none of the device.

@@ -13,7 +13,7 @@ from typing import Literal
 from workloads.api import recipes
 from workloads.api.contract import Measurement, Rank, Scalar, Workload
 from workloads.matmul import rules
-from workloads.models import shapes
+from workloads.models.model import GemmShape, LayerName, ModelName, PassName, gemm_shape
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class MatmulParameters:
     m: int | None = field(default=None, metadata={"min": 1})
     n: int | None = field(default=None, metadata={"min": 1})
     k: int | None = field(default=None, metadata={"min": 1})
-    model: shapes.ModelName | None = None
-    layer: shapes.LayerName = "qkv"
-    product: shapes.PassName = "forward"
+    model: ModelName | None = None
+    layer: LayerName = "qkv"
+    product: PassName = "forward"
     tokens: int = field(default=8192, metadata={"min": 1})
     dtype: Literal[
         "fp32",
@@ -88,13 +88,13 @@ class MatmulParameters:
         if self.model is not None and given:
             raise ValueError(f"{given[0]} and model: the model defines the shape; set {given[0]}=null")
 
-    def shape(self) -> shapes.GemmShape:
+    def shape(self) -> GemmShape:
         """Return the shape of the product with the layout that `auto` resolves to."""
         if self.model is not None:
-            shape = shapes.gemm_shape(self.model, self.layer, self.product, self.tokens)
+            shape = gemm_shape(self.model, self.layer, self.product, self.tokens)
         else:
             assert self.m and self.n and self.k
-            shape = shapes.GemmShape(self.m, self.n, self.k, "nt")
+            shape = GemmShape(self.m, self.n, self.k, "nt")
         layout: str = self.layout
         if layout == "auto":
             layout = "nt" if recipes.RECIPES[self.dtype].matrix_dtype in ("fp8", "fp4") else shape.layout

@@ -14,7 +14,7 @@ from workloads.api.recipes import RECIPES, fp8_dtype
 from workloads.instruments.torch_internals import supports_persistent_tma
 from workloads.matmul import MatmulParameters, tinygrad_backend
 from workloads.matmul.rules import executed_accumulation
-from workloads.models.shapes import GemmShape
+from workloads.models.model import GemmShape
 from workloads.precision.formats import ScaleLayout, scale_layout
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

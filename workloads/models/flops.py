@@ -1,34 +1,57 @@
-"""The floating-point operations of training a decoder, forward and backward, per token."""
+"""The floating-point operations of training a decoder, per token, and the documents that its sequences consist of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate, pairwise
 from typing import Literal
 
-from workloads.models import sizes
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 RecomputedLayer = Literal["qkv", "attention", "output", "gate", "up"]
 
 
-def model_flops_per_token(shape: LlamaShape, sequence_length: float) -> float:
+def document_lengths(sequence_length: int, document_tokens: int) -> tuple[int, ...]:
+    """Return the lengths of the documents of a sequence, in ascending order; 0 tokens stand for one document.
+
+    Documents are packed into sequences, and tokens attend to earlier tokens of their own document alone. Lengths are
+    quantiles of the exponential distribution with this mean: most documents are short, most tokens are in long ones.
+    Every sequence has the same lengths in an order of its own, so that all ranks and steps do the same work.
+    """
+    count = max(1, round(sequence_length / document_tokens)) if document_tokens else 1
+    quantiles = [-math.log(1 - (number + 0.5) / count) for number in range(count)]
+    shared_tokens = sequence_length - count  # each document has one token at least
+    ends = [0, *(round(shared_tokens * total / sum(quantiles)) for total in accumulate(quantiles))]
+    return tuple(sorted(1 + stop - start for start, stop in pairwise(ends)))
+
+
+def attended_length(sequence_length: int, document_tokens: int) -> float:
+    """Return the length of a sequence without documents whose attention costs as much for each of its tokens."""
+    return sum(length**2 for length in document_lengths(sequence_length, document_tokens)) / sequence_length
+
+
+@cache
+def model_flops_per_token(model: Model, sequence_length: float) -> float:
     """Return the FLOPs per token that the model needs, forward and backward, without recomputation.
 
-    L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F the intermediate
-    size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan et al. 2020,
-    table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is causal, so
-    half of the pairs are never computed and do not count.
+    For a dense model L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F
+    the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan
+    et al. 2020, table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is
+    causal, so half of the pairs are never computed and do not count.
 
     Args:
-        sequence_length: of sequences that are packed with documents, `documents.attended_length`.
+        sequence_length: of sequences that are packed with documents, `attended_length`.
     """
-    return sizes.model_flops_per_token(shape.planner_model, sequence_length)
+    total = 6.0 * model.head_weights
+    for layer in range(model.layers):
+        total += 6 * (model.attention_weights + model.active_mlp_weights(layer))
+        total += 12 * model.attended_tokens(layer, sequence_length) * model.heads * model.head_size
+    return total
 
 
-def hardware_flops_per_token(
-    shape: LlamaShape, sequence_length: float, recompute: Mapping[RecomputedLayer, float]
-) -> float:
+def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Mapping[RecomputedLayer, float]) -> float:
     """Return the FLOPs per token that the device executes, recomputation included.
 
     They are the model's FLOPs, those of the layers computed again in the backward pass, and those of the attention
@@ -38,14 +61,14 @@ def hardware_flops_per_token(
     Args:
         recompute: for each kind of layer, in how many blocks the backward pass computes it again.
     """
-    attention = sequence_length * shape.heads * shape.head_size  # of one of the two matrix products, causal
-    gate_or_up = shape.hidden_size * shape.intermediate_size
+    attention = sequence_length * model.heads * model.head_size  # of one of the two matrix products, causal
+    gate_or_up = model.hidden_size * model.intermediate_size
     weights: dict[RecomputedLayer, int] = {
-        "qkv": math.prod(shape.linear("qkv")),
-        "output": math.prod(shape.linear("output")),
+        "qkv": math.prod(model.linear("qkv")),
+        "output": math.prod(model.linear("output")),
         "gate": gate_or_up,
         "up": gate_or_up,
     }
     recomputed = recompute.get("attention", 0) * 2 * attention
     recomputed += sum(2 * recompute.get(layer, 0) * count for layer, count in weights.items())
-    return model_flops_per_token(shape, sequence_length) + recomputed + shape.layers * attention
+    return model_flops_per_token(model, sequence_length) + recomputed + model.layers * attention

@@ -1,12 +1,14 @@
-"""Hugging Face's `config.json` as the sizes of a model."""
+"""Models by name, or by the sizes in their Hugging Face `config.json`."""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from workloads.layouts.job import Activation, Model, Positions
+from workloads.models.model import MODELS, Activation, Model, Positions
 
 FAMILIES: dict[str, tuple[Activation, Positions]] = {
     "llama": ("swiglu", "rope"),
@@ -60,6 +62,35 @@ MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 
 class UnsupportedModel(ValueError):
     """A model that the planner does not know, with the reason in a line."""
+
+
+def load_model(name: str) -> Model:
+    """Return a model by its name in the table, or by the path of a Hugging Face `config.json`.
+
+    Raises:
+        UnsupportedModel: it is neither, or its architecture is not modelled.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    if name.endswith(".json"):
+        return read_hugging_face(_read_json(Path(name)))
+    if name in UNSUPPORTED_FAMILIES:
+        raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
+    close = difflib.get_close_matches(name, MODELS, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise UnsupportedModel(f"unknown model '{name}'. Available: {', '.join(MODELS)}, or a path to a config.json.{hint}")
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UnsupportedModel(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModel("not a Hugging Face configuration: must be a JSON object")
+    return content
 
 
 def read_hugging_face(config: Mapping[str, Any]) -> Model:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api.contract import Machine, Measurement, Rank, Workload
-from workloads.models import shapes
+from workloads.models.model import MODELS, ModelName
 from workloads.offload.plan import count_training_state_bytes
 from workloads.offload.rules import infeasible_reason, unsupported_dtype_reason
 
 
 def _count_min_cpu_gib(model: str) -> float:
     """Return the GiB of bf16 weights and gradients and int8 optimizer states."""
-    return count_training_state_bytes(shapes.MODELS[model], 2, 2) / 2**30
+    return count_training_state_bytes(MODELS[model], 2, 2) / 2**30
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OffloadParameters:
 
     device_gib: float = field(metadata={"min": 0})
     host_gib: float = field(metadata={"min": 0, "host_memory": True})
-    model: shapes.ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
+    model: ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = field(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 from workloads.offload.plan import (
     CHUNKS_IN_FLIGHT,
     GIB,
@@ -85,7 +85,7 @@ class ModelSizes:
         token_multiple: the number that the tokens of a chunk must be a multiple of.
     """
 
-    shape: LlamaShape
+    shape: Model
     element_bytes: int
     state_bytes_per_parameter: float
     cast_bytes_per_parameter: int = 0
@@ -97,11 +97,11 @@ class ModelSizes:
 
     @cached_property
     def layer_weight_bytes(self) -> int:
-        return self.shape.layer_parameters * self.element_bytes
+        return self.shape.block_parameters(0) * self.element_bytes
 
     @cached_property
     def layer_state_bytes(self) -> float:
-        return self.shape.layer_parameters * self.state_bytes_per_parameter
+        return self.shape.block_parameters(0) * self.state_bytes_per_parameter
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: Dev
     total += 2 * layer * placement.resident_layers + model.layer_state_bytes * placement.resident_state_layers
     total += layer * (min(WEIGHT_SLOTS, streamed_layers) + min(GRADIENT_SLOTS, streamed_layers))
     total += model.layer_state_bytes * min(2, streamed_state_layers)
-    total += shape.layer_parameters * model.cast_bytes_per_parameter
+    total += shape.block_parameters(0) * model.cast_bytes_per_parameter
     # Hidden states between two blocks, and what the embedding and the LM head compute with.
     total += (placement.round_tokens + 4 * placement.chunk_tokens) * shape.hidden_size * element_bytes
     # Keys and values of the sequences that are computed, with their gradients in fp32, and those that are saved.

@@ -18,7 +18,7 @@ from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, Model
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
@@ -30,9 +30,7 @@ SPLIT_SETTLING_S = {"cuda": 1.0, "cpu": 0.0}
 SPLIT_READINGS = 3  # of each length of segments
 
 
-def select_attention_kernel(
-    shape: LlamaShape, sequence_length: int, device: torch.device, dtype: torch.dtype
-) -> Kernel:
+def select_attention_kernel(shape: Model, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:
     return fastest_kernel(AttentionShape.of_model(shape, sequence_length, dtype), device)
 
 
@@ -85,7 +83,7 @@ class _BlockRates(NamedTuple):
     split_backward_s: float = 0.0
 
 
-def _measure_block(shape: LlamaShape, sequence_length: int, device: torch.device, precision: Precision) -> _BlockRates:
+def _measure_block(shape: Model, sequence_length: int, device: torch.device, precision: Precision) -> _BlockRates:
     """Measure a block.
 
     A long sequence is timed at the segment in its middle, which has as many tokens before it as a segment has on
@@ -177,7 +175,7 @@ def _measure_weight_passes(block_math: BlockMath, device: torch.device, precisio
     return cast_s, sum_s
 
 
-def _draw_weights(shape: LlamaShape, device: torch.device, dtype: torch.dtype) -> NamedTensors:
+def _draw_weights(shape: Model, device: torch.device, dtype: torch.dtype) -> NamedTensors:
     with torch.device("meta"):
         sizes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
     return {name: torch.randn(*size, dtype=dtype, device=device) * 0.02 for name, size in sizes.items()}
@@ -257,7 +255,7 @@ def _measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _measure_lm_head(shape: LlamaShape, device: torch.device, dtype: torch.dtype) -> float:
+def _measure_lm_head(shape: Model, device: torch.device, dtype: torch.dtype) -> float:
     """Return seconds per token of the LM head and the loss, forward and backward."""
     tokens = LOGIT_TOKENS if device.type == "cuda" else TIMED_CHUNK_TOKENS["cpu"]
     weight = torch.randn(shape.vocabulary, shape.hidden_size, dtype=dtype, device=device)

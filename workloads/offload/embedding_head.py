@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 from workloads.offload.memory import Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW
 from workloads.offload.plan import LOGIT_TOKENS, Location
@@ -25,7 +25,7 @@ class EmbeddingAndHead:
 
     def __init__(
         self,
-        shape: LlamaShape,
+        shape: Model,
         block_math: BlockMath,
         device: torch.device,
         dtype: torch.dtype,

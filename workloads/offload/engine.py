@@ -19,7 +19,7 @@ from workloads.instruments import trace
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, rope_table
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 from workloads.offload.activations import ActivationStack
 from workloads.offload.embedding_head import EmbeddingAndHead
 from workloads.offload.memory import Arena, Buffer, CopyStreams
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        shape: LlamaShape,
+        shape: Model,
         plan: Plan,
         arena: Arena,
         device: torch.device,

@@ -15,7 +15,7 @@ import torch
 
 from workloads.instruments import device as devices
 from workloads.llama.attention_kernels import KERNELS, Kernel
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
 from workloads.offload.kernel_cache import cache_folder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from workloads.models.flops import RecomputedLayer
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 
 Location = Literal["device", "host"]
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
@@ -122,7 +122,7 @@ class Plan:
         return [layer.activations_of(chunk) for layer in self.layers for chunk in range(self.chunks_per_round)]
 
 
-def count_training_state_bytes(shape: LlamaShape, element_bytes: int, state_bytes_per_parameter: float) -> float:
+def count_training_state_bytes(shape: Model, element_bytes: int, state_bytes_per_parameter: float) -> float:
     """Return the bytes of weights, gradients and the optimizer's states. No training run needs less."""
     return shape.parameters * (2 * element_bytes + state_bytes_per_parameter)
 
@@ -138,7 +138,7 @@ def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequenc
 
 
 def count_saved_bytes_per_token(
-    shape: LlamaShape, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
+    shape: Model, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
 ) -> int:
     """Return the bytes that a chunk saves at a layer for each token. The log-sum-exp of attention (lse) is fp32."""
     attention_size = shape.heads * shape.head_size
@@ -155,6 +155,6 @@ def count_saved_bytes_per_token(
     return sum(sizes[name] for name in list_saved_tensors(saved_activations, segments_per_sequence))
 
 
-def count_kv_bytes_per_token(shape: LlamaShape, element_bytes: int) -> int:
+def count_kv_bytes_per_token(shape: Model, element_bytes: int) -> int:
     """Return the bytes of a layer's keys and values for each token."""
     return 2 * shape.kv_heads * shape.head_size * element_bytes

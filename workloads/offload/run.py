@@ -22,7 +22,7 @@ from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, TRAINED_MODELS, Model
 from workloads.offload import OffloadParameters, allocator
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.engine import Engine
@@ -104,7 +104,7 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     )
 
 
-def _require_cpu_memory(shape: LlamaShape, precision: Precision) -> None:
+def _require_cpu_memory(shape: Model, precision: Precision) -> None:
     """Reject a model that this machine cannot train without a GPU, where the device's memory is the host's.
 
     Raises:
@@ -213,7 +213,7 @@ def _executed_parameters(
     requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     _, *sequences, length = batches.shape
     return requested | {
-        "model": next(name for name, shape in MODELS.items() if shape == engine.shape),
+        "model": next(name for name, shape in TRAINED_MODELS.items() if shape == engine.shape),
         "sequence_length": length - 1,
         "sequences_per_step": math.prod(sequences),
         "dtype": engine.matrix_dtype,
@@ -295,7 +295,7 @@ def _compute_metrics(run: _TrainingRun, prediction: Prediction) -> dict[str, flo
     return metrics
 
 
-def _count_hardware_flops(shape: LlamaShape, plan: Plan) -> float:
+def _count_hardware_flops(shape: Model, plan: Plan) -> float:
     """Return the floating-point operations of a step, recomputation included."""
     chunk_counts = Counter(plan.list_activations())
     recompute = {

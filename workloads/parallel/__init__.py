@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
-from workloads.models import shapes
+from workloads.models.model import MODELS, ModelName
 from workloads.parallel.estimates import estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
 from workloads.parallel.points import Listing
@@ -62,7 +62,7 @@ class ParallelParameters:
         seed: seed of the random weights and tokens.
     """
 
-    model: shapes.ModelName = "llama3_8b"
+    model: ModelName = "llama3_8b"
     sequence_length: int = field(default=8192, metadata={"min": 1})
     global_batch: int = field(default=8, metadata={"min": 1})
     document_tokens: int = field(default=0, metadata={"min": 0})
@@ -100,7 +100,7 @@ class ParallelParameters:
     def setting(self, world_size: int, ranks_per_node: int, *, on_gpu: bool) -> Setting:
         """Return what the layout is checked against on so many ranks."""
         return Setting(
-            shapes.MODELS[self.model],
+            MODELS[self.model],
             self.sequence_length,
             world_size,
             ranks_per_node,

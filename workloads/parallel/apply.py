@@ -38,7 +38,7 @@ from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.pytorch_attention import DocumentAttention
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
@@ -75,7 +75,7 @@ class ModelSpec:
         document_tokens: mean length of the documents in a sequence; 0 for one document.
     """
 
-    shape: LlamaShape
+    shape: Model
     sequence_length: int
     dtype: torch.dtype
     recipe: str = ""
@@ -240,7 +240,7 @@ def _apply_context_parallel(
         block.attention = ContextAttention(kernel, cp_group, layout.cp_method)  # type: ignore[assignment]
 
 
-def _initialize_parameters(stage: Stage, shape: LlamaShape, tp: int, initialize: Initializer) -> None:
+def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Initializer) -> None:
     """Fill every parameter with this rank's part of the whole one."""
     with torch.no_grad():
         for name, parameter in named_llama_parameters(stage).items():
@@ -253,7 +253,7 @@ def _initialize_parameters(stage: Stage, shape: LlamaShape, tp: int, initialize:
                 parameter.copy_(initialize(name, tuple(parameter.shape)))
 
 
-def reorder_fused_rows(name: str, weight: Tensor, shape: LlamaShape, tp: int, *, inverse: bool = False) -> Tensor:
+def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int, *, inverse: bool = False) -> Tensor:
     """Reorder the rows of fused matrices (qkv, gate_up), so that each of `tp` equal parts has its share of every one.
 
     Other weights are returned as they are. `inverse` restores the original order.
@@ -271,7 +271,7 @@ def reorder_fused_rows(name: str, weight: Tensor, shape: LlamaShape, tp: int, *,
     return weight[torch.argsort(order)] if inverse else weight[order]
 
 
-def gather_gradients(stages: list[Stage], shape: LlamaShape, tp: int) -> dict[str, Tensor]:
+def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Tensor]:
     """Return the whole gradients of this rank's stages by name, as one process has them.
 
     A collective operation: all ranks have to call it.

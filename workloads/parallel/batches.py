@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workloads.models.documents import document_lengths
+from workloads.models.flops import document_lengths
 from workloads.parallel.apply import Groups
 from workloads.parallel.layout import Layout
 

@@ -8,7 +8,7 @@ from workloads.estimator.precisions import find_precision
 from workloads.estimator.setting import Setting as PlannerSetting
 from workloads.estimator.step import estimate_step
 from workloads.layouts.job import Job, TrainingLayout
-from workloads.models.sizes import model_flops_per_token
+from workloads.models.flops import model_flops_per_token
 from workloads.parallel.layout import Layout, Setting, uses_fsdp
 
 SHARED_FIELDS = (
@@ -23,7 +23,7 @@ def build_job(layout: Layout, setting: Setting) -> Job:
     Documents that are packed into a sequence count as documents of one length whose attention costs as much.
     """
     return Job(
-        model=setting.shape.planner_model,
+        model=setting.shape,
         layout=TrainingLayout(
             **{name: getattr(layout, name) for name in SHARED_FIELDS},
             sharding="fsdp2" if uses_fsdp(layout, setting.state) else "none",

@@ -11,8 +11,8 @@ from typing import Literal
 
 from workloads.layouts.job import V_SCHEDULES
 from workloads.layouts.rules import DEGREES
-from workloads.models.documents import attended_length
-from workloads.models.shapes import LlamaShape
+from workloads.models.flops import attended_length
+from workloads.models.model import Model
 
 Checkpointing = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
@@ -110,7 +110,7 @@ class Setting:
         block: the backward pass of blocks is PyTorch's, or this project's own.
     """
 
-    shape: LlamaShape
+    shape: Model
     sequence_length: int
     world_size: int
     ranks_per_node: int

@@ -18,9 +18,8 @@ from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
-from workloads.models.documents import attended_length
-from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.flops import attended_length, hardware_flops_per_token, model_flops_per_token
+from workloads.models.model import MODELS
 from workloads.offload import allocator
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import (

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
-from workloads.models.shapes import LlamaShape
+from workloads.models.model import Model
 from workloads.parallel.layout import Checkpointing
 
 # Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed
@@ -117,7 +117,7 @@ class Head(nn.Module):
         lm_head: None if the embedding is the matrix.
     """
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: Model) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.lm_head = None if shape.tied else nn.Linear(*shape.linear("lm_head"), bias=False)
@@ -137,7 +137,7 @@ class Stage(nn.Module):
     documents per sequence].
     """
 
-    def __init__(self, shape: LlamaShape, layers: range, rope: Tensor, build_block: Callable[[int], Block]) -> None:
+    def __init__(self, shape: Model, layers: range, rope: Tensor, build_block: Callable[[int], Block]) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size) if layers.start == 0 else None

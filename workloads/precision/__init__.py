@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from workloads.api.contract import Machine, Measurement, Rank, Workload
 from workloads.api.recipes import Support, support, unsupported_rate_reason
-from workloads.models import shapes
+from workloads.models.model import LayerName, ModelName, PassName
 
 Recipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]
 Format = Literal["fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]
@@ -51,9 +51,9 @@ class GemmParameters:
     """
 
     recipe: Recipe
-    model: shapes.ModelName = "llama3_8b"
-    layer: shapes.LayerName = "qkv"
-    product: shapes.PassName = "forward"
+    model: ModelName = "llama3_8b"
+    layer: LayerName = "qkv"
+    product: PassName = "forward"
     tokens: int = field(default=8192, metadata={"min": 1})
     warmup: int = field(default=3, metadata={"min": 0})
     repeats: int = field(default=20, metadata={"min": 1})
@@ -100,7 +100,7 @@ class LinearParameters:
 
     recipe: TrainingRecipe
     part: Literal["qkv", "mlp"] = "qkv"
-    model: shapes.ModelName = "llama3_8b"
+    model: ModelName = "llama3_8b"
     tokens: int = field(default=8192, metadata={"min": 1})
     warmup: int = field(default=3, metadata={"min": 1})
     repeats: int = field(default=20, metadata={"min": 1})
@@ -126,7 +126,7 @@ class TrainingParameters:
 
     recipe: TrainingRecipe
     scope: Literal["block", "model"] = "block"
-    model: shapes.ModelName = "llama3_8b"
+    model: ModelName = "llama3_8b"
     layers: int | None = field(default=None, metadata={"min": 1})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     batch: int = field(default=1, metadata={"min": 1})

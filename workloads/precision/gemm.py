@@ -15,7 +15,7 @@ from workloads.instruments import device as devices
 from workloads.instruments.runs import measure_energy
 from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import event_metrics, time_in_turns
-from workloads.models.shapes import GemmShape, gemm_shape
+from workloads.models.model import GemmShape, gemm_shape
 from workloads.precision import GemmParameters, formats
 from workloads.precision.formats import rocm_of_build
 

@@ -15,7 +15,7 @@ from workloads.instruments.runs import measure_energy
 from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import event_metrics, time_in_turns
 from workloads.llama.model import swiglu
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.precision import LinearParameters, formats, gemm_format, layers
 
 

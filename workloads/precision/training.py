@@ -19,7 +19,7 @@ from workloads.llama.data import synthetic_tokens
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.precision import TrainingParameters, formats, layers
 
 

@@ -10,7 +10,8 @@ from sweeper.commands.ingest.imported import CLAIM_TOLERANCE, OUR_FLOPS, Importe
 from sweeper.common.format import format_number
 from sweeper.metrics import derivation
 from workloads.api.contract import MIN_STEP_TIME_S, Measurement
-from workloads.models.lookup import flops_per_token
+from workloads.models.flops import model_flops_per_token
+from workloads.models.model import TRAINED_MODELS
 
 POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
 MAX_LENGTH_FACTOR = 1024  # between the stated sequence length and one that explains a claim
@@ -54,10 +55,10 @@ def _matrix_dtype(result: ImportedResult) -> str:
 
 def _flops_per_step(result: ImportedResult) -> float:
     """Return the FLOPs of a step; 0 where the model, the sequence length or the number of devices is not known."""
-    length = result.params.get("sequence_length")
-    if not result.devices or not isinstance(length, (int, float)):
+    length, model = result.params.get("sequence_length"), TRAINED_MODELS.get(str(result.params.get("model", "")))
+    if not result.devices or model is None or not isinstance(length, (int, float)):
         return 0.0
-    return result.tokens_per_step * flops_per_token(str(result.params.get("model", "")), int(length))
+    return result.tokens_per_step * model_flops_per_token(model, int(length))
 
 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:

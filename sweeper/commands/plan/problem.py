@@ -28,8 +28,7 @@ from workloads.layouts.job import (
 from workloads.layouts.offers import find_unsupported, fixed_by
 from workloads.layouts.own_rules import SPLIT_SCHEDULES
 from workloads.layouts.rules import DEGREES
-from workloads.models.hugging_face import UnsupportedModel
-from workloads.models.table import load_model
+from workloads.models.hugging_face import UnsupportedModel, load_model
 
 OWN = "own"
 OWN_WORKLOAD = "parallel"  # whose sweeps measure this project's trainer

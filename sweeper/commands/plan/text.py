@@ -12,7 +12,7 @@ from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
 from workloads.estimator.questions import Comparison
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.words import describe, layout_words, write_words
-from workloads.models.lookup import find_shape_name
+from workloads.models.model import find_trained_name
 
 MISSING = "—"
 INDENT = " " * 10  # before the text of each line; its first word stands there
@@ -62,7 +62,7 @@ def tail_lines(answer: Answer) -> list[str]:
 def _describe_untrained(answer: Answer) -> list[str]:
     """Return that this project's trainer does not train the planned model, where it does not."""
     job = answer.problem.job
-    if job.trainer != "own" or find_shape_name(vars(job.model)):
+    if job.trainer != "own" or find_trained_name(job.model):
         return []
     return [
         f"workload=parallel does not train {answer.model}, which conf/model does not have: the plan is of a trainer "

@@ -9,7 +9,7 @@ from tests.support.planner_estimates import cluster
 from workloads.api.errors import UserInputError
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.layouts.rules import find_violation
-from workloads.models.table import load_model
+from workloads.models.hugging_face import load_model
 
 ROWS = [(name, row) for name, rows in read_strategies().items() for row in rows]
 

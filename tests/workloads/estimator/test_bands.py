@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.planner import FAMILIES, ROWS, read_runs, score_left_out
 from tests.support.planner import cluster, job
 from workloads.estimator.bands import COVERED, bands, find_band, half_width
-from workloads.layouts.job import Model, TrainingLayout
+from workloads.layouts.job import TrainingLayout
+from workloads.models.model import Model
 
 
 def test_the_table_has_the_errors_of_runs_whose_source_was_left_out() -> None:

@@ -16,7 +16,7 @@ from workloads.estimator.step import estimate_job, step_bound_s
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.layouts.rules import find_violation
 from workloads.layouts.trainers import TRAINERS
-from workloads.models.table import known_models
+from workloads.models.model import MODELS
 
 GB200 = replace(
     H100, name="gb200", peak_tflops={"bf16": 2500, "fp8": 5000}, memory_gib=185, memory_gb_s=8000, sustained_tflops={}
@@ -56,7 +56,7 @@ def jobs(draw: st.DrawFn, *, is_plain: bool = False) -> tuple[Job, Cluster]:
         cp_method="allgather" if is_plain else draw(st.sampled_from(["allgather", "ring"])),
     )
     job = Job(
-        model=draw(st.sampled_from(sorted(known_models().items())))[1],
+        model=draw(st.sampled_from(sorted(MODELS.items())))[1],
         layout=layout,
         sequence_length=draw(st.sampled_from([2048, 8192, 131072])),
         trainer=draw(st.sampled_from(sorted(TRAINERS))),

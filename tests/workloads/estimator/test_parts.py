@@ -20,8 +20,7 @@ from workloads.estimator.topologies import build_topology
 from workloads.estimator.weights import divided_weights, rank_weights
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.layouts.trainers import nearest_efficiency
-from workloads.models.sizes import block_weights
-from workloads.models.table import load_model
+from workloads.models.hugging_face import load_model
 
 
 def setting(work: Job, **topology: float) -> Setting:
@@ -105,7 +104,7 @@ def test_products_have_two_flops_for_each_weight_and_token() -> None:
     work = setting(job())
     flops = sum(product.flops for product in block_products(work, 0))
     norms = 2 * 4096
-    assert flops == 2 * work.tokens * (block_weights(work.model, 0) - norms)
+    assert flops == 2 * work.tokens * (work.model.block_parameters(0) - norms)
 
 
 def test_tensor_parallelism_divides_products() -> None:

@@ -21,8 +21,9 @@ from workloads.command.layouts import read_job
 from workloads.formats.logged import read_printed_layout
 from workloads.formats.own import own_support
 from workloads.formats.registry import FORMATS, canonical, read_layout, render
-from workloads.layouts.job import Job, Model, TrainingLayout
+from workloads.layouts.job import Job, TrainingLayout
 from workloads.layouts.offers import RUNS
+from workloads.models.model import Model
 
 LOGS = Path(__file__).parents[2] / "samples" / "logs"
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256)

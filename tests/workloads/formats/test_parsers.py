@@ -17,7 +17,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from workloads.formats.registry import render
-from workloads.layouts.job import Job, Model, TrainingLayout
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.model import Model
 
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256)
 LLAMA_405B = Model(126, 16384, 128, 8, 128, 53248, 128256)

@@ -14,7 +14,7 @@ from tests.support.planner_estimates import cluster, job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.offers import OFFERS
 from workloads.layouts.own_rules import SPLIT_SCHEDULES, find_own_violation
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS, TRAINED_MODELS
 from workloads.parallel.estimates import SHARED_FIELDS
 from workloads.parallel.layout import Layout, Setting
 from workloads.parallel.rules import RULES
@@ -31,7 +31,7 @@ WORDS: dict[str, list[Any]] = {
 
 
 @given(
-    model=st.sampled_from(sorted(MODELS)),
+    model=st.sampled_from(sorted(TRAINED_MODELS)),
     gpus=st.sampled_from([1, 4, 6, 8, 16]),
     fixed=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in WORDS.items()}),
     precision=st.sampled_from(["bf16", "fp8_tensorwise", "fp8_rowwise", "mxfp8"]),
@@ -44,7 +44,7 @@ def test_every_offered_layout_is_one_that_the_trainer_runs(
 ) -> None:
     work = replace(
         job("llama3_8b", trainer="own", global_batch=96),
-        model=MODELS[model].planner_model,
+        model=MODELS[model],
         precision=precision,
         state=state,
         sequence_length=sequence_length,

@@ -12,7 +12,7 @@ from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.llama import checkpoint
 from workloads.llama.model import Llama, rope_table
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, Model
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,7 +24,7 @@ SHAPES = {
 }
 
 
-def logits(shape: LlamaShape, folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+def logits(shape: Model, folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Return the logits of `Llama` with a checkpoint's weights."""
     model = Llama(shape)
     read = checkpoint.open_reader(folder, shape)

@@ -16,7 +16,7 @@ from workloads.llama.block import BlockMath
 from workloads.llama.fp8 import FP8
 from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, BlockwiseFp8BlockMath, Fp8BlockMath
 from workloads.llama.model import Block, apply_rotary_emb, rope_table
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, Model
 
 CPU = torch.device("cpu")
 SHAPE = MODELS["llama_tiny"]
@@ -94,7 +94,7 @@ class Bf16(torch.autograd.Function):
 
 
 def run_block_under_autograd(
-    weights: dict[str, Tensor], x: Tensor, shape: LlamaShape, rounded_product: type[torch.autograd.Function]
+    weights: dict[str, Tensor], x: Tensor, shape: Model, rounded_product: type[torch.autograd.Function]
 ) -> Tensor:
     """Return the output of a block with these products. Its activations are rounded to bf16."""
     rope, bf16 = rope_table(shape, LENGTH, CPU), Bf16.apply
@@ -120,7 +120,7 @@ def run_block_under_autograd(
     return bf16(residual + product(functional.silu(gate) * up, "down"))
 
 
-def draw_block(shape: LlamaShape) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def draw_block(shape: Model) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Return the weights of a block, an input and the gradient of an output, in bf16."""
     generator = torch.Generator().manual_seed(2)
     weights = {
@@ -148,7 +148,7 @@ def test_a_block_in_fp8_is_autograds_with_rounded_operands(
     model: str, math_class: type[BlockMath], product: type[torch.autograd.Function]
 ) -> None:
     """They differ by the last bit of bf16, far less than the recipe changes them."""
-    shape = MODELS["llama_tiny"] if model == "llama_tiny" else LlamaShape(2, 128, 4, 2, 32, 384, 512, qkv_bias=True)
+    shape = MODELS["llama_tiny"] if model == "llama_tiny" else Model(2, 128, 4, 2, 32, 384, 512, qkv_bias=True)
     weights, x, d_out = draw_block(shape)
     leaves = {name: weight.float().requires_grad_() for name, weight in weights.items()}
     leaf_x = x.float().requires_grad_()

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.support.fp8_matrices import E4M3_MAX, assert_same_matrix, relative_error
 from workloads.llama import fp8_blocks
 from workloads.llama.fp8 import Fp8Matrix
-from workloads.models.shapes import MODELS
+from workloads.models.model import TRAINED_MODELS
 
 
 def draw_matrix(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -57,7 +57,7 @@ def test_halves_of_a_weight_are_those_of_its_matrix() -> None:
 
 
 def test_every_model_has_features_in_whole_blocks() -> None:
-    for name, shape in MODELS.items():
+    for name, shape in TRAINED_MODELS.items():
         heads = (shape.heads + 2 * shape.kv_heads) * shape.head_size
         assert all(size % 128 == 0 for size in (shape.hidden_size, shape.intermediate_size, heads)), name
 

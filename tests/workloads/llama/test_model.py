@@ -13,7 +13,7 @@ from torch.nn import functional
 from tests.conftest import REPOSITORY
 from workloads.llama.model import Llama, apply_rotary_emb, next_token_loss, rope_table
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 
 GOLDEN = Path(REPOSITORY).parent / "shared" / "reference" / "flops_golden.csv"
 

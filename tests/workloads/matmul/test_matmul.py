@@ -16,7 +16,7 @@ from workloads.instruments import timing
 from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
 from workloads.matmul.accuracy import TOLERANCE, relative_error, tolerance
 from workloads.matmul.operands import E2M1, TORCH_DTYPES, make_operands, take_rows
-from workloads.models.shapes import MODELS, GemmShape, gemm_shape
+from workloads.models.model import TRAINED_MODELS, GemmShape, gemm_shape
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -113,7 +113,7 @@ def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str)
 
 
 @given(
-    st.sampled_from(list(MODELS)),
+    st.sampled_from(list(TRAINED_MODELS)),
     st.sampled_from(["qkv", "output", "gate_up", "down", "lm_head"]),
     st.integers(1, 10_000),
 )

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.llama.pytorch_attention import DocumentAttention, causal_attention, document_offsets
-from workloads.models.documents import attended_length, document_lengths
-from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.flops import attended_length, document_lengths, model_flops_per_token
+from workloads.models.model import MODELS
 
 SHORT, MEDIUM, LONG = document_lengths(16, 5)
 LENGTHS = torch.tensor([[MEDIUM, SHORT, LONG], [LONG, MEDIUM, SHORT]])

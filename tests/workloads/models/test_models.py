@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads.models.hugging_face import UnsupportedModel, read_hugging_face
-from workloads.models.shapes import MODELS
-from workloads.models.sizes import attended_tokens, model_flops_per_token, parameters
-from workloads.models.table import known_models, load_model
+from workloads.models.flops import model_flops_per_token
+from workloads.models.hugging_face import UnsupportedModel, load_model, read_hugging_face
+from workloads.models.model import MODELS, TRAINED_MODELS, find_trained_name
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -28,7 +27,7 @@ LLAMA_8B = {
     [("llama3_8b", 8.03), ("llama3_70b", 70.6), ("mpt_30b", 29.96), ("qwen3_30b_a3b", 30.5), ("grok1_314b", 315.7)],
 )
 def test_parameters(model: str, billions: float) -> None:
-    assert parameters(load_model(model)) / 1e9 == pytest.approx(billions, rel=0.01)
+    assert load_model(model).parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_flops_by_the_causal_convention() -> None:
@@ -39,7 +38,7 @@ def test_flops_by_the_causal_convention() -> None:
 def test_a_hugging_face_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_8B))
-    assert load_model(str(path)) == known_models()["llama3_8b"]
+    assert load_model(str(path)) == MODELS["llama3_8b"]
 
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -120,14 +119,14 @@ GPT_OSS = {
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_parameters_of_hugging_face_files(config: dict[str, object], billions: float) -> None:
-    assert parameters(read_hugging_face(config)) / 1e9 == pytest.approx(billions, rel=0.01)
+    assert read_hugging_face(config).parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_windows_of_hugging_face_files() -> None:
     every_other = read_hugging_face(GPT_OSS)
-    assert [attended_tokens(every_other, layer, 8192) for layer in (0, 1)] == [pytest.approx(127), 4096]
+    assert [every_other.attended_tokens(layer, 8192) for layer in (0, 1)] == [pytest.approx(127), 4096]
     always = read_hugging_face(LLAMA_8B | {"model_type": "mistral", "sliding_window": 4096})
-    assert attended_tokens(always, 0, 32768) == pytest.approx(4096, rel=0.07)
+    assert always.attended_tokens(0, 32768) == pytest.approx(4096, rel=0.07)
     unused = read_hugging_face(LLAMA_8B | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False})
     assert unused.window == 0
 
@@ -174,7 +173,12 @@ def test_an_unknown_name_has_a_suggestion() -> None:
         load_model("llama3-70b")
 
 
-def test_the_models_that_this_project_trains_are_those_of_the_table() -> None:
-    shared = known_models().keys() & MODELS.keys()
-    assert len(shared) == 5
-    assert all(MODELS[name].planner_model == known_models()[name] for name in shared)
+def test_a_model_that_this_project_trains_is_found_by_its_sizes() -> None:
+    assert [find_trained_name(MODELS[name]) for name in TRAINED_MODELS] == list(TRAINED_MODELS)
+    assert find_trained_name(MODELS["llama3_405b"]) is None
+
+
+def test_the_table_has_what_the_trainer_needs() -> None:
+    model = MODELS["qwen2_5_7b"]
+    assert (model.rope_theta, model.norm_eps, model.rope_factor, model.qkv_bias) == (1e6, 1e-6, None, True)
+    assert (MODELS["llama3_1b"].rope_theta, MODELS["llama3_1b"].rope_factor) == (500_000.0, 32.0)

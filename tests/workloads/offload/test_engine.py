@@ -20,7 +20,7 @@ from workloads.llama.block import BlockMath
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.models.flops import hardware_flops_per_token
-from workloads.models.shapes import MODELS, LlamaShape
+from workloads.models.model import MODELS, Model
 from workloads.offload import run
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
@@ -90,7 +90,7 @@ def build_plan(
 
 @cache
 def train_with_pytorch(
-    shape: LlamaShape, rounds: int
+    shape: Model, rounds: int
 ) -> tuple[dict[str, torch.Tensor], list[float], dict[str, torch.Tensor]]:
     """Train with PyTorch's autograd and AdamW. Return the weights before, the losses and the weights after."""
     model = Llama(shape)
@@ -115,7 +115,7 @@ def train_with_pytorch(
     return before, losses, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def check_training(plan: Plan, device_type: str = "cpu", shape: LlamaShape = SHAPE) -> Engine:
+def check_training(plan: Plan, device_type: str = "cpu", shape: Model = SHAPE) -> Engine:
     """Train under the plan, compare losses and weights with PyTorch's, and return the engine."""
     before, losses, after = train_with_pytorch(shape, plan.accumulation_rounds)
     device = torch.device(device_type)

@@ -11,7 +11,7 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.model import Llama, rope_table
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.offload import OffloadParameters, run
 from workloads.offload.engine import Engine
 from workloads.offload.memory import Arena
@@ -116,7 +116,7 @@ def test_placements_train_alike_and_take_the_bytes_that_are_planned_for(
     assert on_device[0] == on_host[0]
     assert all(torch.equal(weight, on_host[1][name]) for name, weight in on_device[1].items())
     state_bytes = sum(buffer.tensor.nbytes for buffer in on_host[2]._layers[0].optimizer_states)
-    assert state_bytes == SHAPE.layer_parameters * precision.state_bytes_per_parameter
+    assert state_bytes == SHAPE.block_parameters(0) * precision.state_bytes_per_parameter
     assert on_host[2].describe_types()["type_of_master_weights"] == ("fp32" if master_weights else "none")
 
 

@@ -25,7 +25,7 @@ from workloads.api.contract import Infeasible, Machine, Rank, Scalar
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import CPU_KERNEL
 from workloads.llama.fp8_block import build_block_math
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.offload import Offload, OffloadParameters, device_rates, run
 from workloads.offload.cost_model import (
     ActivationMemory,
@@ -152,7 +152,7 @@ def test_casting_weights_for_products_takes_memory_and_time() -> None:
     same_plan = compute_activation_memory(PLACEMENT, MODEL, budget, H200)
     less_memory = compute_activation_memory(PLACEMENT, model, budget, H200)
     assert isinstance(same_plan, ActivationMemory) and isinstance(less_memory, ActivationMemory)
-    assert same_plan.device_bytes - less_memory.device_bytes == 2 * SHAPE.layer_parameters
+    assert same_plan.device_bytes - less_memory.device_bytes == 2 * SHAPE.block_parameters(0)
 
 
 def test_chunks_have_a_multiple_of_the_tokens_that_products_need() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.models.documents import document_lengths
+from workloads.models.flops import document_lengths
 from workloads.parallel.batches import TokenSource
 
 

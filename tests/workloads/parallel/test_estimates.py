@@ -14,7 +14,7 @@ from tests.support.planner import machine_of
 from workloads.api.contract import Machine
 from workloads.estimator.step import estimate_job, estimate_step
 from workloads.models.flops import model_flops_per_token
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.parallel import Parallel, ParallelParameters
 from workloads.parallel.estimates import build_job, estimate_memory_gib, estimate_speed
 from workloads.parallel.layout import Layout, Setting

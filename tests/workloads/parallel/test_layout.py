@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from workloads.estimator.pipeline import stage_layers
 from workloads.layouts.rules import DEGREES
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.parallel.layout import BlockKind, Layout, Setting, State, rank_stages
 from workloads.parallel.rules import find_violation
 

@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 from tests.support.planner import machine_of
 from workloads.estimator.estimate import JobEstimate
 from workloads.estimator.step import estimate_job
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.parallel.estimates import build_job
 from workloads.parallel.layout import Layout, Setting
 

@@ -21,7 +21,7 @@ from sweeper.commands.plan.rounding import round_to_band
 from sweeper.preflight.corrections import Correction, Place, keep
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
-from workloads.models.shapes import MODELS
+from workloads.models.model import MODELS
 from workloads.parallel.estimates import build_job
 from workloads.parallel.layout import Layout, Setting
 

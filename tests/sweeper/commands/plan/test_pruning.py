@@ -15,7 +15,7 @@ from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.layouts.offers import OFFERS, fixed_by
-from workloads.models.table import load_model
+from workloads.models.hugging_face import load_model
 
 SMALL_SPACES: list[tuple[str, str, str, int, int, dict[str, Any]]] = [
     ("llama3_8b", "own", "h100", 8, 16, {"cp": 1}),

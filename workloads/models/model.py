@@ -1,0 +1,229 @@
+"""Models: their sizes, parameters and GEMMs, and the table that has them by name."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+# The models of the table that this project's workloads train.
+ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b"]
+Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
+Positions = Literal["rope", "learned", "alibi", "none"]
+LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
+PassName = Literal["forward", "input_gradient", "weight_gradient"]
+LayerKind = tuple[bool, bool]  # has experts, attends to the whole sequence
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a decoder, dense or with a mixture of experts. Models of equal sizes are equal.
+
+    Attributes:
+        layers: number of blocks.
+        hidden_size: features of the residual stream.
+        heads, kv_heads, head_size: attention heads of the queries, of keys and values (fewer for grouped-query
+            attention), and the features of one head.
+        intermediate_size: features inside a dense MLP; 0 where every block has experts.
+        vocabulary: number of tokens.
+        activation: of the MLP. Gated ones (`swiglu`, `gelu_gated`) have three matrices, the others two.
+        tied: the head shares the embedding's weights.
+        qkv_bias, mlp_bias: the projections to queries, keys and values, or the MLP, have biases.
+        positions: of the tokens; learned ones have weights.
+        max_positions: learned positions; 0 without.
+        window: tokens that a layer with sliding-window attention sees; 0 without.
+        window_every: every Nth layer attends to the whole sequence, the others to the window; 0 without.
+        experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense.
+        expert_intermediate_size: features inside one routed expert.
+        shared_expert_intermediate_size: features inside the shared expert; 0 without one.
+        dense_layers: blocks at the start that have a dense MLP although the others have experts.
+        rope_theta, norm_eps: base of the rotary frequencies and epsilon of the RMS norms, for this project's trainer.
+        rope_factor: the factor by which Llama 3.1 scales low rotary frequencies; None without scaling.
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate_size: int
+    vocabulary: int
+    activation: Activation = "swiglu"
+    tied: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    positions: Positions = "rope"
+    max_positions: int = 0
+    window: int = 0
+    window_every: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    dense_layers: int = 0
+    rope_theta: float = field(default=500_000.0, compare=False)
+    norm_eps: float = field(default=1e-5, compare=False)
+    rope_factor: float | None = field(default=None, compare=False)
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """Return `rope_scaling` of Hugging Face's config, or None.
+
+        A model trained further on longer sequences scales its low rotary frequencies (Llama 3.1).
+        """
+        if self.rope_factor is None:
+            return None
+        return {
+            "rope_type": "llama3",
+            "factor": self.rope_factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 3 if self.activation in ("swiglu", "gelu_gated") else 2
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts > 0 and layer >= self.dense_layers
+
+    def attends_to_all(self, layer: int) -> bool:
+        """Return whether a layer attends to the whole sequence."""
+        every = self.window_every
+        return not self.window or bool(every and layer % every == every - 1)
+
+    def attended_tokens(self, layer: int, sequence_length: float) -> float:
+        """Return how many earlier tokens a token attends to, at the mean over a sequence."""
+        if self.attends_to_all(layer):
+            return sequence_length / 2
+        window = min(self.window, sequence_length)
+        return window - window * window / (2 * sequence_length)
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        return self.has_experts(layer), self.attends_to_all(layer)
+
+    @cached_property
+    def layer_kinds(self) -> dict[LayerKind, int]:
+        """Return one layer of each kind."""
+        return {self.layer_kind(layer): layer for layer in range(self.layers)}
+
+    def linear(self, layer: LayerName) -> tuple[int, int]:
+        """Return (in_features, out_features) of a linear layer. Layers that read the same input are one matrix."""
+        attention = self.heads * self.head_size
+        return {
+            "qkv": (self.hidden_size, attention + 2 * self.kv_heads * self.head_size),
+            "output": (attention, self.hidden_size),
+            "gate_up": (self.hidden_size, (self.mlp_matrices - 1) * self.intermediate_size),
+            "down": (self.intermediate_size, self.hidden_size),
+            "lm_head": (self.hidden_size, self.vocabulary),
+        }[layer]
+
+    # Weights are those of matrices and norms, without biases, which estimates leave out. Parameters have all.
+
+    @property
+    def attention_weights(self) -> int:
+        """Return the weights of the projections to queries, keys and values, and of the output."""
+        return self.hidden_size * self.head_size * 2 * (self.heads + self.kv_heads)
+
+    def mlp_weights(self, intermediate_size: int) -> int:
+        return self.mlp_matrices * self.hidden_size * intermediate_size
+
+    def active_mlp_weights(self, layer: int) -> int:
+        """Return the weights of a block's MLP, or of the experts that a token goes through."""
+        if not self.has_experts(layer):
+            return self.mlp_weights(self.intermediate_size)
+        routed = self.experts_per_token * self.mlp_weights(self.expert_intermediate_size)
+        return routed + self.mlp_weights(self.shared_expert_intermediate_size)
+
+    def expert_weights(self, layer: int) -> int:
+        """Return the weights of all routed experts of a block."""
+        return self.experts * self.mlp_weights(self.expert_intermediate_size) if self.has_experts(layer) else 0
+
+    def shared_weights(self, layer: int) -> int:
+        """Return the weights of a block that are not those of routed experts."""
+        norms = 2 * self.hidden_size
+        if not self.has_experts(layer):
+            return self.attention_weights + self.mlp_weights(self.intermediate_size) + norms
+        router = self.hidden_size * self.experts
+        return self.attention_weights + self.mlp_weights(self.shared_expert_intermediate_size) + router + norms
+
+    @property
+    def embedding_weights(self) -> int:
+        return (self.vocabulary + self.max_positions) * self.hidden_size
+
+    @property
+    def head_weights(self) -> int:
+        """Return the weights of the output layer, also where it shares the embedding's."""
+        return self.vocabulary * self.hidden_size
+
+    def block_parameters(self, layer: int) -> int:
+        qkv = self.linear("qkv")[1] if self.qkv_bias else 0
+        has_bias = self.mlp_bias and not self.has_experts(layer)
+        mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
+        return self.shared_weights(layer) + self.expert_weights(layer) + qkv + mlp
+
+    @property
+    def embedding_and_head_parameters(self) -> int:
+        """Return the number of parameters outside the blocks: embedding, last norm and output layer."""
+        return self.embedding_weights + self.hidden_size + (0 if self.tied else self.head_weights)
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of all parameters, 8,030,261,248 for Llama 3 8B."""
+        return sum(map(self.block_parameters, range(self.layers))) + self.embedding_and_head_parameters
+
+
+SIZES = tuple(item.name for item in fields(Model) if item.compare)
+
+
+def _read_row(row: Mapping[str, str]) -> Model:
+    """Return the model of a row, in which empty cells stand for the defaults."""
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "bool": "true".__eq__, "float": float, "float | None": float}
+    read = {item.name: kinds.get(str(item.type), str) for item in fields(Model) if row[item.name]}
+    return Model(**{name: convert(row[name]) for name, convert in read.items()})
+
+
+def _read_table() -> dict[str, Model]:
+    with Path(__file__).with_name("models.csv").open(newline="") as lines:
+        return {row["name"]: _read_row(row) for row in csv.DictReader(lines)}
+
+
+MODELS = _read_table()
+TRAINED_MODELS: dict[str, Model] = {name: MODELS[name] for name in get_args(ModelName)}
+
+
+def find_trained_name(model: Model) -> str | None:
+    """Return the name of the model of these sizes that this project's workloads train; None where they train none."""
+    return next((name for name, trained in TRAINED_MODELS.items() if trained == model), None)
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """C[m, n] = A[m, k] · B[k, n].
+
+    Attributes:
+        layout: BLAS letters for A and B: n if the matrix lies in memory as written here, t if transposed.
+    """
+
+    m: int
+    n: int
+    k: int
+    layout: str
+
+
+def gemm_shape(model: str, layer: LayerName, which: PassName, tokens: int) -> GemmShape:
+    """Return one of the three GEMMs that training does for a linear layer y[tokens, out] = x[tokens, in] · W[out, in]ᵀ.
+
+    Raises:
+        KeyError: for a model that is not in `MODELS`, or an unknown layer or pass.
+    """
+    in_features, out_features = MODELS[model].linear(layer)
+    return {
+        "forward": GemmShape(tokens, out_features, in_features, "nt"),  # y = x · Wᵀ
+        "input_gradient": GemmShape(tokens, in_features, out_features, "nn"),  # dx = dy · W
+        "weight_gradient": GemmShape(out_features, in_features, tokens, "tn"),  # dW = dyᵀ · x
+    }[which]
