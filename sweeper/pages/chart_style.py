@@ -1,29 +1,40 @@
-"""The colors of charts, and untrusted texts in them: Plotly draws some HTML, links too, and matplotlib formulas."""
+"""What all charts share: colors, sizes, and untrusted texts that neither Plotly nor matplotlib interprets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sweeper.common.text import one_line
 
-# Colours that the colour-blind can tell apart (Okabe and Ito 2008), with grey for black, which a dark page hides.
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
-
+# Colors that the color-blind can tell apart (Okabe and Ito 2008), with grey for black, which a dark page hides.
+COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
+GREY = "#888"  # is seen on a light page and on a dark one
+ROW_HEIGHT_PX = 18  # of a bar with its name
 # All HTML but what our own labels have: line breaks, bold text, and the end of a label under the pointer.
 _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")
 
 
-def without_markup(figure: Any) -> Any:
-    """Return a Plotly figure whose texts have no links, images or styles: they are drawn as they stand there."""
-    return type(figure)(_map_texts(figure.to_dict(), _escape))
+def load_pyplot() -> Any:
+    """Return matplotlib.pyplot, which takes a third of a second to import and here draws into files alone."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
-def _escape(text: str) -> str:
-    return _MARKUP.sub("&lt;", text).replace(r"\$", "&#36;")
+def bar_chart_height_px(bars: int) -> int:
+    """Return the height of a chart of horizontal bars with their names."""
+    return max(320, 160 + ROW_HEIGHT_PX * bars)
+
+
+def cut_name(name: str, length: int) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def plain_label(value: Any) -> Any:
@@ -31,13 +42,16 @@ def plain_label(value: Any) -> Any:
     return one_line(value).replace("$", r"\$") if isinstance(value, str) else value
 
 
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+def without_markup(figure: Any) -> Any:
+    """Return a Plotly figure whose texts have no links, images or styles: they are drawn as they stand there."""
+    return type(figure)(_escape_texts(figure.to_dict()))
+
+
+def _escape_texts(value: Any) -> Any:
     if isinstance(value, str):
-        return change(value)
+        return _MARKUP.sub("&lt;", value).replace(r"\$", "&#36;")
     if isinstance(value, Mapping):
-        return {name: _map_texts(inner, change) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_texts(inner, change) for inner in value]
+        return {name: _escape_texts(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
-        return [_map_texts(inner, change) for inner in value.tolist()]
-    return value
+        value = value.tolist()
+    return [_escape_texts(inner) for inner in value] if isinstance(value, (list, tuple)) else value

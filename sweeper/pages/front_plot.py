@@ -11,11 +11,11 @@ import numpy as np
 
 from sweeper.common.format import format_point
 from sweeper.common.trials import TrialRecord
-from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.chart_style import COLORS
 from workloads.api.metrics import get_metric
 
 TITLE = "Pareto front"
-OTHERS, FRONT = COLOURS[7], COLOURS[0]
+OTHERS, FRONT = COLORS[7], COLORS[0]
 MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
 LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
 PANEL_IN = (7.0, 5.5)

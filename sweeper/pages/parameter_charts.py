@@ -1,4 +1,7 @@
-"""The charts that the plots of a sweep and the report share: heatmap, parallel coordinates, parameter importances."""
+"""Charts over parameters, for the plots of a sweep and the report: heatmap, parallel coordinates, importances.
+
+The importance of a parameter is Kelley's epsilon squared on ranks, a measure that needs no model.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ import plotly.graph_objects as go
 
 from sweeper.common.format import format_number
 from sweeper.common.trials import short_value
-from sweeper.pages.chart_style import COLOURS
-from sweeper.pages.importance import MEASURE
+from sweeper.pages.chart_style import COLORS, bar_chart_height_px, cut_name
 
-ROW_HEIGHT_PX = 18  # of a bar with its name
 SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # seen on white and on black
 LABEL_ANGLE = -25  # of the axes of parallel coordinates: names are longer than the axes are apart
 MAX_LINES = 2000  # of parallel coordinates
@@ -24,6 +25,10 @@ MAX_TICKS = 8  # along a numeric axis of parallel coordinates, if each value has
 MAX_CATEGORIES = 30  # along an axis of names
 MAX_NAME_LENGTH = 24
 MAX_LABELLED_CELLS = 100  # of a heatmap that shows its values
+MIN_TRIALS = 20  # for importances
+MIN_TRIALS_PER_GROUP = 4  # in the mean; a value that was tried once explains itself
+MAX_BINS = 8
+MEASURE = "share of the variance of ranks"
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,7 @@ def build_grid_axis(title: str, values: Sequence[Any], max_cells: int | None = N
     distinct = sorted(set(values), key=None if numeric else str)
     if max_cells is None or len(distinct) <= max_cells or not numeric:
         index = {value: cell for cell, value in enumerate(distinct)}
-        labels = [short_value(value) for value in distinct]
-        return GridAxis(title, [index[value] for value in values], labels)
+        return GridAxis(title, [index[value] for value in values], [short_value(value) for value in distinct])
     edges = np.linspace(distinct[0], distinct[-1], max_cells + 1)
     cells = np.clip(np.digitize(values, edges) - 1, 0, max_cells - 1)
     return GridAxis(title, cells.tolist(), [f"{format_number(edge)}+" for edge in edges[:-1]])
@@ -84,31 +88,24 @@ def build_parallel_coordinates(parameters: pd.DataFrame, ranks: pd.Series, speed
     Args:
         parameters: a column for each axis; one of more than `MAX_CATEGORIES` names has no axis.
         ranks: the rank of each trial, the highest for the best.
-        speeds: the values of the last axis.
-        label: the title of the last axis.
+        speeds: the values of the last axis, which `label` is the title of.
     """
     shown = ranks.sort_values().index[-MAX_LINES:]
-    columns = {str(name): values[shown] for name, values in parameters.items()}
-    axes = [
-        _build_axis(name, values)
-        for name, values in columns.items()
-        if values.nunique() <= MAX_CATEGORIES or is_numeric(values)
-    ]
+    axes = []
+    for name, column in parameters.items():
+        values, title = column[shown], cut_name(str(name), MAX_NAME_LENGTH)
+        if is_numeric(values):
+            numbers = pd.to_numeric(values)
+            ticks = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= MAX_TICKS else {}
+            axes.append({"label": title, "values": numbers, **ticks})
+        elif values.nunique() <= MAX_CATEGORIES:  # names are at whole numbers
+            codes, names = pd.factorize(values.fillna("none"), sort=True)
+            texts = [cut_name(text, MAX_NAME_LENGTH) for text in names]
+            axes.append({"label": title, "values": codes, "tickvals": list(range(len(names))), "ticktext": texts})
     axes.append({"label": label, "values": speeds[shown]})
     line = {"color": ranks[shown], "colorscale": SLOW_TO_FAST}
     figure = go.Figure(go.Parcoords(line=line, dimensions=axes, labelangle=LABEL_ANGLE, labelside="top"))
     return figure.update_layout(margin={"l": 80, "r": 80, "t": 110})
-
-
-def _build_axis(name: str, values: pd.Series) -> dict[str, Any]:
-    """Return an axis of numbers, or of names at whole numbers. Few numbers have a tick each."""
-    if not is_numeric(values):
-        codes, names = pd.factorize(values.fillna("none"), sort=True)
-        ticks = {"tickvals": list(range(len(names))), "ticktext": [_shorten(text) for text in names]}
-        return {"label": _shorten(name), "values": codes, **ticks}
-    numbers = pd.to_numeric(values)
-    ticks = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= MAX_TICKS else {}
-    return {"label": _shorten(name), "values": numbers, **ticks}
 
 
 def is_numeric(values: pd.Series) -> bool:
@@ -116,17 +113,44 @@ def is_numeric(values: pd.Series) -> bool:
     return bool(pd.to_numeric(values, errors="coerce").notna().all())
 
 
-def _shorten(name: str) -> str:
-    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
-
-
 def build_importances(importances: Mapping[str, float]) -> go.Figure:
     """Build a bar for the importance of each parameter, in the given order from the top."""
-    bars = go.Bar(x=list(importances.values()), y=list(importances), orientation="h", marker_color=COLOURS[0])
+    bars = go.Bar(x=list(importances.values()), y=list(importances), orientation="h", marker_color=COLORS[0])
     figure = go.Figure(bars).update_layout(height=bar_chart_height_px(len(importances)))
     return figure.update_xaxes(title=MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
 
 
-def bar_chart_height_px(bars: int) -> int:
-    """Return the height of a chart of horizontal bars with their names."""
-    return max(320, 160 + ROW_HEIGHT_PX * bars)
+def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str, float]:
+    """Return the share of the ranks' variance that each parameter explains by itself, the highest first.
+
+    Numbers of many values are put into bins of equally many trials. The rest of the variance is noise, or needs two
+    parameters together. Parameters of one value and names that hardly repeat are left out.
+
+    Args:
+        ranks: the rank of each trial, of any scale.
+        parameters: a column for each parameter, in the order of `ranks`.
+    """
+    importances: dict[str, float] = {}
+    if len(ranks) < MIN_TRIALS:
+        return importances
+    for name, values in parameters.items():
+        numbers, groups = pd.to_numeric(values, errors="coerce"), values.fillna("none")
+        bins = min(MAX_BINS, len(values) // MIN_TRIALS_PER_GROUP)
+        if numbers.notna().all() and numbers.nunique() > bins:
+            groups = pd.qcut(numbers, bins, labels=False, duplicates="drop")
+        if 1 < groups.nunique() <= len(groups) / MIN_TRIALS_PER_GROUP:
+            importances[str(name)] = _explained_share(ranks, groups)
+    return dict(sorted(importances.items(), key=lambda item: -item[1]))
+
+
+def _explained_share(ranks: pd.Series, groups: pd.Series) -> float:
+    """Return Kelley's epsilon squared on ranks.
+
+    It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1.
+    """
+    total = float(((ranks - ranks.mean()) ** 2).sum())
+    within = float(((ranks - ranks.groupby(groups.to_numpy()).transform("mean")) ** 2).sum())
+    degrees_of_freedom = len(ranks) - groups.nunique()
+    if not total:
+        return 0.0
+    return float(np.clip(1 - within / degrees_of_freedom / (total / (len(ranks) - 1)), 0, 1))

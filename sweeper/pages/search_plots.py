@@ -70,7 +70,7 @@ class SearchResult:
     @cached_property
     def importances(self) -> dict[str, float]:
         """The importance of each parameter; empty where there is nothing to compare."""
-        from sweeper.pages.importance import compute_importances
+        from sweeper.pages.parameter_charts import compute_importances
 
         if self.values.nunique() < 2 or self.parameters.shape[1] < 2:
             return {}
@@ -173,11 +173,11 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
 def _draw_importances(importances: Mapping[str, float]) -> Any:
     from matplotlib import pyplot
 
-    from sweeper.pages.chart_style import COLOURS
-    from sweeper.pages.importance import MEASURE
+    from sweeper.pages.chart_style import COLORS
+    from sweeper.pages.parameter_charts import MEASURE
 
     figure, axes = pyplot.subplots()
-    axes.barh(list(importances), list(importances.values()), color=COLOURS[0])
+    axes.barh(list(importances), list(importances.values()), color=COLORS[0])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel=MEASURE, title=IMPORTANCES)
     return figure

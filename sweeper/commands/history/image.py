@@ -10,7 +10,7 @@ import matplotlib
 
 from sweeper.commands.history.picture import Picture, build_pictures
 from sweeper.commands.history.reference_file import History
-from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.chart_style import COLORS
 from workloads.api.errors import UserInputError, describe_os_error
 
 matplotlib.use("agg")
@@ -41,9 +41,9 @@ def write_image(history: History, path: Path) -> None:
 def _draw(axes: Any, picture: Picture) -> None:
     places = range(1, len(picture.values) + 1)
     errors = list(zip(*picture.errors, strict=True))
-    axes.errorbar(places, picture.values, yerr=errors, fmt="o", color=COLOURS[0], capsize=2, markersize=4)
+    axes.errorbar(places, picture.values, yerr=errors, fmt="o", color=COLORS[0], capsize=2, markersize=4)
     for level in picture.levels:
-        axes.hlines(level.value, level.first - 0.4, level.last + 0.4, colors=COLOURS[1], linestyles="dashed")
+        axes.hlines(level.value, level.first - 0.4, level.last + 0.4, colors=COLORS[1], linestyles="dashed")
     for n, change in enumerate(picture.changes, 1):
         axes.axvline(change.place - 0.5, color="#888", linestyle="dotted", linewidth=1)
         axes.annotate(str(n), (change.place - 0.5, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")

@@ -8,7 +8,7 @@ from sweeper.commands.history.overview import build_runs_table, build_table
 from sweeper.commands.history.picture import Picture, build_pictures
 from sweeper.commands.history.reference_file import History
 from sweeper.common.format import count
-from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.chart_style import COLORS
 from sweeper.pages.html_page import Chart
 from sweeper.pages.html_page import build_page as build_report_page
 
@@ -32,20 +32,20 @@ def build_figure(picture: Picture) -> go.Figure:
     """Return the chart of a series: its runs, their levels, and a numbered line at each change."""
     places = list(range(1, len(picture.values) + 1))
     below, above = ([error[side] for error in picture.errors] for side in (0, 1))
-    error_y = {"array": above, "arrayminus": below, "color": COLOURS[0], "thickness": 1}
+    error_y = {"array": above, "arrayminus": below, "color": COLORS[0], "thickness": 1}
     figure = go.Figure()
     figure.add_scatter(
         x=places,
         y=picture.values,
         error_y=error_y,
         mode="markers",
-        marker={"color": COLOURS[0], "size": 8},
+        marker={"color": COLORS[0], "size": 8},
         hovertext=picture.texts,
         hoverinfo="text",
         showlegend=False,
     )
     for level in picture.levels:
-        line = {"color": COLOURS[1], "dash": "dash"}
+        line = {"color": COLORS[1], "dash": "dash"}
         ends = [level.first - 0.4, level.last + 0.4]
         figure.add_scatter(x=ends, y=[level.value] * 2, mode="lines", line=line, hoverinfo="y", showlegend=False)
     for n, change in enumerate(picture.changes, 1):

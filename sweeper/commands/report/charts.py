@@ -1,41 +1,36 @@
-"""The report's interactive charts."""
+"""The report's interactive charts of what the store has measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from sweeper.commands.report.platform_panels import (
-    NOTE,
-    Panel,
-    build_error_bars,
-    build_panels,
-    list_colours,
-    list_names,
-)
-from sweeper.commands.report.scaling import build_scaling_figure, group_by_scaling
+from sweeper.commands.report import platform_panels
+from sweeper.commands.report.platform_panels import MAX_POINTS, build_error_bars, list_names
 from sweeper.common.format import format_number
-from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.pages.chart_style import COLOURS
+from sweeper.metrics.derivation import LINEAR_BANDS, MEMORY_METRICS
+from sweeper.pages.chart_style import COLORS, GREY
 from sweeper.pages.html_page import Chart
-from sweeper.pages.importance import MIN_TRIALS, compute_importances
 from sweeper.pages.parameter_charts import (
     MAX_LINES,
-    bar_chart_height_px,
+    MIN_TRIALS,
     build_grid_axis,
     build_heatmap,
     build_importances,
     build_parallel_coordinates,
+    compute_importances,
     find_best_in_cells,
     is_numeric,
 )
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import (
+    MAIN_WORK_NAMES,
     SPEED_UNITS,
     BestResult,
-    MeasuredValue,
     find_speed_metric,
     group_by_work,
     list_varying_parameters,
@@ -44,13 +39,23 @@ from sweeper.results.ranking import (
     split_by_work,
 )
 
-PATTERNS = ["", "/", "."]  # distinguish bars of one colour, in print too
-MAX_POINTS = 5000
 AXIS_WIDTH_PX = 130  # of parallel coordinates
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
 # What the heatmaps of training show besides tokens/s. Within one kind of work all of them have the same order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
+IMPORTANCES_NOTE = (
+    "The share of the variance of the trials' ranks on their platform that each parameter explains by itself "
+    "(Kelley's epsilon squared). Parameters that matter only together do not show, and a sampler that has "
+    "converged leaves little to explain."
+)
+BATCH = "global_batch"  # the part of the work that may grow with the devices
+AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
+SCALING_NOTE = (
+    "Points are the best configuration for each number of ranks with its 95% interval and its share of ideal scaling "
+    "(dashed) from the smallest number; the band is 85 to 95% of that."
+)
+PROJECTION_NOTE = " Dotted is the cost model's projection of the smallest number's best result. Assumed: "
 
 
 def build_charts(stored: Stored) -> Iterator[Chart]:
@@ -61,68 +66,16 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
     for work, results in group_by_work(stored.best_results).items():
         results = sort_by_platform(results)
         if len(results) > 1:
-            yield _build_platforms(work, results)
+            yield platform_panels.build_chart(work, results)
         yield from _build_parameters(work, results)
     for title, results in group_by_scaling(stored.best_results):
-        if scaling := build_scaling_figure(results, stored.sweeps):
-            figure, note = scaling
-            yield Chart(title, [figure], note)
+        yield from _build_scaling(title, results, stored.sweeps)
     for sweep, sweep_trials in trials.groupby("tag.sweep"):
         for work, work_trials in split_by_work(sweep_trials):
             title = f"{sweep}, {work}" if work else str(sweep)
             yield from build_heatmaps(title, work_trials)
-            yield from _build_history(title, work_trials)
-            yield from _build_memory(title, work_trials)
+            yield from _build_speed_charts(title, work_trials)
     yield from _build_timeline(trials)
-
-
-def _build_platforms(work: str, results: Sequence[BestResult]) -> Chart:
-    """Build the nine panels of training, or the one panel of other work."""
-    names, colours = list_names(results), list_colours(results)
-    figures = [_build_panel(panel, names, colours) for panel in build_panels(results)]
-    if len(figures) > 1:
-        return Chart(f"Nine views of {work}", figures, NOTE)
-    return Chart(f"Best of each device: {work}", figures)
-
-
-def _build_panel(panel: Panel, names: Sequence[str], colours: Sequence[str]) -> go.Figure:
-    figure = go.Figure()
-    for pattern, (name, values) in zip(PATTERNS, panel.known_series.items(), strict=False):
-        _add_bars(figure, pattern, name, list(zip(names, colours, values, strict=True)))
-    for name, colour, spread in zip(names, colours, panel.spread, strict=False):
-        figure.add_box(x=spread[:MAX_POINTS], name=name, marker_color=colour, boxpoints="outliers")
-    if panel.is_empty:
-        figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
-        figure.update_xaxes(showticklabels=False)
-    figure.update_layout(
-        title=panel.title,
-        height=bar_chart_height_px(len(names)),
-        showlegend=len(panel.known_series) > 1,
-        barmode="group",
-        legend={"orientation": "h", "y": -0.3},
-    )
-    figure.update_yaxes(autorange="reversed", automargin=True, type="category", categoryarray=list(names))
-    return figure.update_xaxes(title=panel.unit, rangemode="tozero")
-
-
-def _add_bars(figure: go.Figure, pattern: str, series: str, bars: Sequence[tuple[str, str, MeasuredValue]]) -> None:
-    """Add one series of bars, each a platform's name, its colour and its value.
-
-    Bars of a colour are one trace: plotly warns in the console of patterned bars that have a list of colours.
-    """
-    for n, colour in enumerate(dict.fromkeys(colour for _, colour, _ in bars)):
-        of_colour = [(name, value) for name, bar_colour, value in bars if bar_colour == colour]
-        figure.add_bar(
-            x=[value.value for _, value in of_colour],
-            y=[name for name, _ in of_colour],
-            orientation="h",
-            error_x=build_error_bars([value for _, value in of_colour]),
-            marker={"color": colour, "pattern": {"shape": pattern}, "line": {"width": 1, "color": "#888"}},
-            name=series,
-            offsetgroup=series,
-            legendgroup=series,
-            showlegend=not n,
-        )
 
 
 def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Chart]:
@@ -144,12 +97,7 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
     width_px = AXIS_WIDTH_PX * len(figure.data[0].dimensions)
     yield Chart(f"Parallel coordinates: {work}", [figure], note, width_px)
     if importances := compute_importances(trials["rank"], parameters):
-        note = (
-            "The share of the variance of the trials' ranks on their platform that each parameter explains by itself "
-            "(Kelley's epsilon squared). Parameters that matter only together do not show, and a sampler that has "
-            "converged leaves little to explain."
-        )
-        yield Chart(f"Parameter importances: {work}", [build_importances(importances)], note)
+        yield Chart(f"Parameter importances: {work}", [build_importances(importances)], IMPORTANCES_NOTE)
 
 
 def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
@@ -172,6 +120,100 @@ def rank_trials(results: Sequence[BestResult]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def group_by_scaling(results: Sequence[BestResult]) -> Iterator[tuple[str, list[BestResult]]]:
+    """Yield results that scale one kind of work, with a title: of the same batch, then of the same batch per device."""
+    for work, group in group_by_work(results).items():
+        yield f"Scaling of {work}", sort_by_platform(group)
+    groups: dict[str, list[BestResult]] = {}
+    for result in results:
+        if BATCH in result.work:
+            other_work = sorted((name, value) for name, value in result.work.items() if name != BATCH)
+            batch_per_device = float(result.work[BATCH]) / result.devices
+            groups.setdefault(f"{batch_per_device} {other_work}", []).append(result)
+    for group in groups.values():
+        if len({result.devices for result in group}) > 1:
+            batch = float(group[0].work[BATCH]) / group[0].devices
+            work = " ".join(group[0].work[name] for name in MAIN_WORK_NAMES if name in group[0].work)
+            yield f"Scaling of {work} with a batch of {batch:g} per device", sort_by_platform(group)
+
+
+def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
+    """Build the speed over the number of GPUs, next to ideal scaling and the cost model's projection.
+
+    Work without tokens/s has no such chart, nor work of which no device has several counts or a projection.
+    """
+    if results[0].speed_metric != "tokens_per_s":
+        return
+    figure = go.Figure()
+    assumptions = []
+    for n, device in enumerate(dict.fromkeys(result.device for result in results)):
+        by_count = sorted((result for result in results if result.device == device), key=lambda result: result.devices)
+        projected, assumed = _read_projection(by_count[0], sweeps)
+        assumptions += [f"{device}: {assumed}"] if assumed else []
+        if len(by_count) > 1 or projected:
+            _add_device(figure, by_count, projected, COLORS[n % len(COLORS)])
+    if not figure.data:
+        return
+    # The ends of logarithmic axes are exponents of ten.
+    counts, speeds = ([value for line in figure.data for value in line[axis]] for axis in "xy")
+    count_range, (low, high) = (
+        (math.log10(min(values) / AXIS_MARGIN), math.log10(max(values) * AXIS_MARGIN)) for values in (counts, speeds)
+    )
+    powers = range(math.floor(low), math.ceil(high))
+    ticks = [tick for power in powers for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)]
+    ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    ranks = "processes" if results[0].is_cpu else "GPUs"
+    figure.update_xaxes(title=ranks, type="log", range=count_range, tickvals=sorted(set(counts)))
+    figure.update_yaxes(title="tokens/s", type="log", range=(low, high), tickvals=ticks)
+    yield Chart(title, [figure], SCALING_NOTE + (PROJECTION_NOTE + "; ".join(assumptions) if assumptions else ""))
+
+
+def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
+    """Return tokens/s by the number of devices, as the sweep of this result projected them, and what it assumed."""
+    column = f"tag.projected_{result.speed_metric}"
+    is_stored = sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
+    stored = sweeps[is_stored & sweeps[column].notna()] if column in sweeps else sweeps[:0]
+    if not len(stored):
+        return {}, ""
+    sweep = stored.iloc[0]
+    speeds = {int(count): float(speed) for count, speed in json.loads(sweep[column]).items()}
+    return speeds, str(sweep["tag.projection_assumes"])
+
+
+def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Mapping[int, float], color: str) -> None:
+    """Add one device's lines: the band, ideal scaling, the projection and the measured points."""
+    smallest = by_count[0]
+    per_device = smallest.speed.value / smallest.devices
+    counts = sorted({result.devices for result in by_count} | set(projected))
+    low, high = ([share * per_device * count for count in counts] for share in LINEAR_BANDS)
+    line_style = {"x": counts, "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
+    figure.add_scatter(y=low, line={"width": 0}, name="85%", **line_style)
+    figure.add_scatter(y=high, line={"width": 0}, fill="tonexty", fillcolor=f"{color}22", name="95%", **line_style)
+    ideal = [per_device * count for count in counts]
+    figure.add_scatter(y=ideal, line={"color": color, "dash": "dash"}, name="ideal", **line_style)
+    if projected:
+        figure.add_scatter(
+            x=list(projected),
+            y=list(projected.values()),
+            mode="lines+markers",
+            line={"color": color, "dash": "dot"},
+            marker={"symbol": "circle-open"},
+            name=f"{smallest.device}, projected",
+        )
+    speeds = [result.speed for result in by_count]
+    shares = [f"{result.speed.value / (per_device * result.devices):.0%}" for result in by_count[1:]]
+    figure.add_scatter(
+        x=[result.devices for result in by_count],
+        y=[speed.value for speed in speeds],
+        error_y=build_error_bars(speeds),
+        text=["", *shares],
+        textposition="bottom right",
+        mode="lines+markers+text",
+        line_color=color,
+        name=smallest.device,
+    )
+
+
 def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     """Build the heatmaps over the first two numeric parameters that vary, with infeasible cells marked.
 
@@ -187,29 +229,23 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     columns, rows = grid.x.nunique(), grid.y.nunique()
     if min(columns, rows) < 2:
         return
+    unit = SPEED_UNITS[speed_metric]
     if columns * rows > min(MAX_POINTS, 4 * len(grid)):
-        figure = _build_scatter(select_complete(grid), speed_metric, x, y)
-        yield Chart(f"{title}: {SPEED_UNITS[speed_metric]} over {x} and {y}", [figure])
+        # The fastest are on top.
+        points = select_complete(grid).sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
+        speeds = points[f"metric.{speed_metric}"]
+        marker = {"color": speeds, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
+        text = [f"{run}: {format_number(speed)} {unit}" for run, speed in zip(points["run"], speeds, strict=True)]
+        figure = go.Figure(go.Scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=text))
+        figure.update_xaxes(title=x).update_yaxes(title=y)
+        yield Chart(f"{title}: {unit} over {x} and {y}", [figure])
         return
-    candidates = HEATMAP_METRICS if speed_metric == "tokens_per_s" else {}
-    labels = {speed_metric: SPEED_UNITS[speed_metric]}
-    labels |= {m: label for m, label in candidates.items() if _has_values(complete, f"metric.{m}")}
+    labels = {speed_metric: unit}
+    for metric, label in HEATMAP_METRICS.items() if speed_metric == "tokens_per_s" else ():
+        if f"metric.{metric}" in complete and complete[f"metric.{metric}"].notna().any():
+            labels[metric] = label
     figures = [_build_marked_heatmap(grid, metric, label, x, y) for metric, label in labels.items()]
     yield Chart(f"{title}: best {', '.join(labels.values())} over {x} and {y}", figures)
-
-
-def _has_values(trials: pd.DataFrame, column: str) -> bool:
-    return column in trials and bool(trials[column].notna().any())
-
-
-def _build_scatter(grid: pd.DataFrame, speed_metric: str, x: str, y: str) -> go.Figure:
-    """Build a chart with a point for each trial, coloured by its speed, the fastest on top."""
-    grid = grid.sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
-    speeds, unit = grid[f"metric.{speed_metric}"], SPEED_UNITS[speed_metric]
-    marker = {"color": speeds, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
-    text = [f"{run}: {format_number(speed)} {unit}" for run, speed in zip(grid["run"], speeds, strict=True)]
-    figure = go.Figure(go.Scatter(x=grid.x, y=grid.y, mode="markers", marker=marker, text=text))
-    return figure.update_xaxes(title=x).update_yaxes(title=y)
 
 
 def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y: str) -> go.Figure:
@@ -223,56 +259,51 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
         x=[x_axis.labels[cell] for cell, marked in zip(x_axis.cells, is_marked, strict=True) if marked],
         y=[y_axis.labels[cell] for cell, marked in zip(y_axis.cells, is_marked, strict=True) if marked],
         mode="markers",
-        marker={"symbol": "x", "size": 12, "color": "#888"},
+        marker={"symbol": "x", "size": 12, "color": GREY},
         name="infeasible",
         text=grid[is_marked].get("tag.reason"),
     )
 
 
-def _build_history(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build a chart of the speed of a sweep's trials in the order in which they ran."""
+def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
+    """Build the speed of a sweep's trials in the order in which they ran, and against memory with the Pareto front."""
     complete = select_complete(trials)
     speed_metric = find_speed_metric(complete)
-    if speed_metric is None or len(complete) < MIN_TRIALS_FOR_HISTORY:
+    if speed_metric is None:
         return
-    column = f"metric.{speed_metric}"
-    ranked = complete[complete[column].notna()].sort_values("start").tail(MAX_POINTS)
-    numbers = pd.to_numeric(ranked["tag.sweeper.trial"])
-    figure = _build_trials_figure(numbers, ranked, column)
-    _add_steps(figure, numbers, ranked[column].cummax(), "best so far")
-    figure.update_xaxes(title="trial").update_yaxes(title=SPEED_UNITS[speed_metric])
-    yield Chart(f"{title}: trials", [figure])
-
-
-def _build_memory(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build a chart of speed against memory, with the Pareto front."""
-    complete = select_complete(trials)
-    speed_metric = find_speed_metric(complete)
+    ranked, speed = complete[complete[f"metric.{speed_metric}"].notna()], f"metric.{speed_metric}"
+    unit = SPEED_UNITS[speed_metric]
+    if len(complete) >= MIN_TRIALS_FOR_HISTORY:
+        in_order = ranked.sort_values("start").tail(MAX_POINTS)
+        numbers = pd.to_numeric(in_order["tag.sweeper.trial"])
+        steps = (numbers, in_order[speed].cummax(), "best so far")
+        yield Chart(f"{title}: trials", [_build_points(in_order, numbers, in_order[speed], steps, "trial", unit)])
     memory = next((f"metric.{name}" for name in MEMORY_METRICS if f"metric.{name}" in complete), None)
-    if speed_metric is None or memory is None:
+    if memory is None:
         return
-    column = f"metric.{speed_metric}"
-    ranked = complete[complete[memory].notna() & complete[column].notna()].sort_values(memory)
-    if len(ranked) < MIN_TRIALS_FOR_MEMORY:
-        return
-    front = ranked[ranked[column] >= ranked[column].cummax()]
-    figure = _build_trials_figure(ranked[memory], ranked, column)
-    _add_steps(figure, front[memory], front[column], "Pareto front")
-    figure.update_xaxes(title="memory of one device, GiB").update_yaxes(title=SPEED_UNITS[speed_metric])
-    yield Chart(f"{title}: speed against memory", [figure])
+    by_memory = ranked[ranked[memory].notna()].sort_values(memory)
+    if len(by_memory) >= MIN_TRIALS_FOR_MEMORY:
+        front = by_memory[by_memory[speed] >= by_memory[speed].cummax()]
+        steps = (front[memory], front[speed], "Pareto front")
+        label = "memory of one device, GiB"
+        figure = _build_points(by_memory, by_memory[memory], by_memory[speed], steps, label, unit)
+        yield Chart(f"{title}: speed against memory", [figure])
 
 
-def _build_trials_figure(x: pd.Series, trials: pd.DataFrame, column: str) -> go.Figure:
-    """Build a chart with a point for each trial."""
+def _build_points(
+    trials: pd.DataFrame,
+    x: pd.Series,
+    y: pd.Series,
+    steps: tuple[pd.Series, pd.Series, str],
+    x_title: str,
+    y_title: str,
+) -> go.Figure:
+    """Build a chart with a point for each trial, and a line of steps: its x, y and name."""
     figure = go.Figure()
-    marker = {"color": COLOURS[0]}
-    figure.add_scatter(x=x, y=trials[column], mode="markers", marker=marker, text=trials["run"], name="trials")
-    return figure.update_yaxes(rangemode="tozero")
-
-
-def _add_steps(figure: go.Figure, x: pd.Series, y: pd.Series, name: str) -> None:
-    """Add a line of steps."""
-    figure.add_scatter(x=x, y=y, mode="lines", line={"color": COLOURS[5], "shape": "hv"}, name=name)
+    figure.add_scatter(x=x, y=y, mode="markers", marker={"color": COLORS[0]}, text=trials["run"], name="trials")
+    line = {"color": COLORS[5], "shape": "hv"}
+    figure.add_scatter(x=steps[0], y=steps[1], mode="lines", line=line, name=steps[2])
+    return figure.update_xaxes(title=x_title).update_yaxes(rangemode="tozero", title=y_title)
 
 
 def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
@@ -286,7 +317,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
     devices = ended["tag.node"] + gpus.map(lambda gpu: f" GPU {gpu}" if gpu else "")
     figure = go.Figure()
     for n, (outcome, group) in enumerate(ended.groupby("tag.outcome")):
-        colour = COLOURS[n % len(COLOURS)]
+        color = COLORS[n % len(COLORS)]
         figure.add_bar(
             base=group["start"],
             x=(group["end"] - group["start"]).dt.total_seconds() * 1000,
@@ -294,7 +325,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
             orientation="h",
             name=str(outcome),
             # In a store of months a trial of minutes is narrower than a pixel, but its outline is not.
-            marker={"color": colour, "line": {"width": 1.5, "color": colour}},
+            marker={"color": color, "line": {"width": 1.5, "color": color}},
             text=group["run"],
             textposition="none",
         )

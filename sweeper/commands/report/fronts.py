@@ -1,4 +1,4 @@
-"""The fronts of the sweeps with several objectives: a table, a chart and an image of each.
+"""The fronts of the sweeps with several objectives: a table and a chart of each.
 
 A front is that of the sweep's end, with what the finals say of its points. Of a sweep that is cut to a budget, or that
 has not ended, it is computed from the measurements of the search.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -154,13 +153,3 @@ def build_table(front: SweepFront) -> Table:
 def build_chart(front: SweepFront) -> Chart:
     """Return a figure for each pair of objectives."""
     return Chart(front.title, build_panel_figures(front.plot), PICTURE_NOTE)
-
-
-def write_images(fronts: Sequence[SweepFront], path: Path) -> Iterator[Path]:
-    """Write an image of each front and yield its path: that of `path` with the sweep in its name."""
-    from sweeper.commands.report import png
-
-    for front in fronts:
-        image_path = png.name_image(path, f"front {front.sweep}")
-        png.save_front(front.plot, image_path)
-        yield image_path

@@ -11,9 +11,8 @@ import plotly.graph_objects as go
 
 from sweeper.commands.report.charts import build_heatmaps
 from sweeper.commands.report.platform_panels import VENDORS
-from sweeper.pages.chart_style import COLOURS
+from sweeper.pages.chart_style import COLORS, bar_chart_height_px, cut_name
 from sweeper.pages.html_page import Chart
-from sweeper.pages.parameter_charts import bar_chart_height_px
 from sweeper.results.imported import Imported, list_results, select_fastest
 
 MIN_RESULTS = 6  # of a file at one kind of work, for a heatmap
@@ -32,10 +31,12 @@ def build_charts(runs: pd.DataFrame) -> Iterator[Chart]:
     if not len(runs):
         return
     results = [result for result in list_results(runs) if not result.contradictions]
-    drawn = [result for result in select_fastest(results) if not math.isnan(result.rate_per_device)]
     works: dict[str, list[Imported]] = {}
-    for result in drawn:
-        works.setdefault(_describe_work(result), []).append(result)
+    for result in select_fastest(results):
+        if not math.isnan(result.rate_per_device):
+            model, length, _, dtype, *_ = result.work
+            parts = [model or result.name, dtype, f"{length} tokens a sequence" if length else ""]
+            works.setdefault(" ".join(filter(None, parts)), []).append(result)
     figures = [_build_bars(work, of_work) for work, of_work in works.items()]
     if figures:
         left_out = f" {len(figures) - MAX_FIGURES} more are not drawn." if len(figures) > MAX_FIGURES else ""
@@ -45,29 +46,22 @@ def build_charts(runs: pd.DataFrame) -> Iterator[Chart]:
     yield from _build_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])
 
 
-def _describe_work(result: Imported) -> str:
-    model, length, _, dtype, *_ = result.work
-    return " ".join(filter(None, [model or result.name, dtype, f"{length} tokens a sequence" if length else ""]))
-
-
 def _build_bars(work: str, results: Sequence[Imported]) -> go.Figure:
-    names = [_name_platform(result) for result in results]
+    names = []
+    for result in results:
+        *_, device, devices = result.work
+        platform = f"{devices} x {VENDORS.sub('', device) or 'unknown'}"
+        names.append(f"{platform}, {cut_name(result.name, MAX_NAME_LENGTH)}")
     rates = [result.rate_per_device for result in results]
-    figure = go.Figure(go.Bar(x=rates, y=names, orientation="h", marker_color=COLOURS[0], name="derived"))
+    figure = go.Figure(go.Bar(x=rates, y=names, orientation="h", marker_color=COLORS[0], name="derived"))
     claims = {name: result.claimed_per_device for name, result in zip(names, results, strict=True)}
     claims = {name: claim for name, claim in claims.items() if not math.isnan(claim)}
     if claims:
-        marker = {"symbol": "x", "size": 10, "color": COLOURS[5]}
+        marker = {"symbol": "x", "size": 10, "color": COLORS[5]}
         figure.add_scatter(x=list(claims.values()), y=list(claims), mode="markers", marker=marker, name="claimed")
     figure.update_layout(title=work, height=bar_chart_height_px(len(results)), showlegend=False)
     figure.update_yaxes(autorange="reversed", automargin=True, type="category")
     return figure.update_xaxes(title="tokens/s per device", rangemode="tozero")
-
-
-def _name_platform(result: Imported) -> str:
-    *_, device, devices = result.work
-    name = result.name if len(result.name) <= MAX_NAME_LENGTH else f"{result.name[: MAX_NAME_LENGTH - 1]}…"
-    return f"{devices} x {VENDORS.sub('', device) or 'unknown'}, {name}"
 
 
 def _build_heatmaps(runs: pd.DataFrame) -> Iterator[Chart]:
@@ -78,7 +72,11 @@ def _build_heatmaps(runs: pd.DataFrame) -> Iterator[Chart]:
         figures = []
         lengths = of_file.get("param.sequence_length", pd.Series("", index=of_file.index)).fillna("")
         for length in sorted(set(lengths), key=lambda text: float(text or 0)):
-            of_length = _keep_budgets(of_file[lengths == length].dropna(axis="columns", how="all"))
+            of_length = of_file[lengths == length].dropna(axis="columns", how="all")
+            if all(name in of_length and of_length[name].nunique() > 1 for name in BUDGETS):
+                # The tool chose the other parameters for each budget.
+                chosen = [name for name in of_length if str(name).startswith("param.") and name not in BUDGETS]
+                of_length = of_length.drop(columns=chosen)
             if len(of_length) < MIN_RESULTS or "metric.tokens_per_s" not in of_length:
                 continue
             for chart in build_heatmaps("", of_length):
@@ -86,11 +84,3 @@ def _build_heatmaps(runs: pd.DataFrame) -> Iterator[Chart]:
         if figures:
             name = Path(str(of_file["run"].iloc[0]).partition(" line ")[0]).name
             yield Chart(f"{name}, imported: tokens/s", figures[:MAX_FIGURES], "A cross is where nothing worked.")
-
-
-def _keep_budgets(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the results without the parameters that the tool chose for each budget, where they have budgets."""
-    if not all(name in runs and runs[name].nunique() > 1 for name in BUDGETS):
-        return runs
-    chosen = [name for name in runs if str(name).startswith("param.") and name not in BUDGETS]
-    return runs.drop(columns=chosen)

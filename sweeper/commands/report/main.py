@@ -189,10 +189,10 @@ def write_report(args: argparse.Namespace) -> int:
 
 def write_images(stored: Stored, path: Path) -> None:
     """Write an image for each kind of work and each front, and print the paths."""
-    from sweeper.commands.report import fronts, png
+    from sweeper.commands.report import fronts, images
 
     with writing("--out", path):
-        paths = [*png.write_images(stored.best_results, path), *fronts.write_images(fronts.find_fronts(stored), path)]
+        paths = list(images.write_images(stored.best_results, fronts.find_fronts(stored), path))
     if not paths:
         raise UserInputError("--format png: there is no complete trial to draw")
     print("\n".join(map(str, paths)))

@@ -1,4 +1,4 @@
-"""Training on several platforms in nine panels, as numbers for plotly and matplotlib alike.
+"""Training on several platforms in nine panels: their numbers, and their interactive chart (`images` draws for print).
 
 A platform is a kind of device and how many of them. All panels show one kind of work, so every axis compares.
 """
@@ -10,11 +10,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sweeper.pages.chart_style import COLOURS
+import plotly.graph_objects as go
+
+from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px
+from sweeper.pages.html_page import Chart
 from sweeper.results.ranking import SPEED_UNITS, BestResult, MeasuredValue, read_value
 
 VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = MeasuredValue(math.nan)
+PATTERNS = ["", "/", "."]  # distinguish bars of one color, in print too
+MAX_POINTS = 5000
 NOTE = (
     "Bars are the best configuration of each platform, lines on them its 95% interval. The matmul ceiling is the "
     "highest rate that a search of matrix products achieved on such a device; the peak is the vendor's dense one."
@@ -38,11 +43,7 @@ class Panel:
     @property
     def known_series(self) -> dict[str, list[MeasuredValue]]:
         """The series that have a value."""
-        return {
-            name: values
-            for name, values in self.series.items()
-            if not all(math.isnan(measured.value) for measured in values)
-        }
+        return {name: row for name, row in self.series.items() if not all(math.isnan(item.value) for item in row)}
 
     @property
     def is_empty(self) -> bool:
@@ -54,66 +55,99 @@ def list_names(results: Sequence[BestResult]) -> list[str]:
     return [VENDORS.sub("", result.platform) for result in results]
 
 
-def list_colours(results: Sequence[BestResult]) -> list[str]:
-    """Return a colour for each result: one for each device, for any number of them."""
+def list_colors(results: Sequence[BestResult]) -> list[str]:
+    """Return a color for each result: one for each device, for any number of them."""
     devices = list(dict.fromkeys(result.device for result in results))
-    return [COLOURS[devices.index(result.device) % len(COLOURS)] for result in results]
+    return [COLORS[devices.index(result.device) % len(COLORS)] for result in results]
+
+
+def build_panels(results: Sequence[BestResult]) -> list[Panel]:
+    """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
+    speeds = {"": [result.speed for result in results]}
+    if results[0].speed_metric != "tokens_per_s":
+        return [Panel("", SPEED_UNITS[results[0].speed_metric], speeds)]
+    rank = results[0].rank_noun
+    tokens_per_gpu, tflops_per_gpu = (
+        [read_value(result.trial, metric).divide(result.devices) for result in results]
+        for metric in ("tokens_per_s", "tflops")
+    )
+    utilizations = {
+        metric.upper(): [MeasuredValue(100 * result.get_metric(metric)) for result in results]
+        for metric in ("mfu", "hfu")
+    }
+    ceilings = {  # follow from the achieved rates, which are shares of them
+        name: [
+            MeasuredValue(rate.value / (result.get_metric(share) or math.nan))
+            for rate, result in zip(tflops_per_gpu, results, strict=True)
+        ]
+        for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu"))
+    }
+    all_tokens = [result.trials["metric.tokens_per_s"] for result in results]
+    gains = [  # a single configuration has no median to beat
+        MeasuredValue(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN
+        for result, tokens in zip(results, all_tokens, strict=True)
+    ]
+    spread = [list(tokens / result.devices) for result, tokens in zip(results, all_tokens, strict=True)]
+    return [
+        Panel("Tokens", "tokens/s", speeds),
+        Panel("Computation", "TFLOP/s", {"": [read_value(result.trial, "tflops") for result in results]}),
+        Panel("Utilisation of the peak", "%", utilizations),
+        Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
+        Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": tflops_per_gpu}),
+        Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", {"achieved": tflops_per_gpu} | ceilings),
+        Panel("Step time", "ms", {"": [MeasuredValue(result.get_metric("step_time_ms")) for result in results]}),
+        Panel("All configurations", f"tokens/s per {rank}", spread=spread),
+        Panel("Best over median configuration", "times", {"": gains}),
+    ]
+
+
+def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
+    """Build the nine panels of training, or the one panel of other work."""
+    names, colors = list_names(results), list_colors(results)
+    figures = [_build_figure(panel, names, colors) for panel in build_panels(results)]
+    if len(figures) > 1:
+        return Chart(f"Nine views of {work}", figures, NOTE)
+    return Chart(f"Best of each device: {work}", figures)
+
+
+def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> go.Figure:
+    figure = go.Figure()
+    for pattern, (series, values) in zip(PATTERNS, panel.known_series.items(), strict=False):
+        # Bars of a color are one trace: plotly warns in the console of patterned bars that have a list of colors.
+        for n, color in enumerate(dict.fromkeys(colors)):
+            bars = [(name, value) for name, of, value in zip(names, colors, values, strict=True) if of == color]
+            figure.add_bar(
+                x=[value.value for _, value in bars],
+                y=[name for name, _ in bars],
+                orientation="h",
+                error_x=build_error_bars([value for _, value in bars]),
+                marker={"color": color, "pattern": {"shape": pattern}, "line": {"width": 1, "color": GREY}},
+                name=series,
+                offsetgroup=series,
+                legendgroup=series,
+                showlegend=not n,
+            )
+    for name, color, spread in zip(names, colors, panel.spread, strict=False):
+        figure.add_box(x=spread[:MAX_POINTS], name=name, marker_color=color, boxpoints="outliers")
+    if panel.is_empty:
+        figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
+        figure.update_xaxes(showticklabels=False)
+    figure.update_layout(
+        title=panel.title,
+        height=bar_chart_height_px(len(names)),
+        showlegend=len(panel.known_series) > 1,
+        barmode="group",
+        legend={"orientation": "h", "y": -0.3},
+    )
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category", categoryarray=list(names))
+    return figure.update_xaxes(title=panel.unit, rangemode="tozero")
 
 
 def build_error_bars(values: Sequence[MeasuredValue]) -> dict[str, list[float]] | None:
-    """Return the intervals as plotly's error bars, None if no value has one."""
+    """Return the intervals as Plotly's error bars, None if no value has one."""
     if not any(measured.has_interval for measured in values):
         return None
     return {
         "array": [measured.error_above for measured in values],
         "arrayminus": [measured.error_below for measured in values],
     }
-
-
-def build_panels(results: Sequence[BestResult]) -> list[Panel]:
-    """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
-    if results[0].speed_metric != "tokens_per_s":
-        return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": [result.speed for result in results]})]
-    rank = results[0].rank_noun
-    tokens_per_gpu = [_read_per_gpu(result, "tokens_per_s") for result in results]
-    tflops_per_gpu = [_read_per_gpu(result, "tflops") for result in results]
-    spread = [list(result.trials["metric.tokens_per_s"] / result.devices) for result in results]
-    return [
-        Panel("Tokens", "tokens/s", {"": [result.speed for result in results]}),
-        Panel("Computation", "TFLOP/s", {"": [read_value(result.trial, "tflops") for result in results]}),
-        Panel("Utilisation of the peak", "%", {name.upper(): _read_percent(results, name) for name in ("mfu", "hfu")}),
-        Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
-        Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": tflops_per_gpu}),
-        Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", _compute_ceilings(results, tflops_per_gpu)),
-        Panel("Step time", "ms", {"": [MeasuredValue(result.get_metric("step_time_ms")) for result in results]}),
-        Panel("All configurations", f"tokens/s per {rank}", spread=spread),
-        Panel("Best over median configuration", "times", {"": [_compute_gain(result) for result in results]}),
-    ]
-
-
-def _read_per_gpu(result: BestResult, metric: str) -> MeasuredValue:
-    return read_value(result.trial, metric).divide(result.devices)
-
-
-def _read_percent(results: Sequence[BestResult], metric: str) -> list[MeasuredValue]:
-    return [MeasuredValue(100 * result.get_metric(metric)) for result in results]
-
-
-def _compute_ceilings(results: Sequence[BestResult], achieved: list[MeasuredValue]) -> dict[str, list[MeasuredValue]]:
-    """Return the achieved rates, and the ceilings that follow from their shares of them."""
-    shares = {"matmul ceiling": "mamf_utilization", "peak": "mfu"}
-    ceilings = {
-        name: [
-            MeasuredValue(rate.value / (result.get_metric(share) or math.nan))
-            for rate, result in zip(achieved, results, strict=True)
-        ]
-        for name, share in shares.items()
-    }
-    return {"achieved": achieved} | ceilings
-
-
-def _compute_gain(result: BestResult) -> MeasuredValue:
-    """Return the best speed over the median one, unknown for a single trial."""
-    if len(result.trials) < 2:
-        return UNKNOWN
-    return MeasuredValue(result.speed.value / float(result.trials["metric.tokens_per_s"].median()))

@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from sweeper.commands.report.scaling import group_by_scaling
+from sweeper.commands.report.charts import group_by_scaling
 from sweeper.results.ranking import describe_differences, find_best_results, group_by_work
 from tests.support.factories import complete_trials
 

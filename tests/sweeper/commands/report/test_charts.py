@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sweeper.commands.report import charts
 from sweeper.commands.report.platform_panels import UNKNOWN, Panel, build_panels
 from sweeper.pages.html_page import Chart
-from sweeper.pages.importance import compute_importances
+from sweeper.pages.parameter_charts import compute_importances
 from sweeper.results import mlflow_results
 from sweeper.results.ranking import find_best_results, split_by_work
 from tests.support.factories import complete_trials
