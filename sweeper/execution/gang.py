@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -201,8 +201,12 @@ class Gang:
 
     def assign_ranks(self) -> None:
         """Order the workers by node and GPU, so that consecutive ranks are close to each other."""
-        located = zip(ray.get(self.handshakes), self.workers, strict=True)
-        ordered = sorted(located, key=lambda entry: (str(entry[0]["address"]), _first_gpu(entry[0])))
+
+        def place(entry: tuple[dict[str, Scalar], Any]) -> tuple[str, int]:
+            first_gpu = str(entry[0]["gpus"]).split(",")[0]
+            return str(entry[0]["address"]), int(first_gpu) if first_gpu.isdigit() else 0
+
+        ordered = sorted(zip(ray.get(self.handshakes), self.workers, strict=True), key=place)
         self.locations = [location for location, _ in ordered]
         self.workers = [worker for _, worker in ordered]
 
@@ -258,12 +262,16 @@ class Gang:
                 failures.append(self._build_failure(running, TrialStatus.FAILED, reason, rank))
                 continue
             except RayError as error:
-                status, reason = _classify_dead_worker(error)
+                status, reason = TrialStatus.LOST, f"the worker is gone: {summarize_ray_error(error)}"
+                if isinstance(error, OutOfMemoryError) or LOW_MEMORY in str(error):  # it would run out of memory again
+                    reason = "out of memory: the node was running low on memory and Ray ended the worker"
+                    status = TrialStatus.INFEASIBLE
                 failures.append(self._build_failure(running, status, reason, rank))
                 continue
             self.clocks.observe(str(self.locations[rank]["node_id"]), result.ended_s)
             if result.measurement is None:
-                failure = self._build_failure(running, _failure_status(result), result.reason, rank, result.detail)
+                status = TrialStatus(result.status)
+                failure = self._build_failure(running, status, result.reason, rank, result.detail)
                 files = {rank_file_name(rank, name): content for name, content in result.files.items()}
                 # With several ranks, the others may still wait for this one in a collective operation.
                 reusable = result.reusable and len(self.workers) == 1
@@ -294,15 +302,6 @@ class Gang:
         return TrialResult(status, started_at_s, now, reason, detail, where=where)
 
 
-def _failure_status(result: RankResult) -> TrialStatus:
-    """Return the status of a rank that has no measurement."""
-    if result.infeasible:
-        return TrialStatus.INFEASIBLE
-    if result.pruned:
-        return TrialStatus.PRUNED
-    return TrialStatus.TIMED_OUT if result.timed_out else TrialStatus.FAILED
-
-
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
     """Return the failure of a rank that knows the cause, else the first, with the last lines and files of all ranks.
 
@@ -315,22 +314,6 @@ def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
     detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))
     files = {name: content for failure in failures for name, content in failure.files.items()}
     return replace(cause, detail=detail, files=files)
-
-
-def _classify_dead_worker(error: RayError) -> tuple[TrialStatus, str]:
-    """Return status and reason for a dead worker: lost, or infeasible if Ray ended it for its memory.
-
-    Another attempt would run out of memory again.
-    """
-    text = str(error)
-    if isinstance(error, OutOfMemoryError) or LOW_MEMORY in text:
-        return TrialStatus.INFEASIBLE, "out of memory: the node was running low on memory and Ray ended the worker"
-    return TrialStatus.LOST, f"the worker is gone: {summarize_ray_error(error)}"
-
-
-def _first_gpu(location: Mapping[str, Scalar]) -> int:
-    first = str(location["gpus"]).split(",")[0]
-    return int(first) if first.isdigit() else 0
 
 
 def _read_log_tail(log: Scalar, lines: int = 30) -> str:

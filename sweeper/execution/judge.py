@@ -113,7 +113,6 @@ class TrialJudge:
 
 
 def _why_no_energy(metric: str, result: TrialResult) -> str:
-    """Return why a metric that needs the energy is missing, as a clause; empty for any other metric."""
     if "energy" not in find_source(metric):
         return ""
     missing = missing_energy(result.measurements)

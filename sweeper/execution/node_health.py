@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sweeper.common.trials import BAD, LOST_NODE, Remeasurement, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.space import point_key
-from sweeper.search.trial import Trial
+from workloads.api.contract import Scalar
 
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
 RECENT_TRIALS = 50  # of a node: the present state of a node shows in its last trials
@@ -43,34 +43,20 @@ class NodeObservation:
     value: float | None = None
     remeasurement: Remeasurement | None = None
 
-    @staticmethod
-    def from_record(record: TrialRecord, objective: str) -> NodeObservation:
-        return NodeObservation(
-            nodes=_node_ids(record),
-            point=point_key(record.params),
-            status=record.status,
-            started_at_s=record.started_at_s,
-            ended_at_s=record.ended_at_s,
-            value=record.metrics.get(objective) if record.status is TrialStatus.COMPLETE else None,
-            remeasurement=record.remeasurement,
-        )
 
-    @staticmethod
-    def from_attempt(trial: Trial, result: TrialResult) -> NodeObservation:
-        """Build the observation of an attempt that has no record, because the trial is tried again."""
-        return NodeObservation(
-            nodes=_node_ids(result),
-            point=point_key(trial.params),
-            status=result.status,
-            started_at_s=result.started_at_s,
-            ended_at_s=result.ended_at_s,
-            remeasurement=trial.remeasurement,
-        )
+def observe(
+    source: TrialRecord | TrialResult,
+    params: Mapping[str, Scalar],
+    remeasurement: Remeasurement | None,
+    value: float | None = None,
+) -> NodeObservation:
+    """Return the observation of a record, or of an attempt without one because the trial is tried again.
 
-
-def _node_ids(source: TrialRecord | TrialResult) -> tuple[str, ...]:
-    """Return the nodes that an attempt counts for: the one whose worker is gone, else all of its gang."""
-    return tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
+    It counts for the node whose worker is gone, else for all nodes of its gang.
+    """
+    nodes = str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split()
+    times_s = source.started_at_s, source.ended_at_s
+    return NodeObservation(tuple(nodes), point_key(params), source.status, *times_s, value, remeasurement)
 
 
 # ── failures ──
@@ -91,20 +77,20 @@ def find_failing_nodes(
         for observation in observations
         if observation.status in JUDGED_STATUSES and not candidates.isdisjoint(observation.nodes)
     ]
-    failing_points = _find_failing_points(judged)
-    judged = [
-        observation
-        for observation in judged
-        if observation.status not in BAD or observation.point not in failing_points
-    ]
+    common_nodes: dict[str, set[str]] = {}  # of all failures of a point; none where the point itself is at fault
+    for observation in judged:
+        if observation.status in BAD:
+            nodes_of_point = common_nodes.setdefault(observation.point, {*observation.nodes})
+            nodes_of_point &= {*observation.nodes}
+    judged = [observation for observation in judged if observation.status not in BAD or common_nodes[observation.point]]
     failing = []
     for node in candidates & {*suspects}:
         here = [observation for observation in judged if node in observation.nodes][-RECENT_TRIALS:]
         elsewhere = [observation for observation in judged if node not in observation.nodes]
         failed_here = _count_failures(here)
         failed_elsewhere = len({observation.point for observation in elsewhere if observation.status in BAD})
-        trials_here = failed_here + _count_successes(here)
-        trials_elsewhere = failed_elsewhere + _count_successes(elsewhere)
+        trials_here = failed_here + sum(observation.status not in BAD for observation in here)
+        trials_elsewhere = failed_elsewhere + sum(observation.status not in BAD for observation in elsewhere)
         p_value = fisher_exact_p_value(
             failed_here, trials_here, failed_here + failed_elsewhere, trials_here + trials_elsewhere
         )
@@ -113,16 +99,6 @@ def find_failing_nodes(
             reason += f" {failed_elsewhere} of {trials_elsewhere} elsewhere"
             failing.append((p_value, node, reason))
     return {node: reason for _, node, reason in sorted(failing)}
-
-
-def _find_failing_points(observations: Iterable[NodeObservation]) -> set[str]:
-    """Return the points that failed on nodes without a node in common."""
-    common_nodes: dict[str, set[str]] = {}
-    for observation in observations:
-        if observation.status in BAD:
-            nodes = {*observation.nodes}
-            common_nodes[observation.point] = common_nodes.get(observation.point, nodes) & nodes
-    return {point for point, nodes in common_nodes.items() if not nodes}
 
 
 def _count_failures(observations: Iterable[NodeObservation]) -> int:
@@ -137,10 +113,6 @@ def _count_failures(observations: Iterable[NodeObservation]) -> int:
             counted_until_s = failure.ended_at_s
         points.add(failure.point)
     return count
-
-
-def _count_successes(observations: Sequence[NodeObservation]) -> int:
-    return sum(observation.status not in BAD for observation in observations)
 
 
 def fisher_exact_p_value(failed_here: int, trials_here: int, failed: int, trials: int) -> float:

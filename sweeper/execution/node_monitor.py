@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult
+from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Config
 from sweeper.execution import cluster
@@ -18,6 +18,7 @@ from sweeper.execution.node_health import (
     NodeObservation,
     find_failing_nodes,
     find_last_round,
+    observe,
 )
 from sweeper.search.trial import Trial
 
@@ -67,7 +68,7 @@ class NodeMonitor:
         # The number of comparisons and the nodes for which _nodes_to_measure was computed.
         self._round_state: tuple[int, list[str]] = (0, [])
         for record in sorted(records.values(), key=lambda record: record.ended_at_s):
-            self._add_observation(NodeObservation.from_record(record, config.workload.objective))
+            self._observe_record(record)
 
     def count_gangs(self, target: Target | None = None) -> int:
         """Return how many trials run at once on `target`, by default on the nodes in use.
@@ -96,11 +97,11 @@ class NodeMonitor:
     def add_record(self, record: TrialRecord) -> None:
         """Take note of a trial that ended."""
         self._comparing.pop(record.number, None)
-        self._add_observation(NodeObservation.from_record(record, self._config.workload.objective))
+        self._observe_record(record)
 
     def add_attempt(self, trial: Trial, result: TrialResult) -> None:
         """Take note of an attempt that was lost and is repeated."""
-        self._add_observation(NodeObservation.from_attempt(trial, result))
+        self._add_observation(observe(result, trial.params, trial.remeasurement))
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
         """Update `target` and return a line for each change since the last call.
@@ -118,6 +119,11 @@ class NodeMonitor:
         if self._compares and (self._suspects or self._has_new_comparison):
             lines += self._drain_nodes()
         return lines
+
+    def _observe_record(self, record: TrialRecord) -> None:
+        is_complete = record.status is TrialStatus.COMPLETE
+        value = record.metrics.get(self._config.workload.objective) if is_complete else None
+        self._add_observation(observe(record, record.params, record.remeasurement, value))
 
     def _add_observation(self, observation: NodeObservation) -> None:
         if not observation.nodes:

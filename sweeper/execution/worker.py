@@ -64,8 +64,8 @@ class RankResult:
     """The result of one rank: a measurement, or the reason why there is none.
 
     Attributes:
-        started_s: by the monotonic clock of the node, whose wall clock may be wrong.
-        ended_s: likewise.
+        started_s, ended_s: by the monotonic clock of the node, whose wall clock may be wrong.
+        status: the value of a `TrialStatus`, for a rank without a measurement.
         reusable: the process is unchanged and can run another trial.
         reason: one line.
         detail: the last lines of a program's output, or of a traceback.
@@ -76,9 +76,7 @@ class RankResult:
     started_s: float
     ended_s: float
     measurement: Measurement | None = None
-    infeasible: bool = False
-    pruned: bool = False
-    timed_out: bool = False
+    status: str = "failed"
     reusable: bool = False
     reason: str = ""
     detail: str = ""
@@ -138,8 +136,12 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
         ParameterMismatch: one differs from what was requested.
     """
     actual = {name: os.environ.get(name) for name in requested}
+
+    def describe(name: str, value: str | None) -> str:
+        return f"no {name}" if value is None else f"{name}={value}"
+
     differences = [
-        f"{_describe_variable(name, actual[name])}, requested {_describe_variable(name, value)}"
+        f"{describe(name, actual[name])}, requested {describe(name, value)}"
         for name, value in requested.items()
         if actual[name] != value
     ]
@@ -148,20 +150,16 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
     return {f"{PREFIX}{name}": value for name, value in actual.items()}
 
 
-def _describe_variable(name: str, value: str | None) -> str:
-    return f"no {name}" if value is None else f"{name}={value}"
-
-
 def _describe_error(error: Exception) -> RankResult:
     """Return the result of a rank that an exception ended, without its rank and times."""
     output = output_of(error)
     result = RankResult(0, 0.0, 0.0, detail=output.last_lines, files=output.files)
     if isinstance(error, Infeasible):
-        return replace(result, infeasible=True, reusable=not isinstance(error, OutOfMemory), reason=str(error))
+        return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory), reason=str(error))
     if isinstance(error, Pruned):
-        return replace(result, pruned=True, reusable=True, reason="worse than other trials at the same step")
+        return replace(result, status="pruned", reusable=True, reason="worse than other trials at the same step")
     if isinstance(error, TrialTimeout):
-        return replace(result, timed_out=True, reason=str(error))
+        return replace(result, status="timed_out", reason=str(error))
     name = "" if isinstance(error, ProgramFailed) else f"{type(error).__name__}: "  # a program's reason is a sentence
     reason = f"{name}{str(error).strip() or 'no message'}".splitlines()[0]
     if isinstance(error, EXPLAINED) and output.last_lines:

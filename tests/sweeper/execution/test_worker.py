@@ -23,7 +23,7 @@ def test_a_failed_program_has_its_reason_its_last_lines_and_its_files() -> None:
 
 def test_a_program_that_ran_out_of_memory_keeps_its_last_lines() -> None:
     result = run("print('a hint'); print('CUDA out of memory', flush=True)")
-    assert result.infeasible and not result.reusable and result.detail.startswith("a hint")
+    assert result.status == "infeasible" and not result.reusable and result.detail.startswith("a hint")
 
 
 def test_an_error_of_this_project_has_its_traceback() -> None:
