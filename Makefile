@@ -58,8 +58,9 @@ check: $(STAMP)   ## ruff (lint, format) and mypy
 test: $(STAMP)    ## tests that need no GPU, about six minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
 
-soak: $(STAMP)    ## long tests, such as a sweep of 100 trials whose driver is killed 25 times
+soak: $(STAMP)    ## long tests, such as a sweep whose driver is killed 25 times, and many random examples of laws
 	$(BIN)/python -m pytest -m 'soak and not gpu' --timeout=3600 $(ARGS)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m 'hypothesis and not gpu' --timeout=3600 $(ARGS)
 
 clean:            ## remove the environment and the caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -29,9 +29,12 @@ from workloads.instruments import host_waits
 # Several tests share few cores, on which OpenMP's threads would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The duration of an example depends on the machine.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# Laws: the same examples in every run, and with HYPOTHESIS_PROFILE=soak (`make soak`) many random ones. Without a
+# deadline, since the duration of an example depends on the machine.
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("soak", deadline=None, max_examples=2000)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(PROFILE)
 
 # Tests share the cores with other processes. tests/workloads/test_host_waits.py restores the limits of measurements.
 HOST_LIMITS = {name: getattr(host_waits, name) for name in LIMITS}
@@ -48,6 +51,11 @@ STORAGE_VARIABLE = "RAY_gcs_storage_path"
 # This checkout comes before an installed one. The existing PYTHONPATH may hold the dependencies.
 ANY_LOAD = REPOSITORY / "tests" / "support" / "any_load"
 PYTHONPATH = os.pathsep.join(filter(None, [str(REPOSITORY), str(ANY_LOAD), os.environ.get("PYTHONPATH")]))
+
+
+def examples(count: int) -> settings:
+    """Return the settings of a law with its own number of examples; `make soak` tests 20 times as many."""
+    return settings(max_examples=20 * count if PROFILE == "soak" else count)
 
 
 def environment(**variables: str) -> dict[str, str]:

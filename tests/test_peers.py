@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers import table
@@ -13,6 +13,7 @@ from benchmarks.peers.figures import Trial, count_lines, count_loss, describe, i
 from benchmarks.peers.schedules import batch_length_s, queue_length_s
 from benchmarks.peers.table import LONGEST_S, SHORTEST_S, STEPS, make_table, run_trial
 from benchmarks.peers.tools import KILLED, WHOLE
+from tests.conftest import examples
 
 
 def test_the_table_has_60_points_that_depend_on_the_seed_alone() -> None:
@@ -104,7 +105,7 @@ def test_batches_wait_for_their_longest_trial_and_a_queue_does_not() -> None:
     assert queue_length_s([2.0] * 8, workers=4) == batch_length_s([2.0] * 8, workers=4) == 4
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.floats(0.2, 4), min_size=1, max_size=60), st.integers(1, 8))
 def test_a_queue_is_never_slower_than_batches(durations_s: list[float], workers: int) -> None:
     shortest_s = max(sum(durations_s) / workers, max(durations_s))

@@ -56,7 +56,7 @@ def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
 
 def _dominates_each(mean: np.ndarray, means: np.ndarray, resolution: np.ndarray) -> np.ndarray:
     """Return whether a point of these means dominates each other one, in each draw."""
-    is_no_worse = (mean <= means + resolution).all(axis=1)
-    is_better = (mean < means - resolution).any(axis=1)
-    dominated: np.ndarray = is_no_worse & is_better
+    # One difference for both: a sum and a difference round apart, and two points might dominate each other.
+    difference = mean - means
+    dominated: np.ndarray = (difference <= resolution).all(axis=1) & (difference < -resolution).any(axis=1)
     return dominated

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sweeper.metrics.intervals import student_interval
 from sweeper.search.dominance_shares import draw_means, find_dominated, share_points
+from tests.conftest import examples
 
 FINE = np.array([1e-3, 1e-3])
 NONE = np.zeros(2)
@@ -18,7 +19,7 @@ arrays = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(arrays.map(lambda rows: np.array(rows[:5])))
 def test_shares_are_shares_and_a_dominated_point_changes_none(losses: np.ndarray) -> None:
     undominated, beaten = share_points(losses, NONE)
@@ -29,7 +30,8 @@ def test_shares_are_shares_and_a_dominated_point_changes_none(losses: np.ndarray
     assert (shares[:-1] == undominated).all() and shares[-1] == 0.0 and beaten[0, -1] == 1.0
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
+@example(means=[[0, 0, 0], [0, 3, 5], [0, 6, 2]], resolution=2.9999999999999996)  # 5 - 2 is rounded to the resolution
 @given(
     st.lists(st.lists(st.integers(0, 6).map(float), min_size=3, max_size=3), min_size=1, max_size=6),
     st.floats(0, 3),

@@ -7,13 +7,13 @@ import signal
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.coverage import measure_finals
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.search.finals import finalist_results, pending_remeasurements
-from tests.conftest import Workspace, wait_for
+from tests.conftest import Workspace, examples, wait_for
 from tests.support.factories import finals_record as record
 
 BASES = {7: 10.0, 3: 9.8, 5: 9.7, 1: 9.6}
@@ -112,7 +112,7 @@ def test_finalists_of_the_same_value_keep_the_order_of_the_search() -> None:
     assert [result.trial.number for result in results] == [7, 3] and results[1].tied
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.floats(1, 100), min_size=3, max_size=8), st.floats(0.1, 10))
 def test_changing_the_unit_changes_no_verdict(rates: list[float], unit: float) -> None:
     by_finalist = {7: rates, 3: rates[::-1]}

@@ -21,7 +21,7 @@ from sweeper.search import study as search_study
 from sweeper.search.journal import Journal
 from sweeper.search.samplers import PrunerSettings
 from sweeper.search.study import Study
-from tests.conftest import environment
+from tests.conftest import environment, examples
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
 from workloads.api.errors import UserInputError
 
@@ -39,7 +39,7 @@ def test_every_point_of_a_small_space_is_sampled_once(tmp_path: Path, sampler: s
     assert study.exhausted
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.decimals("0", "2", places=2), st.decimals("0.01", "0.9", places=2), st.integers(2, 9), st.data())
 def test_points_of_a_range_of_decimals_are_exact(
     tmp_path: Path, first: Decimal, step: Decimal, count: int, data: st.DataObject

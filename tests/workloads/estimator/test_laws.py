@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sweeper.config.topologies import known_topologies
+from tests.conftest import examples
 from tests.support.planner_estimates import H100
 from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.estimator.memory import peak_memory_gib, stage_memories
@@ -27,8 +28,9 @@ L40S = replace(
 DEGREES = st.sampled_from([1, 2, 4, 8])
 
 
-# The same examples each time; most draws break a rule of layouts.
-SETTINGS = settings(derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+def few_examples(count: int) -> settings:
+    """Return settings for draws of which most break a rule of layouts."""
+    return settings(examples(count), suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @st.composite
@@ -70,7 +72,7 @@ def jobs(draw: st.DrawFn, *, is_plain: bool = False) -> tuple[Job, Cluster]:
     return job, cluster
 
 
-@settings(SETTINGS, max_examples=30)
+@few_examples(30)
 @given(jobs())
 def test_parts_are_never_negative_and_the_mfu_is_below_one(pair: tuple[Job, Cluster]) -> None:
     estimate = estimate_job(*pair)
@@ -80,7 +82,7 @@ def test_parts_are_never_negative_and_the_mfu_is_below_one(pair: tuple[Job, Clus
     assert step_bound_s(*pair) <= estimate.step.total_s * (1 + 1e-9)
 
 
-@settings(SETTINGS, max_examples=30)
+@few_examples(30)
 @given(jobs())
 def test_the_largest_of_all_ranks_is_found_without_the_others(pair: tuple[Job, Cluster]) -> None:
     job, cluster = pair
@@ -90,7 +92,7 @@ def test_the_largest_of_all_ranks_is_found_without_the_others(pair: tuple[Job, C
         assert peak_memory_gib(setting) == max(stage.total_gib for stage in stage_memories(setting))
 
 
-@settings(SETTINGS, max_examples=30)
+@few_examples(30)
 @given(jobs(), st.floats(1.05, 20.0))
 def test_faster_links_and_networks_are_never_slower_and_latency_never_helps(
     pair: tuple[Job, Cluster], factor: float
@@ -105,7 +107,7 @@ def test_faster_links_and_networks_are_never_slower_and_latency_never_helps(
         assert estimate_job(job, replace(cluster, topology=slower)).step.total_s * (1 + 1e-9) >= step_s / (1 + 1e-9)
 
 
-@settings(SETTINGS, max_examples=20)
+@few_examples(20)
 @given(jobs())
 def test_more_replicas_do_not_gain_tokens_per_gpu(pair: tuple[Job, Cluster]) -> None:
     job, cluster = pair
@@ -116,7 +118,7 @@ def test_more_replicas_do_not_gain_tokens_per_gpu(pair: tuple[Job, Cluster]) -> 
     assert many.tokens_per_s_per_gpu <= few.tokens_per_s_per_gpu * (1 + 1e-9)
 
 
-@settings(SETTINGS, max_examples=20)
+@few_examples(20)
 @given(jobs(is_plain=True), st.floats(1.05, 4.0))
 def test_a_device_with_more_bandwidth_and_faster_products_is_never_slower(
     pair: tuple[Job, Cluster], factor: float

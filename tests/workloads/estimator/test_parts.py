@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.config.topologies import find_topology
+from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.attention import attention_s
 from workloads.estimator.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
@@ -71,7 +72,7 @@ def test_an_all_to_all_across_nodes_is_slower() -> None:
     pp=st.sampled_from([1, 2, 4, 8]),
     schedule=st.sampled_from([("1f1b", 1), ("interleaved", 1), ("zbv", 2), ("dualpipev", 2)]),
 )
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_every_layer_is_on_one_rank(layers: int, pp: int, schedule: tuple[str, int]) -> None:
     name, stages = schedule
     layout = TrainingLayout(pp=pp, schedule=name, stages_per_rank=stages)  # type: ignore[arg-type]
@@ -91,7 +92,7 @@ def test_every_layer_is_on_one_rank(layers: int, pp: int, schedule: tuple[str, i
     sharding=st.sampled_from(["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]),
     checkpointing=st.sampled_from(["none", "per_op", "selective", "core_attention", "norm_act", "full"]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_part_is_negative(model: str, tp: int, pp: int, cp: int, dp: int, sharding: str, checkpointing: str) -> None:
     work = job(model, tp=tp, pp=pp, cp=cp, dp_shard=dp, sharding=sharding, checkpointing=checkpointing)
     result = estimate_job(work, cluster(work.layout.gpus))

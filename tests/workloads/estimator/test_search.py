@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.support.planner import LLAMA_8B, cluster, flatten, job
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
@@ -58,7 +59,7 @@ def all_layouts(gpus: int, batch: int, fixed: Mapping[str, Any]) -> list[Trainin
     return flatten(families)
 
 
-@settings(max_examples=4)
+@examples(4)
 @given(st.sampled_from([1, 6, 8]), st.integers(1, 3))
 def test_every_layout_is_valid_and_none_is_repeated(gpus: int, multiple: int) -> None:
     layouts = all_layouts(gpus, multiple * gpus, {})
@@ -85,7 +86,7 @@ def test_fixed_fields_have_one_value(fixed: Mapping[str, Any]) -> None:
     assert Counter(others) == Counter(layouts)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.sampled_from([2, 3, 4]), st.integers(0, 100), st.integers(1, 30))
 def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: int, keep: int) -> None:
     template, target = job(TrainingLayout(global_batch=2 * gpus)), cluster(gpus)

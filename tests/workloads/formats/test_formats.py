@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, examples
 from tests.support.planner_estimates import cluster
 from workloads.api.contract import Machine, Rank
 from workloads.api.errors import UserInputError
@@ -96,7 +96,7 @@ def jobs(draw: st.DrawFn, trainer: str) -> Job:
 def test_a_file_is_read_back_as_its_job(trainer: str) -> None:
     written = 0
 
-    @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+    @settings(examples(15), suppress_health_check=[HealthCheck.filter_too_much])
     @given(jobs(trainer))
     def check(job: Job) -> None:
         nonlocal written

@@ -7,9 +7,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.support.planner_estimates import cluster, job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.offers import OFFERS
@@ -38,7 +39,7 @@ WORDS: dict[str, list[Any]] = {
     state=st.sampled_from(["fp32", "bf16"]),
     sequence_length=st.sampled_from([4096, 8192, 8200]),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_offered_layout_is_one_that_the_trainer_runs(
     model: str, gpus: int, fixed: dict[str, Any], precision: str, state: Any, sequence_length: int
 ) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.llama.data import load_sequences, synthetic_tokens
@@ -51,7 +52,7 @@ def test_unusable_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         read(path)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(4, 3000), st.integers(1, 4), st.integers(2, 40), st.integers(0, 2**31))
 def test_synthetic_tokens_are_within_the_vocabulary_and_reproducible(
     vocabulary: int, count: int, length: int, seed: int

@@ -9,9 +9,10 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.support.matrix import covering
 from workloads.api.contract import Infeasible, OutOfMemory, Rank
 from workloads.api.trial import run_trial
@@ -155,7 +156,7 @@ def test_sequences_in_segments_train_like_whole_ones(
     check_training(build_plan([layer] * SHAPE.layers, "device", 2, segments, keys_values_on), device)
 
 
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(st.integers(0, 2**32), st.sampled_from(LOCATIONS), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]))
 def test_any_mixture_of_placements_trains_like_plain_pytorch(
     seed: int, states: Location, rounds: int, segments: int

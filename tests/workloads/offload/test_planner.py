@@ -16,10 +16,10 @@ from typing import Any
 import pynvml
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.conftest import CommandResult, Workspace
+from tests.conftest import CommandResult, Workspace, examples
 from tests.support import replay
 from workloads.api.contract import Infeasible, Machine, Rank, Scalar
 from workloads.api.trial import run_trial
@@ -69,7 +69,7 @@ def find_plan(device_gib: float, host_gib: float, sequences: int = 8, rates: Dev
     return find_fastest_plan(MODEL, 8192, sequences, MemoryBudget(device_gib, host_gib), rates)
 
 
-@settings(max_examples=10, deadline=None)  # about 1 s each
+@examples(10)  # about 1 s each
 @given(st.floats(14, 60), st.floats(0, 40), st.floats(0, 20), st.floats(0, 20))
 def test_more_memory_is_never_slower_and_every_plan_fits(
     device_gib: float, host_gib: float, more_device_gib: float, more_host_gib: float

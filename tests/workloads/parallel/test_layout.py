@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from workloads.estimator.pipeline import stage_layers
 from workloads.layouts.rules import DEGREES
 from workloads.models.model import MODELS
@@ -49,7 +50,7 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.fixed_dictionaries(
         {name: st.sampled_from([1, 2, 3, 4]) for name in (*DEGREES, "stages_per_rank", "micro_batch")}

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -17,7 +17,7 @@ from sweeper.commands.ingest import write
 from sweeper.commands.ingest.devices import find_device_in_name
 from sweeper.commands.ingest.imported import drop_warmup
 from sweeper.commands.ingest.main import import_file, main
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, examples
 from tests.support.imports import ml_dataflow_csv, tprimat_benchmark
 from workloads.api.errors import UserInputError
 
@@ -135,7 +135,7 @@ def test_the_device_is_the_commands_or_in_the_name_of_the_file(
     assert "--device h10: unknown device. Available: " in error and "Did you mean h100?" in error
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.one_of(
         st.binary(max_size=300),
