@@ -20,6 +20,7 @@ from sweeper.cli.arguments import Arguments
 from sweeper.cli.explanation import explain
 from sweeper.cli.groups import GROUPS
 from sweeper.cli.location import locate
+from sweeper.config.catalogue import use_config_dir
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
@@ -101,6 +102,7 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
         typed = overrides.unquote(HydraConfig.get().overrides.task)
         sweeps.append(ComposedSweep(composed, Arguments(folder, tuple(typed))))
 
+    use_config_dir(arguments.config_dir)
     _check_groups(arguments)
     _check_launcher(arguments)
     is_multirun = "multirun" in arguments.flags

@@ -15,10 +15,9 @@ from sweeper.cli.arguments import FLAGS, Arguments
 from sweeper.cli.explanation import explain
 from sweeper.cli.groups import GROUPS, compose_groups, list_choices, loaded_files
 from sweeper.config.files import ConfigFile
-from sweeper.config.keys import Key, attribute_docs, keys_of, literal_values
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
-from sweeper.config.validation import build
+from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api import registry
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, suggest

@@ -11,8 +11,8 @@ from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.errors import HydraException
 
 from sweeper.config.environment import check_name
-from sweeper.config.keys import keys_of
 from sweeper.config.schema import Config
+from sweeper.config.validation import keys_of
 from workloads.api.errors import UserInputError
 
 # Sections whose keys a YAML file need not list, since the schema knows them.

@@ -1,34 +1,80 @@
-"""The catalogue of GPUs in `conf/hardware/`, and recognizing a GPU by what its driver and Ray report."""
+"""The catalogue of GPUs: a YAML file for each kind, which a GPU is recognized by, also where it is divided.
+
+An Instinct may be divided into several devices, each of which the driver shows as a GPU. The compute mode says into how
+many: SPX is one, CPX one for each die. The memory mode (NPS1, NPS4) says over what their memory is interleaved. The
+modes are written together, such as CPX/NPS4.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-from sweeper.config import partitions
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Hardware
 from sweeper.config.validation import build
+from workloads.api.errors import UserInputError, first_line
 from workloads.api.gpus import GpuIdentity
 
 # In C where PyYAML has it: thirty files take 0.1 s less than by OmegaConf, which reads them in Python.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+UNDIVIDED = "SPX/NPS1"
+DEVICES_PER_GPU = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
+MODES = re.compile(r"([SDTQC]PX)/NPS\d")
+
+_config_dirs: tuple[Path, ...] = ()
+
+
+# ── kinds of GPUs ──
+
+
+def use_config_dir(folder: str | Path | None) -> None:
+    """Add the GPUs in `hardware/` of the user's folder of configurations to the catalogue, until the next call."""
+    global _config_dirs
+    _config_dirs = () if folder is None else (Path(folder).expanduser().resolve(),)
+    for cached in (catalogue, find_hardware, _device_ids):
+        cached.cache_clear()
 
 
 @cache
 def catalogue() -> dict[str, Hardware]:
-    """Return every kind of GPU in `conf/hardware/` by its name."""
-    entries = {}
-    for path in sorted((CONF / "hardware").glob("*.yaml")):
-        values = yaml.load(path.read_text(), Loader=LOADER)
-        assert isinstance(values, dict)
-        entry = build(Hardware, {str(key): value for key, value in values.items()}, f"{path.name}: ")
+    """Return every kind of GPU by its name: of `conf/hardware/`, then those of the user's own files.
+
+    A file of the user's is a choice of `hardware=` by its name, and does not replace one of ours, as in Hydra.
+
+    Raises:
+        UserInputError: a file of the user's is not valid.
+    """
+    entries: dict[str, Hardware] = {}
+    files: dict[str, dict[str, Any]] = {}
+    for path in [path for folder in (CONF, *_config_dirs) for path in sorted((folder / "hardware").glob("*.yaml"))]:
+        if path.stem in files:
+            continue
+        files[path.stem] = values = _read(path, files)
+        prefix = f"{path.name if path.is_relative_to(CONF) else path}: "
+        entry = build(Hardware, values, prefix)
         if entry.kind == "gpu" and entry.name != "auto":
-            entries[entry.name] = entry
+            entries.setdefault(entry.name, entry)
     return entries
+
+
+def _read(path: Path, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the keys of a file over those of the files that its defaults list names."""
+    try:
+        values = yaml.load(path.read_text(), Loader=LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserInputError(f"{path}: cannot be read ({first_line(error)})") from error
+    if not isinstance(values, dict):
+        raise UserInputError(f"{path}: must be a mapping: key: value")
+    merged: dict[str, Any] = {}
+    for base in values.pop("defaults", ()):
+        merged |= files.get(str(base), {})
+    return merged | {str(key): value for key, value in values.items()}
 
 
 @cache
@@ -37,10 +83,12 @@ def find_hardware(device_name: str) -> Hardware | None:
 
     A name with partition modes gives what one of the devices has.
     """
-    name, partition = partitions.split_model(device_name)
+    name, _, partition = device_name.rpartition(" ")
+    if not MODES.fullmatch(partition):
+        name, partition = device_name, ""
     for entry in catalogue().values():
         if name in entry.accelerators or _has_name(entry, name):
-            return partitions.divide(replace(entry, partition=partition)) if partition else entry
+            return divide(replace(entry, partition=partition)) if partition else entry
     return None
 
 
@@ -67,3 +115,60 @@ def _device_ids() -> frozenset[str]:
 
 def _has_name(hardware: Hardware, device_name: str) -> bool:
     return any(re.search(pattern, device_name) for pattern in hardware.device_names)
+
+
+# ── partitions ──
+
+
+def partition_of(gpu: GpuIdentity) -> str | None:
+    """Return the partition modes of a GPU; None if it is not divided, or reports none, as virtual functions do."""
+    modes = f"{gpu.compute_partition or 'SPX'}/{gpu.memory_partition or 'NPS1'}"
+    return None if modes == UNDIVIDED else modes
+
+
+def check_partition(hardware: Hardware) -> None:
+    """Check the partition modes that a configuration asks for.
+
+    Raises:
+        UserInputError: there are no such modes, or no partitions of this kind of GPU are known.
+    """
+    if hardware.partition is None:
+        return
+    if not MODES.fullmatch(hardware.partition):
+        raise UserInputError(f"hardware.partition={hardware.partition}: must be such as {UNDIVIDED} or CPX/NPS4")
+    if hardware.dies is None:
+        raise UserInputError(f"hardware.partition={hardware.partition}: {hardware.name} has no known partitions")
+
+
+def devices_per_gpu(hardware: Hardware) -> int:
+    """Return into how many devices the partition mode divides a GPU; 1 where that is not known."""
+    mode, *_ = (hardware.partition or UNDIVIDED).split("/")
+    return DEVICES_PER_GPU.get(mode, hardware.dies or 1)
+
+
+def divide(hardware: Hardware, units: int | None = None, memory_gib: float | None = None) -> Hardware:
+    """Return what one device of a GPU has in its partition mode.
+
+    Each has an equal part of the matrix units, of the memory and its bandwidth, and of the links. The driver divides
+    the memory evenly too (amdgpu_amdkfd_xcp_memory_size in Linux), but AMD SMI may report for each device all memory
+    of the GPU, or of the group that it is interleaved in (ROCm/ROCm#4750).
+
+    Args:
+        hardware: a whole GPU, with the partition mode.
+        units: the compute units that the driver reports of a device, fewer also where it does not report the mode.
+        memory_gib: the memory that it reports of a device.
+    """
+    total_units = hardware.compute_units or 0
+    known = units if units and total_units else None
+    devices = max(devices_per_gpu(hardware), round(total_units / known) if known else 1)
+    share = min(1 / devices, known / total_units) if known else 1 / devices
+    memory = [gib for gib in (hardware.memory_gib and hardware.memory_gib / devices, memory_gib) if gib]
+    return replace(
+        hardware,
+        dense_peak_tflops={dtype: share * peak for dtype, peak in hardware.dense_peak_tflops.items()},
+        memory_gib=(min(memory) if devices > 1 else memory[0]) if memory else None,
+        bandwidth_tb_s=hardware.bandwidth_tb_s and hardware.bandwidth_tb_s / devices,
+        link_gb_s=hardware.link_gb_s and hardware.link_gb_s / devices,
+        # Devices of one GPU share its links, and no link joins two devices.
+        link_peers=hardware.link_peers if devices == 1 else None,
+    )

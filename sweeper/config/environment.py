@@ -42,7 +42,6 @@ def flatten(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_variable(name: str) -> bool:
-    """Return whether the parameter is an environment variable."""
     return name.startswith(PREFIX)
 
 
@@ -78,12 +77,12 @@ def check_name(variable: str) -> None:
 
 def check_values(variable: str, values: Iterable[Any]) -> None:
     """Check the values of a variable. Raises UserInputError for one that a process would not get as it is written."""
+    key = f"space.{PREFIX}{variable}"
     for value in values:
-        key = f"space.{PREFIX}{variable}={value}"
         if isinstance(value, bool):  # YAML reads true, True and yes alike, a program may not
-            raise UserInputError(f"space.{PREFIX}{variable}={str(value).lower()}: put true or false in quotes")
+            raise UserInputError(f"{key}={str(value).lower()}: put true or false in quotes")
         text = str(value)
         if "$" in text or not text.isprintable():
-            raise UserInputError(f"{key}: values are taken literally; $ and control characters are not allowed")
+            raise UserInputError(f"{key}={value}: values are taken literally; $ and control characters are not allowed")
         if mask(text) != text or mask(f"{variable}={text}") != f"{variable}={text}":
-            raise UserInputError(f"space.{PREFIX}{variable}: a value looks like a secret, and values are recorded")
+            raise UserInputError(f"{key}: a value looks like a secret, and values are recorded")

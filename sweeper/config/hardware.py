@@ -1,15 +1,12 @@
-"""The devices of a sweep: kinds of hardware, matched against the nodes of the cluster."""
+"""The devices of a sweep: the nodes of the cluster that have one kind of hardware, and what fits on them."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sweeper.config import partitions
-from sweeper.config.catalogue import catalogue, is_kind
-from sweeper.config.placement import count_placements, find_ranks_per_node
+from sweeper.config.catalogue import UNDIVIDED, catalogue, devices_per_gpu, is_kind, partition_of
 from sweeper.config.schema import Hardware
 from workloads.api.errors import UserInputError
 from workloads.api.gpu_setup import GpuProblem
@@ -63,14 +60,12 @@ class Node:
         """The name of its GPUs, the driver's if known, else Ray's label, with the modes in which they are divided."""
         if not self.gpu_identities:
             return self.accelerator
-        modes = partitions.partition_of(self.gpu_identities[0])
-        return " ".join(filter(None, (self.gpu_identities[0].name, modes)))
+        return " ".join(filter(None, (self.gpu_identities[0].name, partition_of(self.gpu_identities[0]))))
 
     @property
     def partitions(self) -> set[str]:
         """The partition modes of its GPUs, such as CPX/NPS4."""
-        modes = {partitions.partition_of(gpu) for gpu in self.gpu_identities} or {None}
-        return {mode or partitions.UNDIVIDED for mode in modes}
+        return {mode or UNDIVIDED for mode in {partition_of(gpu) for gpu in self.gpu_identities} or {None}}
 
     @property
     def cpu_model(self) -> str:
@@ -150,8 +145,7 @@ class Target:
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
         """Return how many ranks of a gang share a node; of a gang that does not fit, as many as the largest node has.
 
-        Args:
-            host_gib: memory of its node that each process takes.
+        Each process takes `host_gib` of its node's memory.
         """
         if not self.is_gpu:
             return min(ranks, max(node.cpus for node in self.nodes))
@@ -163,7 +157,7 @@ class Target:
         if not self.is_gpu:
             return ranks
         if self.is_planned:
-            return ASSUMED_GPUS_PER_NODE * partitions.devices_per_gpu(self.hardware)
+            return ASSUMED_GPUS_PER_NODE * devices_per_gpu(self.hardware)
         return max(node.gpus for node in self.nodes)
 
     def fits_gpu_domain(self, ranks: int, host_gib: float = 0.0) -> bool:
@@ -200,11 +194,10 @@ class Target:
         return replace(self, nodes=tuple(node for node in self.nodes if node.id not in ids))
 
     def _has_same_devices(self, node: Node) -> bool:
-        if self.is_gpu:
-            is_same_kind = has_hardware(node, self.hardware) and node.partitions == self.nodes[0].partitions
-            is_usable = node.gpu_problems in ((), self.nodes[0].gpu_problems)
-            return is_same_kind and is_usable and node.model == self.model
-        return node.cpu_model == self.model
+        if not self.is_gpu:
+            return node.cpu_model == self.model
+        is_same_kind = has_hardware(node, self.hardware) and node.partitions == self.nodes[0].partitions
+        return is_same_kind and node.gpu_problems in ((), self.nodes[0].gpu_problems) and node.model == self.model
 
     def cores_of_whole_nodes(self, ranks: int) -> int:
         """Return the cores for each rank of a gang that leaves none on its nodes, which are taken to be equal."""
@@ -241,102 +234,34 @@ def hardware_of(node: Node) -> Hardware:
     )
 
 
-def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
-    """Return the nodes that a sweep for this hardware runs on.
+# ── the ranks of a gang on nodes: whole on one node if it fits there, else equally on several ──
 
-    Raises:
-        UserInputError: if the cluster has none of it, several kinds for `auto`, or fewer devices than `gpus`.
+
+def find_ranks_per_node(ranks: int, capacities: Sequence[int]) -> int | None:
+    """Return how many ranks of a gang share each of its nodes; None if the gang does not fit.
+
+    It is the largest divisor of `ranks` for which enough nodes have room, so every node of a gang has as many.
+    `capacities`: the ranks that fit on each node.
     """
-    if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
-        target = _select_cpus(nodes)
-    else:
-        target = _select_gpus(hardware, nodes)
-    if gpus > target.devices:
-        hint = "" if target.is_gpu else ", one for each process"
-        raise UserInputError(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){hint}")
-    return target
+    divisors = (share for share in range(ranks, 0, -1) if ranks % share == 0)
+    return next((n for n in divisors if sum(capacity >= n for capacity in capacities) >= ranks // n), None)
 
 
-def planned_target(hardware: Hardware, gpus: int) -> Target:
-    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist.
+def count_placements(ranks: int, capacities: Sequence[int], share: int | None = None) -> int:
+    """Return how many gangs fit at once, all of them placed alike; 0 if none does.
 
-    Raises:
-        UserInputError: these GPUs have no such partitions.
+    Args:
+        ranks: of a gang.
+        capacities: the ranks that fit on each node.
+        share: of the ranks on a node; None: as `find_ranks_per_node` says.
     """
-    partitions.check_partition(hardware)
-    hardware = _without_default(hardware)
-    gpus_per_node = ASSUMED_GPUS_PER_NODE * partitions.devices_per_gpu(hardware)
-    nodes, per_node = -(-gpus // gpus_per_node), min(gpus, gpus_per_node)
-    node = Node(PLANNED_ADDRESS, cpus=0, cpu_name="", gpus=per_node, accelerator=hardware.name)
-    model = " ".join(filter(None, (hardware.name, hardware.partition)))
-    return Target(partitions.divide(hardware), model, (node,) * nodes)
-
-
-def _select_cpus(nodes: Sequence[Node]) -> Target:
-    # Different processors do not belong into one study: take the most frequent model.
-    model = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
-    selected = tuple(node for node in nodes if node.cpu_name == model)
-    return Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, selected)
-
-
-def _select_gpus(hardware: Hardware, nodes: Sequence[Node]) -> Target:
-    with_gpus = [node for node in nodes if node.gpus]
-    if hardware.name == "auto":
-        kinds = {entry.name: entry for entry in map(hardware_of, with_gpus)}
-        if len(kinds) > 1:
-            raise UserInputError(
-                f"hardware=auto: the cluster has {describe_inventory(nodes)}; choose hardware={'|'.join(kinds)}"
-            )
-        hardware, selected = replace(next(iter(kinds.values())), partition=hardware.partition), with_gpus
-    else:
-        selected = [node for node in with_gpus if has_hardware(node, hardware)]
-        if not selected:
-            raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {describe_inventory(nodes)}")
-    selected = _select_partition(hardware, selected)
-    return Target(_describe_devices(hardware, selected), selected[0].model or hardware.name, tuple(selected))
-
-
-def _select_partition(hardware: Hardware, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes whose GPUs are in the partition mode that the configuration asks for.
-
-    Raises:
-        UserInputError: none are, or the configuration asks for none and they differ.
-    """
-    partitions.check_partition(hardware)
-    modes = sorted(set[str]().union(*(node.partitions for node in nodes)))
-    if hardware.partition is None and len(modes) > 1:
-        raise UserInputError(
-            f"hardware={hardware.name}: its GPUs are in different partition modes, {' and '.join(modes)}, which do not"
-            f" compare; set hardware.partition={'|'.join(modes)}"
-        )
-    selected = [node for node in nodes if node.partitions == {hardware.partition or modes[0]}]
-    if not selected:
-        raise UserInputError(
-            f"hardware.partition={hardware.partition}: no node has all of its GPUs in it; the cluster has"
-            f" {', '.join(modes)}"
-        )
-    return selected
-
-
-def _describe_devices(hardware: Hardware, nodes: Sequence[Node]) -> Hardware:
-    """Return what one device of these nodes has, by the catalogue and by what the driver reports of the smallest."""
-    gpus = [gpu for node in nodes for gpu in node.gpu_identities]
-    units = min((gpu.compute_units for gpu in gpus if gpu.compute_units), default=None)
-    memory_gib = min((gpu.memory_gib for gpu in gpus if gpu.memory_gib), default=None)
-    modes = partitions.partition_of(gpus[0]) if gpus else None
-    return partitions.divide(replace(hardware, partition=modes), units, memory_gib)
-
-
-def _without_default(hardware: Hardware) -> Hardware:
-    return replace(hardware, partition=None) if hardware.partition == partitions.UNDIVIDED else hardware
-
-
-def describe_inventory(nodes: Iterable[Node]) -> str:
-    """Return what a cluster has: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
-    nodes = list(nodes)
-    gpus: Counter[tuple[str, str]] = Counter()
-    for node in nodes:
-        if node.gpus:
-            gpus[(node.model or "GPU", hardware_of(node).name)] += node.gpus
-    parts = [f"{count} x {model} (hardware={name})" for (model, name), count in gpus.items()]
-    return ", ".join([*parts, f"{sum(node.cpus for node in nodes)} CPU cores (hardware=cpu)"])
+    share = share or find_ranks_per_node(ranks, capacities)
+    if share is None:
+        return 0
+    nodes_per_gang = ranks // share
+    shares = [capacity // share for capacity in capacities]
+    gangs = sum(shares) // nodes_per_gang
+    # A gang takes one share of a node: a node gives at most as many shares as there are gangs.
+    while sum(min(count, gangs) for count in shares) < gangs * nodes_per_gang:
+        gangs -= 1
+    return gangs

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper.config import migration
-from sweeper.config.objectives import read_criteria, split_objectives
 from sweeper.config.schema import Config
+from sweeper.config.space import parse_text
 from sweeper.config.validation import build, convert
-from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
 from workloads.api import registry
 from workloads.api.contract import Workload
-from workloads.api.errors import UserInputError, first_line, suggest
+from workloads.api.errors import UserInputError, first_line, nearest, suggest
+from workloads.api.metrics import METRICS
 from workloads.api.recipes import is_architecture
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -29,10 +31,18 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked configuration and the workload that it names, with its settings."""
+    """A checked configuration with what it names.
+
+    Attributes:
+        workload: with its settings.
+        criteria: what ranks the trials.
+        projection_nodes: numbers of nodes that the best point is projected to; empty if none were requested.
+    """
 
     config: Config
     workload: Workload
+    criteria: Criteria
+    projection_nodes: list[int]
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
@@ -43,11 +53,6 @@ class ResolvedConfig:
     def worker_settings(self) -> dict[str, Any] | None:
         """The settings with which a worker makes the workload, None if it has none."""
         return None if self.workload.settings is None else asdict(self.workload.settings)
-
-    @cached_property
-    def criteria(self) -> Criteria:
-        """What ranks the trials."""
-        return read_criteria(self.config)
 
     @property
     def is_local(self) -> bool:
@@ -69,6 +74,20 @@ def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedC
     Raises:
         UserInputError: for everything that is wrong whatever the device.
     """
+    entries = _add_finals(_split_objectives(_plain_values(composed)))
+    config = build(Config, entries)
+    _check_rules(config)
+    criteria = _read_criteria(config)
+    workload = _load_workload(config) if workload is None else workload
+    pruner, name = config.search.pruner, config.workload.name
+    if pruner != "none" and not workload.reports_steps:
+        remedy = "give it a parameter report, or use none" if name == "function" else "use none"
+        raise UserInputError(f"search.pruner={pruner}: {name} reports no steps while it runs; {remedy}")
+    return ResolvedConfig(config, workload, criteria, _read_projection_nodes(config.projection.nodes))
+
+
+def _plain_values(composed: DictConfig) -> dict[str, Any]:
+    """Return the configuration with its references resolved."""
     try:
         if OmegaConf.select(composed, "workload.name") is None:
             raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
@@ -78,20 +97,14 @@ def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedC
     except OmegaConfBaseException as error:
         raise UserInputError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
     assert isinstance(values, dict)
-    entries = {str(key): value for key, value in values.items()}
-    for key, value in _leaves(entries):
-        migration.check_key(key, value)
-    config = build(Config, _with_finals(split_objectives(entries)))
-    _check(config)
-    read_criteria(config)  # raises for what is wrong with it
-    return ResolvedConfig(config, _load_workload(config) if workload is None else workload)
+    return {str(key): value for key, value in values.items()}
 
 
-def _with_finals(entries: Mapping[str, Any]) -> dict[str, Any]:
+def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with the workload's finals where they are null; a front has some by default."""
     finals, section = entries.get("finals"), entries.get("workload")
     if not isinstance(finals, Mapping) or not isinstance(section, Mapping):
-        return dict(entries)
+        return entries
     name = section.get("name")
     workload = registry.load(name) if name in registry.names() else Workload  # an unknown name is refused later
     top = workload.finalists or (Workload.finalists if entries.get("objective") else 0)
@@ -100,15 +113,7 @@ def _with_finals(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {**entries, "finals": chosen}
 
 
-def _leaves(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of the configuration with their values, also those of its sections."""
-    for name, value in entries.items():
-        yield f"{prefix}{name}", value
-        if isinstance(value, Mapping) and not prefix:
-            yield from _leaves(value, f"{name}.")
-
-
-def _check(config: Config) -> None:
+def _check_rules(config: Config) -> None:
     """Check rules over the configuration's own values."""
     tracking = config.tracking
     texts = {"dir": config.dir, "cluster.address": config.cluster.address, "tracking.uri": tracking.uri}
@@ -159,12 +164,11 @@ def _load_workload(config: Config) -> Workload:
 
 def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
     """Check the GPUs of a trial against the workload. Raises UserInputError if it spans fewer, or needs more."""
-    name, fewest = config.workload.name, workload.min_world_size
+    name, fewest, limit = config.workload.name, workload.min_world_size, workload.max_world_size
     if gpus < fewest:
         raise UserInputError(
             f"gpus={config.gpus}: a trial of {name} needs at least {fewest}; set gpus={fewest} or more"
         )
-    limit = workload.max_world_size
     if limit is not None and gpus > limit:
         raise UserInputError(f"gpus={config.gpus}: a trial of {name} spans at most {limit}")
 
@@ -185,3 +189,77 @@ def check_program(resolved: ResolvedConfig) -> None:
         return  # a shell's, or known only with its values
     if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):
         raise UserInputError(f"command.run: {run[0]}: no such program")
+
+
+def _read_projection_nodes(value: Any) -> list[int]:
+    if isinstance(value, str):
+        value = parse_text("projection.nodes", value)
+        value = value.list if isinstance(value, ChoiceSweep) else value
+    nodes = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(count, int) and count > 0 for count in nodes):
+        listed = ",".join(map(str, nodes))
+        raise UserInputError(f"projection.nodes={listed}: must be numbers of nodes: projection.nodes=1,2,4,8")
+    return nodes
+
+
+# ── objectives and limits ──
+
+
+def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the leading objective in `workload`, and several also in `objective`.
+
+    The key `objective` is short for `workload.objective`. Both take one metric or a list.
+    """
+    section = entries.get("workload")
+    if not isinstance(section, Mapping):
+        return entries
+    key = "workload.objective" if entries.get("objective") is None else "objective"
+    value = section.get("objective") if key == "workload.objective" else entries["objective"]
+    if key == "workload.objective" and not isinstance(value, list):
+        return {**entries, "objective": None}
+    names: list[Any] = value if isinstance(value, list) else [value]
+    text = f"{key}=[{','.join(map(str, names))}]"
+    if not names or len(names) > MAX_OBJECTIVES:
+        raise UserInputError(f"{text}: must name one to {MAX_OBJECTIVES} metrics")
+    if not all(isinstance(name, str) for name in names):
+        raise UserInputError(f"{text}: must be names of metrics")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserInputError(f"{text}: names {repeated[0]} twice")
+    directions = [_direction_of(key, name) for name in names]
+    workload = {**section, "objective": names[0], "direction": directions[0]}
+    return {**entries, "workload": workload, "objective": names if len(names) > 1 else None}
+
+
+def _direction_of(key: str, name: str) -> str:
+    """Return how a metric is better. Raises UserInputError if it is unknown, or neither more nor less is better."""
+    if name in DIRECTIONS:
+        return DIRECTIONS[name]
+    if name in METRICS:
+        raise UserInputError(f"{key}: {name} has no direction. Available: {', '.join(DIRECTIONS)}.")
+    own = "" if key.startswith("limits.") else "; for one of your own set workload.objective= and workload.direction="
+    close = nearest(name, DIRECTIONS)
+    hint = f"Did you mean {close}?" if close else f"Available: {', '.join(DIRECTIONS)}."
+    raise UserInputError(f"{key}: unknown metric {name}{own}. {hint}")
+
+
+def _read_criteria(config: Config) -> Criteria:
+    """Return what ranks the trials, checked against the sampler and the pruner, which may take one objective only."""
+    section, search = config.workload, config.search
+    objectives = {section.objective: section.direction}
+    objectives |= {name: DIRECTIONS[name] for name in config.objective or () if name != section.objective}
+    limits = {}
+    for name, bound in config.limits.items():
+        _direction_of(f"limits.{name}", str(name))
+        if bound is None:
+            continue
+        if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not math.isfinite(bound):
+            raise UserInputError(f"limits.{name}={bound}: must be a number or null")
+        limits[str(name)] = float(bound)
+    criteria = Criteria.of(objectives, limits)
+    names = f"objective=[{','.join(criteria.metrics)}]"
+    if criteria.has_front and search.pruner != "none":
+        raise UserInputError(f"search.pruner={search.pruner}: compares one objective; use none with {names}")
+    if search.sampler == "cmaes" and (criteria.has_front or limits):
+        what = f"takes one objective; with {names}" if criteria.has_front else "does not learn from limits;"
+        raise UserInputError(f"search=cmaes: {what} use tpe, gp or nsga2")
+    return criteria

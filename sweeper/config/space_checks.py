@@ -1,4 +1,4 @@
-"""The space of a sweep, held against the workload's parameters and the device."""
+"""The space of a sweep, compared with the workload's parameters and the device."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from hydra.core.override_parser.types import ChoiceSweep
-
 from sweeper.config import environment
 from sweeper.config import space as spaces
-from sweeper.config.migration import check_placeholders, renamed_parameter
+from sweeper.config.device_values import apply_defaults
+from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
 from sweeper.config.validation import build, check_bounds, convert
 from workloads.api import host
 from workloads.api.errors import UserInputError, suggest
 from workloads.api.secrets import is_secret
+
+
+def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[str], dict[str, str]]:
+    """Return the space on these devices with their variables, its excluded values, and what has set each variable.
+
+    Raises:
+        UserInputError: as `read_space` and `apply_defaults`, or where this machine, without a GPU, lacks memory.
+    """
+    space, excluded = read_space(resolved, target.hardware.kind, target.architecture)
+    space, sources = apply_defaults(space, target)
+    if resolved.is_local and not target.is_gpu:
+        _check_cpu_memory(resolved, space)
+    return space, excluded, sources
 
 
 def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) -> tuple[Space, list[str]]:
@@ -36,7 +48,8 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
     )
     parameters = resolved.workload.Parameters
     hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
-    _check_entries(resolved, space, known)
+    for name in (*space.constants, *space.dimensions):
+        _check_parameter(resolved, space, name, known)
     dimensions = {
         name: _convert_dimension(f"space.{name}", dimension, hints[name], known[name].metadata)
         for name, dimension in space.dimensions.items()
@@ -47,12 +60,15 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
     excluded = list[str]()
     for name in [name for name in known if "unsupported_reason" in known[name].metadata and architecture]:
         requested = dimensions.get(name, Choice((getattr(whole, name),)))
-        assert isinstance(requested, Choice) and architecture is not None
-        supported, reasons = _split_supported(requested, known[name], architecture)
+        assert isinstance(requested, Choice)
+        unsupported_reason = known[name].metadata["unsupported_reason"]
+        reasons = {value: unsupported_reason(value, architecture) for value in requested.values}
+        supported = tuple(value for value, reason in reasons.items() if not reason)
+        lines = [f"space.{name}={value} is {reason}" for value, reason in reasons.items() if reason]
         if not supported:
-            raise UserInputError("; ".join(reasons))
-        if reasons:
-            excluded += reasons
+            raise UserInputError("; ".join(lines))
+        if lines:
+            excluded += lines
             del dimensions[name]
             if len(supported) > 1:
                 dimensions[name] = Choice(supported)
@@ -63,11 +79,7 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
 
 
 def _read_variables(resolved: ResolvedConfig, space: Space) -> Space:
-    """Return the environment variables of a space, checked.
-
-    Raises:
-        UserInputError: for a variable that a trial may not set, or that the command sets itself.
-    """
+    """Return the environment variables of a space, each of which a trial may set and the command does not."""
     variables = Space(environment.only_variables(space.dimensions), environment.only_variables(space.constants))
     set_by_command = (resolved.settings or {}).get("environment", {})
     values: dict[str, Sequence[Value]] = {name: [value] for name, value in variables.constants.items()}
@@ -81,47 +93,19 @@ def _read_variables(resolved: ResolvedConfig, space: Space) -> Space:
     return variables
 
 
-def _check_entries(resolved: ResolvedConfig, space: Space, known: Mapping[str, Field[Any]]) -> None:
-    """Check the names in the space, and that files exist which it names."""
-    given = (*space.constants, *space.dimensions)
-    if resolved.settings is not None:
-        check_placeholders(known, given)
-    for name in given:
-        _check_name(resolved, name, known)
-        if known[name].metadata.get("file") and resolved.is_local:
-            _check_files(space, name)
-
-
-def _check_name(resolved: ResolvedConfig, name: str, known: Mapping[str, Field[Any]]) -> None:
-    """Check that the workload has the parameter and that it is no secret."""
+def _check_parameter(resolved: ResolvedConfig, space: Space, name: str, known: Mapping[str, Field[Any]]) -> None:
+    """Check that the workload has the parameter, that it is not a secret, and that files exist which it names."""
     if is_secret(name):
         raise UserInputError(f"space.{name}: looks like a secret, and parameters are recorded; use the environment")
-    if name in known:
-        return
-    new = renamed_parameter(name)
-    if new is not None and new in known:
-        raise UserInputError(f"space.{name}: renamed in 0.2; use space.{new}")
-    if resolved.settings is None:
-        raise UserInputError(f"space.{name}: unknown parameter. {suggest(name, known)}")
-    raise UserInputError(f"space.{name}: the command has no {{{name}}}. {suggest(name, known)}")
-
-
-def _check_files(space: Space, name: str) -> None:
-    """Check that the files exist that a parameter names."""
-    dimension = space.dimensions.get(name)
-    paths = dimension.values if isinstance(dimension, Choice) else (space.constants.get(name),)
-    missing = [path for path in paths if isinstance(path, str) and not Path(path).exists()]
-    if missing:
-        raise UserInputError(f"space.{name}={missing[0]}: no such file")
-
-
-def _split_supported(
-    requested: Choice, parameter: Field[Any], architecture: str
-) -> tuple[tuple[Value, ...], list[str]]:
-    """Return the values that the architecture supports, and a line for each other one."""
-    reasons = {value: parameter.metadata["unsupported_reason"](value, architecture) for value in requested.values}
-    lines = [f"space.{parameter.name}={value} is {reason}" for value, reason in reasons.items() if reason]
-    return tuple(value for value, reason in reasons.items() if not reason), lines
+    if name not in known:
+        what = "unknown parameter" if resolved.settings is None else f"the command has no {{{name}}}"
+        raise UserInputError(f"space.{name}: {what}. {suggest(name, known)}")
+    if known[name].metadata.get("file") and resolved.is_local:
+        dimension = space.dimensions.get(name)
+        paths = dimension.values if isinstance(dimension, Choice) else (space.constants.get(name),)
+        missing = [path for path in paths if isinstance(path, str) and not Path(path).exists()]
+        if missing:
+            raise UserInputError(f"space.{name}={missing[0]}: no such file")
 
 
 def _convert_dimension(key: str, dimension: Dimension, hint: Any, bounds: Mapping[str, Any]) -> Dimension:
@@ -145,21 +129,14 @@ def _extremes(dimension: Dimension) -> Sequence[Value]:
 
 def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
     """Return the extreme values of a parameter that the space may leave at its default."""
-    dimension = space.dimensions.get(parameter.name)
-    if dimension is not None:
-        return _extremes(dimension)
+    if parameter.name in space.dimensions:
+        return _extremes(space.dimensions[parameter.name])
     default: Any = parameter.default
     return [space.constants.get(parameter.name, default)]
 
 
-def check_cpu_memory(resolved: ResolvedConfig, space: Space) -> None:
-    """Check that this machine, without a GPU, has the memory that the smallest value of a parameter needs.
-
-    Raises:
-        UserInputError: if it does not, with the values that fit.
-    """
-    if not resolved.is_local:
-        return
+def _check_cpu_memory(resolved: ResolvedConfig, space: Space) -> None:
+    """Check that this machine has the memory that the smallest value of a parameter needs."""
     memory_gib, parameters = host.memory_bytes() / 2**30, resolved.workload.Parameters
     hints = get_type_hints(parameters)
     for parameter in [field for field in fields(parameters) if "cpu_gib" in field.metadata]:
@@ -199,13 +176,12 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
         raise UserInputError(f"{key}: must be a list of mappings: {key}=[{{m: 4096, n: 4096, k: 4096}}]")
     hints = get_type_hints(resolved.workload.Parameters)
     points = [environment.flatten(point) for point in points]
-    for point in points:
-        for name, value in point.items():
-            if environment.is_variable(name):  # it has no type; that it is in the space is checked below
-                continue
-            if name not in hints:
-                raise UserInputError(f"{key}: unknown parameter {name}. {suggest(name, hints)}")
-            convert(hints[name], value, f"{key}.{name}")
+    for name, value in [item for point in points for item in point.items()]:
+        if environment.is_variable(name):  # it has no type; that it is in the space is checked below
+            continue
+        if name not in hints:
+            raise UserInputError(f"{key}: unknown parameter {name}. {suggest(name, hints)}")
+        convert(hints[name], value, f"{key}.{name}")
     inside = [point for point in points if point in space]
     if strict and len(inside) < len(points):
         outside = next(point for point in points if point not in space)
@@ -215,20 +191,3 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
         )
     varying = [{name: value for name, value in point.items() if name in space.dimensions} for point in inside]
     return [point for point in varying if point]
-
-
-def read_projection_nodes(resolved: ResolvedConfig) -> list[int]:
-    """Return the numbers of nodes that the best point is projected to; empty if none were requested.
-
-    Raises:
-        UserInputError: if they are not positive integers.
-    """
-    nodes = resolved.config.projection.nodes
-    if isinstance(nodes, str):
-        nodes = spaces.parse_text("projection.nodes", nodes)
-        nodes = nodes.list if isinstance(nodes, ChoiceSweep) else nodes
-    nodes = [] if nodes is None else nodes if isinstance(nodes, list) else [nodes]
-    if not all(isinstance(count, int) and count > 0 for count in nodes):
-        listed = ",".join(map(str, nodes))
-        raise UserInputError(f"projection.nodes={listed}: must be numbers of nodes: projection.nodes=1,2,4,8")
-    return nodes

@@ -1,16 +1,16 @@
-"""Plain values into typed dataclasses: the annotations are the schema, and every violation names its key."""
+"""Dataclasses as schemas: plain values are checked against the annotations, and docstrings say what each key means."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import re
 import types
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sweeper.config.migration import renamed_value
 from workloads.api.errors import UserInputError, nearest, suggest
 
 T = TypeVar("T")
@@ -18,6 +18,17 @@ MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers
 SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B as in 8B: billions
 # PyTorch's names of data types.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+# Units by the ending of a key; the longest ending counts.
+UNITS = {
+    "_s": "seconds",
+    "_w": "watts",
+    "mib": "MiB",
+    "_gib": "GiB",
+    "_gb": "GB",
+    "_gb_s": "GB/s",
+    "_tb_s": "TB/s",
+    "_tflops": "TFLOP/s",
+}
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -30,7 +41,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         UserInputError: for an unknown key, a missing one, a wrong type or a number out of bounds.
     """
     hints = get_type_hints(cls)
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     converted: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -38,8 +49,8 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             raise UserInputError(f"{key}: unknown key. {suggest(name, known, prefix)}")
         converted[name] = convert(hints[name], value, key)
         check_bounds(converted[name], known[name].metadata, key)
-    for name, field in known.items():
-        if name not in converted and field.default is MISSING and field.default_factory is MISSING:
+    for name, item in known.items():
+        if name not in converted and item.default is MISSING and item.default_factory is MISSING:
             raise UserInputError(f"{prefix}{name}: required ({describe_type(hints[name])})")
     try:
         return cls(**converted)
@@ -70,8 +81,6 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     if get_origin(annotation) is Literal:
         if value in get_args(annotation):
             return value
-        if (new := renamed_value(key, value)) in get_args(annotation):
-            raise UserInputError(f"{key}={value}: renamed in 0.2; use {key}={new}")
         names = [option for option in get_args(annotation) if isinstance(option, str)]
         if close := TORCH_NAMES.get(str(value)) or nearest(str(value), names):
             suggestion = f". Did you mean {close}?" if close in names else ""
@@ -91,13 +100,9 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return value
     elif annotation is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)  # name=2026 is a name
-    raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{_spell_out(value)}")
-
-
-def _spell_out(value: Any) -> str:
-    """Return a hint for a number with an SI prefix, such as 1T or 300B; empty for anything else."""
-    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value))
-    return f". Write {number[1]}e{SI_PREFIXES[number[2]]}" if number else ""
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value))  # such as 1T or 300B
+    hint = f". Write {number[1]}e{SI_PREFIXES[number[2]]}" if number else ""
+    raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{hint}")
 
 
 def describe_type(annotation: Any) -> str:
@@ -124,5 +129,61 @@ def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:
 
 
 def _format_value(value: Any) -> str:
-    """Return the value as YAML writes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a configuration.
+
+    Attributes:
+        meaning: from the dataclass's docstring; empty if it has none.
+        default: MISSING for a required key.
+    """
+
+    name: str
+    annotation: Any
+    default: Any
+    meaning: str = ""
+    bounds: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> str:
+        """The unit that the key's name ends in; empty if it has none."""
+        return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if self.name.endswith(end)), "")
+
+    def allowed(self) -> str:
+        """Return the allowed values in words; empty for any."""
+        words = [] if self.annotation is Any else [describe_type(self.annotation)]
+        words += [f"at least {self.bounds['min']}"] if "min" in self.bounds else []
+        words += [f"at most {self.bounds['max']}"] if "max" in self.bounds else []
+        return ", ".join(words)
+
+
+def keys_of(cls: type[Any], prefix: str = "") -> Iterator[Key]:
+    """Yield the keys of a dataclass and of those nested in it, in their order."""
+    hints, meanings = get_type_hints(cls), attribute_docs(cls)
+    for item in fields(cls):
+        name, annotation = f"{prefix}{item.name}", hints[item.name]
+        if is_dataclass(annotation):
+            yield from keys_of(annotation, f"{name}.")  # type: ignore[arg-type]
+            continue
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        yield Key(name, annotation, default, meanings.get(item.name, ""), item.metadata)
+
+
+def attribute_docs(cls: type[Any]) -> dict[str, str]:
+    """Return the entries of the "Attributes:" of a class's docstring. `a, b: text` counts for both names."""
+    _, heading, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+    section, *_ = re.split(r"\n(?=\S)", section, maxsplit=1)  # the next section
+    docs: dict[str, str] = {}
+    for entry in re.split(r"\n(?= {4}\S)", section) if heading else ():
+        names, _, text = entry.partition(":")
+        docs |= {name.strip(): " ".join(text.split()) for name in names.split(",")}
+    return docs
+
+
+def literal_values(annotation: Any) -> tuple[str, ...]:
+    """Return the values of a Literal, also where null is allowed; empty for any other type."""
+    options = (annotation, *get_args(annotation))
+    return tuple(str(value) for option in options if get_origin(option) is Literal for value in get_args(option))

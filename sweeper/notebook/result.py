@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
-from sweeper.config.keys import UNITS
+from sweeper.config.validation import UNITS
 from sweeper.results.stored import StoredSweep
 from sweeper.search.front import FrontPoint, measured_interval
 from workloads.api.errors import UserInputError

@@ -19,9 +19,7 @@ from sweeper.pages.terminal import draw, terminal_width
 from sweeper.pages.trial_tables import csv_of, format_counts
 from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
-from sweeper.preflight.duration import estimate_steps_s
-from sweeper.preflight.preview import first_point, preview
-from sweeper.preflight.sweep_plan import SweepPlan
+from sweeper.preflight.sweep_plan import SweepPlan, estimate_steps_s
 from sweeper.search.front import MAX_POINTS
 from sweeper.search.progress import SweepProgress
 from workloads.estimator.bands import bands
@@ -125,8 +123,8 @@ def show_plan(plan: SweepPlan) -> None:
         )
     else:
         _show_estimates(plan, plan.estimates, console)
-    if text := preview(plan):
-        point = first_point(plan)
+    if text := plan.preview():
+        point = plan.first_point()
         console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n", highlight=False)
         console.print(printable(text), highlight=False, soft_wrap=True)
 

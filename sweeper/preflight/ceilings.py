@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.intervals import Interval
@@ -21,8 +20,6 @@ from sweeper.search.finals import FinalistResult
 from workloads.api.errors import UserInputError
 
 FILE = "matmul_ceilings.json"
-FILE_OF_0_1 = "rates.json"
-FIELDS_OF_0_1 = {"route": "backend"}
 
 
 @dataclass(frozen=True)
@@ -100,22 +97,18 @@ def _from_trial(device: str, record: TrialRecord, value: Interval | None, rounds
 
 
 def read(folder: Path) -> list[MatmulCeiling]:
-    """Return the ceilings stored in a results directory, also those of version 0.1; empty if there are none.
+    """Return the ceilings stored in a results directory; empty if there are none.
 
     Raises:
         UserInputError: for a file that cannot be read.
     """
-    path = next((folder / name for name in (FILE, FILE_OF_0_1) if (folder / name).exists()), None)
-    if path is None:
+    path = folder / FILE
+    if not path.exists():
         return []
     try:
-        return [_from_fields(fields) for fields in json.loads(path.read_text())]
+        return [MatmulCeiling(**fields) for fields in json.loads(path.read_text())]
     except (ValueError, TypeError, AttributeError) as error:
         raise UserInputError(f"{path}: cannot be read ({error}); move it away, a search writes a new one") from error
-
-
-def _from_fields(fields: dict[str, Any]) -> MatmulCeiling:
-    return MatmulCeiling(**{FIELDS_OF_0_1.get(name, name): value for name, value in fields.items()})
 
 
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:

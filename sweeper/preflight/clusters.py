@@ -1,17 +1,31 @@
-"""The planner's clusters, from the catalogue of GPUs and a topology by name or from a file."""
+"""The planner's view of devices: clusters of the catalogue's GPUs on a topology, and the devices of a trial."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Target
+from sweeper.config.resolution import CONF
 from sweeper.config.schema import Hardware, TopologySection
-from sweeper.config.topologies import AUTO, find_topology, read_topology, topology_of
 from sweeper.preflight.calibration import CalibrationFile, calibrate_device
-from workloads.api.errors import UserInputError
-from workloads.estimator.cluster import Cluster, Device, Topology, Wiring
-from workloads.estimator.topologies import measured_tflops, power_headroom
+from workloads.api import host
+from workloads.api.contract import Machine
+from workloads.api.errors import UserInputError, first_line, suggest
+from workloads.estimator.cluster import UNKNOWN_CLUSTER, Cluster, Device, Topology, Wiring
+from workloads.estimator.search import USABLE_MEMORY
+from workloads.estimator.topologies import build_topology, measured_tflops, power_headroom
 
+AUTO = "auto"
 NODE_GPUS = 8  # of a node, where no topology is given
 NETWORK_GB_S = 50.0  # of one GPU: a NIC of 400 Gb/s each
 TOPOLOGY_KEYS = {item.name for item in fields(Topology)} - {"name"}
@@ -21,7 +35,7 @@ MAX_HOST_GB_S = 64.0  # PCIe 5.0 x16: a GPU without faster links reaches others 
 def build_cluster(
     hardware: str, topology: str | None, gpus: int, calibration: CalibrationFile | None = None
 ) -> Cluster:
-    """Return so many GPUs of a kind on a topology: a name of `conf/topology`, or the path of a YAML file.
+    """Return this number of GPUs of a kind on a topology: a name of `conf/topology`, or the path of a YAML file.
 
     Without a topology it is the one that was measured with the calibration, else nodes of eight with the GPU's own
     links and a NIC of 400 Gb/s for each GPU.
@@ -36,6 +50,52 @@ def build_cluster(
     return Cluster(calibrate_device(device, calibration.rates) if calibration else device, network, gpus)
 
 
+# ── topologies ──
+
+
+@cache
+def known_topologies() -> dict[str, Topology]:
+    """Return every topology in `conf/topology/` by its name."""
+    paths = sorted((CONF / "topology").glob("*.yaml"))
+    return {path.stem: _read_topology(path) for path in paths if path.stem != AUTO}
+
+
+def find_topology(name: str) -> Topology:
+    """Return the topology of a name, or of a YAML file with the same keys.
+
+    Raises:
+        UserInputError: there is none of that name, or the file is not valid.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _read_topology(Path(name).expanduser())
+    if name not in known_topologies():
+        raise UserInputError(
+            f"unknown topology '{name}': must be a name or a YAML file. {suggest(name, known_topologies())}"
+        )
+    return known_topologies()[name]
+
+
+def _read_topology(path: Path) -> Topology:
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except OSError as error:
+        raise UserInputError(f"topology {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}: " if mark else ""
+        raise UserInputError(f"topology {path} cannot be read: {place}{first_line(error)}") from error
+    if not isinstance(values, dict):
+        raise UserInputError(f"topology {path} has no keys")
+    return _topology_of({"name": path.stem, **{str(key): value for key, value in values.items()}})
+
+
+def _topology_of(values: dict[str, Any]) -> Topology:
+    try:
+        return build_topology(values)
+    except ValueError as error:
+        raise UserInputError(str(error)) from error
+
+
 def choose_topology(
     section: TopologySection, hardware: Hardware, gpus_per_node: int, calibration: CalibrationFile | None
 ) -> Topology:
@@ -48,7 +108,7 @@ def choose_topology(
     """
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:
-        return topology_of({"name": section.name, **given})
+        return _topology_of({"name": section.name, **given})
     if section.file:
         return replace(find_topology(section.file), **given)
     assumed = _assumed_topology(hardware, calibration)
@@ -60,7 +120,7 @@ def choose_topology(
 def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -> Topology:
     """Return the measured topology, else the default one."""
     if calibration and calibration.topology_path.exists():
-        return read_topology(calibration.topology_path)
+        return _read_topology(calibration.topology_path)
     return default_topology(hardware)
 
 
@@ -77,6 +137,9 @@ def default_topology(hardware: Hardware) -> Topology:
     )
 
 
+# ── devices ──
+
+
 def build_device(hardware: Hardware) -> Device:
     """Return the planner's view of a GPU of the catalogue.
 
@@ -91,17 +154,89 @@ def build_device(hardware: Hardware) -> Device:
     missing = [name for name, value in figures.items() if not value]
     if missing:
         raise UserInputError(f"hardware {hardware.name} cannot be planned: no {', '.join(missing)} in conf/hardware")
-    peaks = {name: peak for name, peak in hardware.dense_peak_tflops.items() if peak}
-    rates = measured_tflops(hardware.name)
-    if not rates and hardware.achieved_share and "bf16" in peaks:
-        rates = {"bf16": hardware.achieved_share * peaks["bf16"]}
+    rates = measured_tflops(hardware.name) or _assumed_tflops(hardware)
+    return _device(hardware, hardware.architecture or "", rates, power_headroom(hardware.name))
+
+
+def _device(hardware: Hardware, architecture: str, sustained: Mapping[str, float], headroom: float) -> Device:
+    """Return the planner's view of a device, of which the catalogue may lack everything."""
     return Device(
         name=hardware.name,
-        peak_tflops=peaks,
+        peak_tflops={dtype: peak for dtype, peak in hardware.dense_peak_tflops.items() if peak},
         memory_gib=hardware.memory_gib or 0.0,
-        memory_gb_s=(hardware.bandwidth_tb_s or 0.0) * 1e3,
+        memory_gb_s=1e3 * hardware.bandwidth_tb_s if hardware.bandwidth_tb_s else math.inf,
         power_w=hardware.power_w,
-        sustained_tflops=rates,
-        architecture=hardware.architecture or "",
-        power_headroom=power_headroom(hardware.name),
+        sustained_tflops=sustained,
+        architecture=architecture,
+        power_headroom=headroom,
     )
+
+
+def _assumed_tflops(hardware: Hardware) -> dict[str, float]:
+    bf16 = hardware.dense_peak_tflops.get("bf16")
+    return {"bf16": hardware.achieved_share * bf16} if bf16 else {}
+
+
+def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:
+    """Return what is known about the devices of a trial of `world_size` ranks.
+
+    Args:
+        topology: of the cluster; of a domain the GPUs of a trial count alone.
+        achieved_tflops: measured rates of one rank's matrix products by data type.
+    """
+    hardware, architecture = target.hardware, target.architecture or ""
+    ranks_per_node = target.ranks_per_node(world_size)
+    if target.is_gpu:
+        memory_gib = USABLE_MEMORY * hardware.memory_gib if hardware.memory_gib else None
+        topology = _among_ranks(topology, target, world_size)
+    else:  # ranks on one processor share its memory
+        memory_gib = USABLE_MEMORY * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
+        topology = replace(UNKNOWN_CLUSTER.topology, gpus_per_domain=ranks_per_node)
+    entry = catalogue().get(hardware.name)
+    is_whole = entry is not None and entry.dense_peak_tflops == hardware.dense_peak_tflops  # not a part of a GPU
+    # Rates in training, else achieved ones, else a share of the peaks. A search for the highest rate measures short
+    # runs, which a power cap limits less than training.
+    if hardware.dense_peak_tflops:
+        rates = _assumed_tflops(hardware) | dict(achieved_tflops)
+        rates |= measured_tflops(hardware.name) if is_whole else {}
+    else:
+        slowest = min(achieved_tflops.values(), default=0.0)
+        rates = {dtype: slowest or rate for dtype, rate in UNKNOWN_CLUSTER.device.sustained_tflops.items()}
+        rates |= achieved_tflops
+    device = _device(hardware, architecture, rates, power_headroom(hardware.name) if is_whole else 1.0)
+    return Machine(
+        kind=hardware.kind,
+        architecture=architecture,
+        world_size=world_size,
+        ranks_per_node=ranks_per_node,
+        memory_gib=memory_gib,
+        cluster=Cluster(device, topology, world_size),
+    )
+
+
+def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
+    """Return the machine with this number of its devices, which fill nodes."""
+    ranks_per_node = min(devices, gpus_per_node)
+    topology = machine.cluster.topology
+    domain = max(topology.gpus_per_domain, ranks_per_node)  # it may span nodes
+    link_gb_s = topology.link_gb_s
+    if topology.wiring == "pairs" and topology.gpus_per_domain > 1:  # each further GPU of a node adds a link
+        link_gb_s *= (domain - 1) / (topology.gpus_per_domain - 1)
+    topology = replace(topology, gpus_per_domain=domain, link_gb_s=link_gb_s)
+    cluster = replace(machine.cluster, gpus=devices, topology=topology)
+    return replace(machine, world_size=devices, ranks_per_node=ranks_per_node, cluster=cluster)
+
+
+def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
+    """Return the topology among the ranks of a trial, whose domains have its ranks of a node, or of several nodes.
+
+    Of GPUs with links in pairs, those among a trial's ranks on a node count alone: of the seven links of an MI300X a
+    group of two has one, a group of eight all.
+    """
+    spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
+    ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)
+    if topology.wiring != "pairs":
+        return replace(topology, gpus_per_domain=ranks)
+    peers = target.hardware.link_peers or max(topology.gpus_per_domain - 1, 1)
+    share = min(max(ranks - 1, 1) / peers, 1.0)
+    return replace(topology, gpus_per_domain=ranks, link_gb_s=topology.link_gb_s * share)

@@ -13,8 +13,8 @@ from sweeper.config.environment import only_variables, without_variables
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Interval, Parameters, Space, Value, point_key
 from sweeper.metrics.criteria import Objective
+from sweeper.preflight.clusters import on_nodes
 from sweeper.preflight.corrections import Correction, corrected
-from sweeper.preflight.machine import on_nodes
 from workloads.api.contract import Candidate, Machine, Workload
 from workloads.api.errors import UserInputError
 from workloads.estimator.cluster import Topology

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sweeper.config import space_checks
-from sweeper.config.catalogue import catalogue
-from sweeper.config.environment_defaults import apply_defaults
-from sweeper.config.gpu_counts import apply_gpu_count
-from sweeper.config.hardware import Node, Target, has_hardware, planned_target
-from sweeper.config.resolution import ResolvedConfig, check_program, check_world_size
+from sweeper.config.device_values import fill_space
+from sweeper.config.environment import without_variables
+from sweeper.config.hardware import Node, Target
+from sweeper.config.resolution import ResolvedConfig, check_program
 from sweeper.config.schema import Config
-from sweeper.config.space import Parameters, Space
-from sweeper.config.strategies import apply_strategy
+from sweeper.config.space import Interval, Parameters, Space
 from sweeper.metrics.criteria import Criteria
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.calibration import (
@@ -28,19 +26,20 @@ from sweeper.preflight.calibration import (
     device_key,
     find_calibration,
 )
-from sweeper.preflight.clusters import choose_topology
-from sweeper.preflight.corrections import Correction
+from sweeper.preflight.clusters import build_machine, choose_topology
 from sweeper.preflight.cost_model import CostEstimates
-from sweeper.preflight.machine import build_machine
-from sweeper.preflight.measurable import Devices, check_measurable
-from sweeper.preflight.usable_gpus import describe_problems, select_usable_target
+from sweeper.preflight.devices import describe_problems, select_devices
+from sweeper.preflight.measurable import check_measurable
 from sweeper.preflight.warm_start import WarmStart
 from workloads.api.contract import Machine, Workload
 from workloads.api.errors import UserInputError, nearest
 from workloads.api.metrics import COST
 from workloads.api.secrets import masked
 
-PROMISING_POINTS = 5  # of the estimated points so many are tried first
+PROMISING_POINTS = 5  # of the estimated points that are tried first
+# Of a workload's parameters: with the estimated rate they give the seconds of a trial's steps.
+PARAMETERS_OF_STEPS = ("global_batch", "sequence_length", "warmup", "steps")
+SAMPLED_POINTS = 500  # of the many thousands whose steps are averaged
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class SweepPlan:
         machine: what is known about the devices of a trial.
         calibration: measured rates that estimates rest on; None for those of the tables and the ceilings.
         estimates: the cost model's estimates; None for a workload without any.
-        projection_nodes: numbers of nodes that the best point is projected to.
         variable_sources: by what each environment variable that all trials have is set.
     """
 
@@ -92,7 +90,6 @@ class SweepPlan:
     machine: Machine
     calibration: CalibrationFile | None
     estimates: CostEstimates | None
-    projection_nodes: list[int]
     variable_sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -110,6 +107,10 @@ class SweepPlan:
     @property
     def target(self) -> Target:
         return self.resources.target
+
+    @property
+    def projection_nodes(self) -> list[int]:
+        return self.resolved.projection_nodes
 
     @property
     def devices_per_node(self) -> int:
@@ -130,6 +131,25 @@ class SweepPlan:
         """Return where the last lines of a failed trial's output are kept."""
         return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
 
+    def first_point(self) -> Parameters:
+        """Return the most promising point, the first initial one, or the first value of every dimension."""
+        if self.estimates:
+            return self.estimates.valid[0].point
+        first_values: Parameters = {
+            name: dimension.low if isinstance(dimension, Interval) else next(iter(dimension.points()))
+            for name, dimension in self.space.dimensions.items()
+        }
+        return {**first_values, **self.initial_points[0]} if self.initial_points else first_values
+
+    def preview(self) -> str:
+        """Return what the workload shows of the first point; empty if it shows nothing, or its values contradict."""
+        values = without_variables({**self.space.constants, **self.first_point()})
+        try:
+            parameters = self.workload.Parameters(**values)
+        except ValueError:  # the trial fails for it, and others may not
+            return ""
+        return self.workload.preview(parameters, self.machine)
+
 
 def plan_sweep(
     resolved: ResolvedConfig,
@@ -147,39 +167,41 @@ def plan_sweep(
     Raises:
         UserInputError: for a configuration that cannot run there.
     """
-    config = resolved.config
-    projection_nodes = space_checks.read_projection_nodes(resolved)
-    _check_pruner(resolved)
-    target, gpus = _select_devices(resolved, nodes)
-    resolved = apply_strategy(apply_gpu_count(resolved, gpus), target, gpus)
-    space, excluded = space_checks.read_space(resolved, target.hardware.kind, target.architecture)
-    space, variable_sources = apply_defaults(space, target)
+    # The devices, and the space on them.
+    target, gpus = select_devices(resolved, nodes)
+    resolved = fill_space(resolved, target, gpus)
+    space, excluded, variable_sources = space_checks.check_space(resolved, target)
     check_program(resolved)
-    if not target.is_gpu:
-        space_checks.check_cpu_memory(resolved, space)
     resources = _plan_resources(resolved, space, target, gpus)
-    directory = Path(config.dir).expanduser().resolve()
+    # What was measured on them, and what the cost model makes of it.
+    config, directory = resolved.config, Path(resolved.config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
-    check_measurable(resolved, Devices(target, gpus, bool(achieved_tflops)))
+    check_measurable(resolved, target, gpus, has_ceiling=bool(achieved_tflops))
     calibration = _find_calibration(config, directory, target)
     gpus_per_node = max(1, *(node.gpus for node in target.nodes))
     topology = choose_topology(config.topology, target.hardware, gpus_per_node, calibration)
     machine = build_machine(target, gpus, topology, achieved_tflops)
+    correction = None
     if calibration:
         machine = calibrate_machine(machine, calibration.rates)
-    correction = _find_correction(resolved, directory, target, machine, calibration)
+    if resolved.workload.has_estimates:  # what earlier sweeps have measured of them on these devices
+        place = corrections.place_of(target, resolved, machine, calibration)
+        correction = corrections.find(corrections.read(directory), place)
     estimates = cost_model.estimate_space(resolved, space, machine, correction)
-    _check_projection(resolved, projection_nodes, estimates, target, gpus)
+    _check_projection(resolved, estimates, target, gpus)
+    # The search, and what makes two sweeps the same.
     if estimates:
         space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
     if config.search.sampler == "grid":
         next(space.points())  # raises for a space without a grid
-    kind = target.hardware.kind
-    initial_points = space_checks.read_initial_points(resolved, space, kind, strict=strict_initial_points)
+    initial_points = space_checks.read_initial_points(
+        resolved, space, target.hardware.kind, strict=strict_initial_points
+    )
     identity = _build_identity(resolved, space, resources)
     if warm_start:
         initial_points = [*warm_start.legal_points(space), *initial_points]
         identity["warm_start"] = warm_start.study
+    promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]] if estimates else []
     name = config.name or _default_name(config, space, target, identity)
     if config.retry:
         _check_retry(config, directory, name)
@@ -189,7 +211,7 @@ def plan_sweep(
         space=space,
         gpu_problems=describe_problems(nodes) if target.is_gpu else [],
         excluded=excluded,
-        initial_points=_append_promising_points(initial_points, estimates),
+        initial_points=initial_points + [point for point in promising if point not in initial_points],
         identity=identity,
         name=name,
         folder=directory / "sweeps" / name,
@@ -197,65 +219,8 @@ def plan_sweep(
         machine=machine,
         calibration=calibration,
         estimates=estimates,
-        projection_nodes=projection_nodes,
         variable_sources=variable_sources,
     )
-
-
-def _check_retry(config: Config, directory: Path, name: str) -> None:
-    if (directory / "sweeps" / name / "study.journal").exists():
-        return
-    close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
-    hint = f". Did you mean name={close}?" if close else ""
-    raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
-
-
-def _check_pruner(resolved: ResolvedConfig) -> None:
-    pruner = resolved.config.search.pruner
-    if pruner != "none" and not resolved.workload.reports_steps:
-        name = resolved.config.workload.name
-        remedy = "give it a parameter report, or use none" if name == "function" else "use none"
-        raise UserInputError(f"search.pruner={pruner}: {name} reports no steps while it runs; {remedy}")
-
-
-def _find_correction(
-    resolved: ResolvedConfig, directory: Path, target: Target, machine: Machine, calibration: CalibrationFile | None
-) -> Correction | None:
-    """Return what earlier sweeps have measured of the estimates on these devices."""
-    if not resolved.workload.has_estimates:
-        return None
-    return corrections.find(corrections.read(directory), corrections.place_of(target, resolved, machine, calibration))
-
-
-def _check_projection(
-    resolved: ResolvedConfig, nodes: list[int], estimates: CostEstimates | None, target: Target, gpus: int
-) -> None:
-    if nodes and not (estimates and resolved.workload.can_scale):
-        raise UserInputError(f"projection.nodes: {resolved.config.workload.name} cannot project to more nodes")
-    per_node = target.devices_per_node(gpus)
-    step = cost_model.nodes_step(gpus, per_node)
-    if unfilled := [count for count in nodes if count % step]:
-        raise UserInputError(
-            f"projection.nodes={unfilled[0]}: copies of a trial of {gpus} GPUs fill multiples of {step} nodes of "
-            f"{per_node}, such as projection.nodes={step},{2 * step}"
-        )
-
-
-def _select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
-    """Return the target and the ranks of one trial."""
-    config = resolved.config
-    ranks = config.gpus if isinstance(config.gpus, int) else 1
-    is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
-    if config.plan and is_absent:
-        target = planned_target(config.hardware, ranks)
-    else:
-        target = select_usable_target(resolved, nodes, ranks)
-    if config.gpus == "all":
-        if not target.is_gpu:
-            raise UserInputError(f"gpus=all: there are no GPUs ({target.model}); set the number of processes")
-        ranks = target.devices
-    check_world_size(resolved.workload, config, ranks)
-    return target, ranks
 
 
 def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:
@@ -276,18 +241,25 @@ def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, fl
 
 def _find_calibration(config: Config, directory: Path, target: Target) -> CalibrationFile | None:
     """Return the measured rates of the devices. Estimates for a CPU give the order of points alone."""
-    if not target.is_gpu:
-        path = calibration_path(config.calibration, directory, device_key(target.hardware))
-        if path and config.calibration != AUTO and not path.exists():
-            raise UserInputError(f"calibration={config.calibration}: there is no {path}")
-        return None
-    return find_calibration(config.calibration, directory, device_key(target.hardware))
+    choice, key = config.calibration, device_key(target.hardware)
+    if target.is_gpu:
+        return find_calibration(choice, directory, key)
+    path = calibration_path(choice, directory, key)
+    if path and choice != AUTO and not path.exists():
+        raise UserInputError(f"calibration={choice}: there is no {path}")
+    return None
 
 
-def _append_promising_points(points: list[Parameters], estimates: CostEstimates | None) -> list[Parameters]:
-    """Return the initial points and, without repetition, the points that the cost model estimates to be the best."""
-    promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]] if estimates else []
-    return points + [point for point in promising if point not in points]
+def _check_projection(resolved: ResolvedConfig, estimates: CostEstimates | None, target: Target, gpus: int) -> None:
+    nodes, per_node = resolved.projection_nodes, target.devices_per_node(gpus)
+    if nodes and not (estimates and resolved.workload.can_scale):
+        raise UserInputError(f"projection.nodes: {resolved.config.workload.name} cannot project to more nodes")
+    step = cost_model.nodes_step(gpus, per_node)
+    if unfilled := [count for count in nodes if count % step]:
+        raise UserInputError(
+            f"projection.nodes={unfilled[0]}: copies of a trial of {gpus} GPUs fill multiples of {step} nodes of "
+            f"{per_node}, such as projection.nodes={step},{2 * step}"
+        )
 
 
 def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources) -> dict[str, Any]:
@@ -316,3 +288,35 @@ def _default_name(config: Config, space: Space, target: Target, identity: dict[s
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
     return "-".join([config.workload.name, target.hardware.name, *dtype, config.search.sampler, digest])
+
+
+def _check_retry(config: Config, directory: Path, name: str) -> None:
+    if (directory / "sweeps" / name / "study.journal").exists():
+        return
+    close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
+    hint = f". Did you mean name={close}?" if close else ""
+    raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
+
+
+def estimate_steps_s(plan: SweepPlan) -> float | None:
+    """Return the seconds of all steps of the search, on all gangs at once; None where the cost model cannot say.
+
+    Starting, compiling and the finals come on top.
+    """
+    limit = plan.config.budget.trials
+    if plan.estimates is None or limit is None:
+        return None
+    valid = plan.estimates.valid
+    sample = valid[:: 1 + len(valid) // SAMPLED_POINTS]
+    seconds = [_steps_s(plan, candidate.point, candidate.estimate.metrics) for candidate in sample]
+    known = [value for value in seconds if value is not None]
+    return sum(known) / len(known) * min(limit, len(valid)) / max(1, plan.resources.gangs) if known else None
+
+
+def _steps_s(plan: SweepPlan, point: Parameters, metrics: Mapping[str, float]) -> float | None:
+    parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **point}))
+    rate = metrics.get("tokens_per_s")
+    if not rate or not all(hasattr(parameters, name) for name in PARAMETERS_OF_STEPS):
+        return None
+    batch, length, warmup, steps = (getattr(parameters, name) for name in PARAMETERS_OF_STEPS)
+    return float((warmup + steps) * batch * length / rate)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sweeper.config.keys import keys_of, literal_values
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
+from sweeper.config.validation import keys_of, literal_values
 from tests.conftest import REPOSITORY
 from tests.support.imports import ml_dataflow_csv, tprimat_benchmark
 

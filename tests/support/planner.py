@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from sweeper.config.hardware import Target
 from sweeper.config.schema import TopologySection
-from sweeper.preflight.clusters import choose_topology
-from sweeper.preflight.machine import build_machine
+from sweeper.preflight.clusters import build_machine, choose_topology
 from workloads.api.contract import Machine
 from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.layouts.enumeration import Family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sweeper.config.topologies import find_topology
+from sweeper.preflight.clusters import find_topology
 from workloads.estimator.cluster import Cluster, Device
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.models.hugging_face import load_model

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeper.commands.sweep.mlflow_columns import build_view
+from sweeper.commands.sweep.closing import build_view
 from sweeper.common.trials import Remeasurement, rank_trials
 from sweeper.config.space import Choice, Space
 from sweeper.pages.sweep_results import Results

@@ -33,7 +33,7 @@ from sweeper.commands.calibrate.sweeps import CalibrationSweep, gpus_per_node, p
 from sweeper.commands.calibrate.view import Replacement, device_replacements, draw_replacements, link_replacements
 from sweeper.common.exit_codes import INTERRUPTED, SOME_FAILED
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import Target, select_target
+from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware
 from sweeper.execution import ray_environment
 from sweeper.pages.terminal import terminal_width
@@ -46,6 +46,7 @@ from sweeper.preflight.calibration import (
     write_yaml,
 )
 from sweeper.preflight.clusters import build_device, default_topology
+from sweeper.preflight.devices import select_target
 from workloads.api.errors import UserInputError, suggest
 from workloads.estimator.cluster import Cluster, Device
 

@@ -26,9 +26,10 @@ from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_r
 from sweeper.commands.doctor.findings import Finding
 from sweeper.common.format import format_number
 from sweeper.common.trials import TrialStatus
-from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, select_target
+from sweeper.config.hardware import Node, Target, hardware_of
 from sweeper.config.schema import Hardware
 from sweeper.execution import ray_environment
+from sweeper.preflight.devices import describe_inventory, select_target
 from workloads.api.errors import UserInputError
 
 

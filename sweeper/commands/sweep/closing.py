@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sweeper.commands.best.files import FOLDER, build_files
-from sweeper.commands.sweep.mlflow_columns import build_view
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.format import format_phases
-from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
+from sweeper.common.format import format_interval, format_phases
+from sweeper.common.trials import BAD, TrialRecord, TrialStatus, exact_value, narrowest_retry
+from sweeper.metrics.derivation import MEMORY_METRICS
+from sweeper.metrics.energy import EFFICIENCY
+from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
 from sweeper.pages.progress import Progress
 from sweeper.pages.summary import Recording, Summary
@@ -25,13 +27,16 @@ from sweeper.pages.sweep_results import Results
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
-from sweeper.search.finals import DEFAULT_FINALISTS
+from sweeper.search.finals import DEFAULT_FINALISTS, FinalistResult
+from sweeper.search.front import FrontPoint, measured_interval
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
+from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.tracking.results_digest import compute_digest
 from workloads.api import secrets
+from workloads.api.metrics import COST
 
 # A server that was restarted on a busy machine answered after 54 to 82 s. A person starts the command again; after a
 # batch job nobody may, and its runs would stay RUNNING. A sweep that is stopped has little time before it is killed.
@@ -253,3 +258,67 @@ def _change_command(arguments: Sequence[str], changes: Mapping[str, str | None])
 def is_attended() -> bool:
     """Return whether a person waits for the command, on a terminal and not in a batch job."""
     return sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
+
+
+def build_view(results: Results) -> SweepView:
+    """Return what MLflow's pages show of a sweep: its best trials with those of the finals first."""
+    objective, plan, front = results.objective, results.plan, results.front
+    certified = front.certified if front else ()
+    finalists = [_rank_finalist(finalist, objective) for finalist in results.finalists if not finalist.exceeded]
+    finalists += [_rank_front_point(point, objective) for point in certified if not point.exceeded]
+    exceeding = [_rank_finalist(finalist, objective) for finalist in results.finalists if finalist.exceeded]
+    exceeding += [_rank_front_point(point, objective) for point in certified if point.exceeded]
+    numbers = {trial.number for trial in (*finalists, *exceeding)}
+    others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
+    measured = results.best[0].metrics if results.best else {}
+    metrics = [f"final_{objective}"] if finalists else []
+    metrics += [
+        objective,
+        *results.other_objectives,
+        *(["front"] if front else []),
+        *(["front_share"] * bool(certified)),
+    ]
+    metrics += [*(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name not in metrics)]
+    metrics += [name for name in EFFICIENCY if name in measured and name not in metrics][:1]
+    return SweepView(
+        objective=objective,
+        minimize=results.direction == "minimize",
+        metrics=metrics,
+        parameters=list(plan.space.dimensions),
+        space={name: exact_value(value) for name, value in plan.space.described().items()},
+        ranking=[*finalists, *others[: max(0, RANKED_TRIALS - len(numbers))], *exceeding],
+        other_objectives=results.other_objectives,
+    )
+
+
+def _rank_finalist(finalist: FinalistResult, objective: str) -> RankedTrial:
+    value = finalist.value
+    metrics = _final_metrics({objective: value})
+    tags = {mlflow_store.EXCEEDED: "; ".join(finalist.exceeded)} if finalist.exceeded else {}
+    return RankedTrial(finalist.trial.number, metrics, format_interval(value.low, value.high), tags)
+
+
+def _rank_front_point(point: FrontPoint, objective: str) -> RankedTrial:
+    value = point.values[objective]
+    metrics = {**_final_metrics(point.values), mlflow_store.FRONT_SHARE: point.share}
+    tags = {
+        mlflow_store.FRONT_VERDICT: point.verdict,
+        mlflow_store.SAME_AS: ", ".join(map(str, point.same_as)),
+        mlflow_store.EXCEEDED: "; ".join(point.exceeded),
+    }
+    filled = {name: text for name, text in tags.items() if text}
+    return RankedTrial(point.trial.number, metrics, format_interval(value.low, value.high), filled)
+
+
+def _final_metrics(values: Mapping[str, Interval]) -> dict[str, float]:
+    """Return the means of the finals' rounds and the bounds of their intervals, under their names in MLflow."""
+    bounds = {f"final_{name}": value for name, value in values.items()}
+    metrics = {name: value.value for name, value in bounds.items()}
+    metrics |= {f"{name}_ci_low": value.low for name, value in bounds.items()}
+    metrics |= {f"{name}_ci_high": value.high for name, value in bounds.items()}
+    return {name: bound for name, bound in metrics.items() if not math.isnan(bound)}
+
+
+def _rank_trial(trial: TrialRecord, objective: str) -> RankedTrial:
+    value = measured_interval(trial, objective)
+    return RankedTrial(trial.number, {}, format_interval(value.low, value.high))

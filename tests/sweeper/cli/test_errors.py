@@ -96,24 +96,10 @@ WRONG = {
     "tracking.uri=": ["tracking.uri=", "not be empty"],
     "--cfg job seed=1,2": ["seed=1,2", "several values", "--cfg"],
     "-cd nothere": ["nothere", "no such folder"],
-    # spellings of version 0.1
-    "first=[{m:128}]": ["first=", "renamed in 0.2", "search.initial_points=[{m:128}]"],
-    "nodes=1,2": ["nodes=1,2", "projection.nodes, which counts nodes"],
-    "cluster.workers=2": ["cluster.workers=2", "cluster.max_concurrent_trials=2"],
-    "cluster.set_aside_below=0.8": ["cluster.set_aside_below=0.8", "cluster.drain_below=0.8"],
-    "strategy=balanced": ["strategy=balanced", "workload.strategy=balanced"],
-    "model=llama8b": ["model=llama8b", "model=llama3_8b"],
-    "space=llama3_8b": ["space=llama3_8b", "workload=matmul_layers model=llama3_8b"],
-    "space.route=torch": ["space.route", "space.backend"],
-    "workload=parallel space.replicate=1": ["space.replicate", "space.dp_replicate"],
-    "workload=command ++command.layout.tensor=2": ["command.layout.tensor=2", "command.layout.tp=2"],
-    "workload=command command.run=[echo,'{tensor}'] +space.tp=2": ["{tensor}", "renamed in 0.2", "use {tp}"],
     "hardware.architecture=-0.0": ["hardware.architecture=-0.0", "sm90, gfx942 or cpu"],
     "-m topology.network_gb_s=tag(log,range(-inf,7))": ["range(-inf,7)", "at most 1,000 in all"],
     "-m seed=range(0,100) budget.trials=range(1,100)": ["budget.trials=range(1,100)", "at most 1,000 in all"],
     "--hydra-help hardware=0x10": ["hardware=0x10", "unknown hardware"],
-    "hardware.memory_gb=80": ["hardware.memory_gb=80", "hardware.memory_gib", "driver"],
-    "workload=matmul_layers space.layer=head": ["space.layer=head", "space.layer=lm_head"],
 }
 # These take the same ways through the program as others above.
 ALSO_WRONG = {

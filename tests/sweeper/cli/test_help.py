@@ -12,9 +12,9 @@ import pytest
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.groups import compose_groups, loaded_files
 from sweeper.cli.help_page import render_help, sweep_rows, workload_rows
-from sweeper.config.keys import attribute_docs, keys_of
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
+from sweeper.config.validation import attribute_docs, keys_of
 from tests.conftest import REPOSITORY, CommandResult, Workspace
 from workloads.api import registry
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sweeper.config.catalogue import catalogue
-from sweeper.config.environment_defaults import apply_defaults, default_names, read_defaults
-from sweeper.config.hardware import Node, Target, planned_target
+from sweeper.config.device_values import apply_defaults, default_names, read_defaults
+from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Choice, Space
+from sweeper.preflight.devices import planned_target
 from workloads.api.errors import UserInputError
 
 MI300X = catalogue()["mi300x"]

@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 
 from sweeper.commands.report.leaderboard import PUBLISHED_RATES
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import Node, hardware_of, select_target
+from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.config.space_checks import read_space, reserved_host_gib
+from sweeper.preflight.devices import select_target
 from tests.conftest import REPOSITORY, Workspace
 from workloads.api.errors import UserInputError
 from workloads.api.gpus import GpuIdentity

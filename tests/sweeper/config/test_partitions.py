@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.config import partitions
-from sweeper.config.catalogue import catalogue, find_hardware
-from sweeper.config.hardware import Node, Target, describe_inventory, hardware_of, planned_target, select_target
+from sweeper.config.catalogue import catalogue, devices_per_gpu, divide, find_hardware
+from sweeper.config.hardware import Node, Target, hardware_of
 from sweeper.config.schema import Hardware
+from sweeper.preflight.devices import describe_inventory, planned_target, select_target
 from sweeper.tracking.provenance import gather
 from tests.support.amd import use_stand_in
 from tests.support.planner import machine_of
@@ -42,7 +42,7 @@ def read_node(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Node]:
 @given(st.sampled_from(INSTINCTS), st.sampled_from(["DPX", "QPX", "CPX"]), st.sampled_from(["NPS1", "NPS2", "NPS4"]))
 def test_the_devices_of_a_gpu_have_together_what_it_has(name: str, compute: str, memory: str) -> None:
     hardware = replace(catalogue()[name], partition=f"{compute}/{memory}")
-    count, device = partitions.devices_per_gpu(hardware), partitions.divide(hardware)
+    count, device = devices_per_gpu(hardware), divide(hardware)
     assert count > 1 and device.memory_gib and device.bandwidth_tb_s and device.link_gb_s
     for dtype, peak in hardware.dense_peak_tflops.items():
         assert count * device.dense_peak_tflops[dtype] == pytest.approx(peak)
@@ -54,8 +54,8 @@ def test_the_devices_of_a_gpu_have_together_what_it_has(name: str, compute: str,
 @pytest.mark.parametrize("name", sorted(catalogue()))
 def test_an_undivided_gpu_keeps_all_that_the_catalogue_says(name: str) -> None:
     hardware = catalogue()[name]
-    assert partitions.divide(hardware) == hardware
-    assert partitions.divide(hardware, hardware.compute_units, hardware.memory_gib) == hardware
+    assert divide(hardware) == hardware
+    assert divide(hardware, hardware.compute_units, hardware.memory_gib) == hardware
 
 
 def test_a_partition_in_cpx_has_an_eighth_of_an_mi300x(read_node: Callable[[str], Node]) -> None:
@@ -77,12 +77,12 @@ def test_a_partition_in_cpx_has_an_eighth_of_an_mi300x(read_node: Callable[[str]
 
 def test_compute_units_tell_a_partition_whose_mode_the_driver_does_not_report() -> None:
     """A guest may not read the modes."""
-    eighth = partitions.divide(MI300X, units=38, memory_gib=23.99)
+    eighth = divide(MI300X, units=38, memory_gib=23.99)
     assert eighth.dense_peak_tflops["bf16"] == pytest.approx(1307.4 / 8) and eighth.memory_gib == 23.99
-    whole = partitions.divide(MI300X, units=304, memory_gib=191.9)
+    whole = divide(MI300X, units=304, memory_gib=191.9)
     assert whole == MI300X
     # The device id of an MI250X is also the MI250's, whose data sheet has 181 TFLOP/s for a die.
-    mi250 = partitions.divide(catalogue()["mi250x"], units=104)
+    mi250 = divide(catalogue()["mi250x"], units=104)
     assert mi250.dense_peak_tflops["bf16"] == pytest.approx(181, abs=0.1) and mi250.memory_gib == 63.98
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.config.hardware import Node, Target
-from sweeper.config.placement import count_placements, find_ranks_per_node
+from sweeper.config.hardware import Node, Target, count_placements, find_ranks_per_node
 from sweeper.config.schema import Hardware
 
 

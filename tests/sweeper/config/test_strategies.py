@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeper.config.strategies import Strategy, layout_on, read_strategies
+from sweeper.config.device_values import Strategy, layout_on, read_strategies
 from tests.support.planner_estimates import cluster
 from workloads.api.errors import UserInputError
 from workloads.layouts.job import Job, TrainingLayout

@@ -20,11 +20,11 @@ PROGRAM = """
 import json, sys
 import ray
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import select_target
 from sweeper.execution import gang_launcher
 from sweeper.execution.cluster import discover_nodes
 from sweeper.execution.gang_launcher import GangLauncher, GangResources, GangSpec
 from sweeper.execution.gang_pool import GangPool
+from sweeper.preflight.devices import select_target
 gang_launcher.MAX_IDS = 0  # few nodes are selected as many are
 nodes = sorted((node for node in discover_nodes(sys.argv[1], insecure=True) if node.gpus), key=lambda node: node.id)
 target = select_target(catalogue()["h200"], nodes, 1)

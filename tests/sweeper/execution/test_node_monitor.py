@@ -10,12 +10,13 @@ from hydra import compose, initialize_config_dir
 
 from sweeper.common.trials import LOST_NODE, Remeasurement, TrialRecord, TrialStatus
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import Node, select_target
+from sweeper.config.hardware import Node
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
 from sweeper.execution.gang_launcher import GangResources
 from sweeper.execution.node_health import TRIALS_BETWEEN_ROUNDS
 from sweeper.execution.node_monitor import NodeMonitor
+from sweeper.preflight.devices import select_target
 from tests.support.factories import trial_record
 
 

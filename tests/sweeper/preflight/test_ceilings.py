@@ -55,9 +55,13 @@ def test_a_new_single_trial_does_not_replace_the_winner_of_the_finals(tmp_path: 
 
 
 def test_a_broken_file_is_reported_before_anything_starts(workspace: Workspace) -> None:
-    workspace.path.joinpath("rates.json").write_text("")
+    workspace.path.joinpath("matmul_ceilings.json").write_text("")
     result = workspace.run("workload=probe", "budget.trials=1")
-    assert result.code == 2 and "rates.json: cannot be read" in result.err and len(result.err.strip().splitlines()) == 1
+    assert (
+        result.code == 2
+        and "matmul_ceilings.json: cannot be read" in result.err
+        and len(result.err.strip().splitlines()) == 1
+    )
     assert report(workspace.path, "leaderboard").returncode == 2
 
 

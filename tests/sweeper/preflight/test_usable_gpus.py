@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from sweeper.commands.doctor.checks import check_gpu_setup
 from sweeper.config.hardware import Node
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
-from sweeper.preflight.usable_gpus import describe_problems, select_usable_target
+from sweeper.preflight.devices import describe_problems, select_usable_target
 from tests.conftest import CommandResult
 from workloads.api import gpu_setup
 from workloads.api.errors import UserInputError

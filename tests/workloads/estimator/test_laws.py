@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sweeper.config.topologies import known_topologies
+from sweeper.preflight.clusters import known_topologies
 from tests.conftest import examples
 from tests.support.planner_estimates import H100
 from workloads.estimator.cluster import Cluster, Device, Topology

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.config.topologies import find_topology
+from sweeper.preflight.clusters import find_topology
 from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.attention import attention_s

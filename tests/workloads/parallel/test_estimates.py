@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import Node, Target, planned_target
+from sweeper.config.hardware import Node, Target
+from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
 from workloads.estimator.step import estimate_job, estimate_step

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import planned_target
+from sweeper.preflight.devices import planned_target
 from tests.conftest import REPOSITORY
 from tests.support.planner import machine_of
 from workloads.estimator.estimate import JobEstimate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import planned_target
+from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine, Workload
 from workloads.layouts.enumeration import divisors

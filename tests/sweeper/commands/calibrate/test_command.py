@@ -16,10 +16,11 @@ from sweeper.commands.calibrate.sweeps import GPU_WORDS, plan_sweeps
 from sweeper.commands.calibrate.view import draw_replacements
 from sweeper.common.trials import TrialStatus
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import Target, planned_target
+from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware
 from sweeper.preflight.calibration import find_calibration, read_calibration
 from sweeper.preflight.clusters import build_cluster
+from sweeper.preflight.devices import planned_target
 from tests.conftest import CommandResult, environment
 from tests.support.calibrations import attention_rows, collective_rows, copy_rows, product_rows
 from tests.support.studies import ask_trial, finished, open_study

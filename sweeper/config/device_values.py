@@ -1,0 +1,173 @@
+"""Values of a space that follow from the devices: from their number, a fixed layout by name, and their environment.
+
+tp: divisors(gpus)               every degree that the number allows: 1, 2, 3 and 6 of 6 GPUs
+global_batch: multiple(gpus, 64) the smallest multiple of the GPUs from 64 on
+workload.strategy=NAME           a fixed layout: the table `conf/strategies.yaml`
+environment                      variables that a device's YAML in `conf/hardware/` sets by default
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from sweeper.config import space as spaces
+from sweeper.config.catalogue import catalogue
+from sweeper.config.environment import PREFIX, check_name, check_values, only_variables
+from sweeper.config.hardware import Target
+from sweeper.config.resolution import CONF, ResolvedConfig
+from sweeper.config.schema import Hardware
+from sweeper.config.space import Space
+from sweeper.config.validation import build
+from workloads.api.errors import UserInputError, suggest
+from workloads.layouts.enumeration import divisors
+
+DIVISORS = "divisors(gpus)"
+MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")
+# Degrees that a row of the table of strategies leaves at one.
+DEFAULTS = {"dp_replicate": 1, "cp": 1, "stages_per_rank": 1, "schedule": "1f1b"}
+FROM_SPACE = "space.env"
+FROM_NODES = "the nodes' environment"
+
+
+# ── the number of GPUs ──
+
+
+def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
+    """Return the configuration with the values that this number of GPUs gives, and the layout of its strategy.
+
+    Raises:
+        UserInputError: the strategy is unknown, has no row for this vendor and model, or its degrees do not divide the
+            number of GPUs.
+    """
+    resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
+    if resolved.config.workload.strategy is None:
+        return resolved
+    parameters = {field.name for field in fields(resolved.workload.Parameters)}
+    layout = {**DEFAULTS, **_strategy_layout(resolved, target, gpus)}
+    return resolved.with_space({name: value for name, value in layout.items() if name in parameters})
+
+
+def _apply_count(entry: Any, gpus: int) -> Any:
+    """Return an entry of a space with what this number of GPUs gives."""
+    if isinstance(entry, Mapping):
+        return {name: _apply_count(value, gpus) for name, value in entry.items()}
+    if entry == DIVISORS:
+        return list(divisors(gpus))
+    if isinstance(entry, str) and (multiple := MULTIPLE.fullmatch(entry)):
+        return -(-int(multiple[1]) // gpus) * gpus
+    return entry
+
+
+# ── strategies ──
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A fixed layout for the GPUs of one vendor and one model."""
+
+    vendor: str
+    model: str
+    space: dict[str, Any]
+
+
+def read_strategies() -> dict[str, list[Strategy]]:
+    """Return the rows of the table by the name of their strategy."""
+    table: Any = OmegaConf.to_container(OmegaConf.load(CONF / "strategies.yaml"))
+    return {name: [build(Strategy, row, f"{name}.") for row in rows] for name, rows in table.items()}
+
+
+def _strategy_layout(resolved: ResolvedConfig, target: Target, gpus: int) -> dict[str, Any]:
+    name, strategies = str(resolved.config.workload.strategy), read_strategies()
+    if name not in strategies:
+        raise UserInputError(f"workload.strategy={name}: unknown strategy. {suggest(name, strategies)}")
+    is_amd = (target.architecture or "").startswith("gfx")
+    vendor = "amd" if is_amd else "nvidia"  # a CPU takes either
+    model = spaces.parse(resolved.config.space, target.hardware.kind).constants.get("model")
+    model = model or (resolved.settings or {}).get("model")
+    row = next((row for row in strategies[name] if (row.vendor, row.model) == (vendor, model)), None)
+    if row is None:
+        models = ", ".join(sorted({row.model for row in strategies[name] if row.vendor == vendor}))
+        raise UserInputError(f"workload.strategy={name}: no layout for model {model} on {vendor}. Available: {models}")
+    return layout_on(gpus, name, row)
+
+
+def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
+    """Return the values of a row on this number of GPUs: those that tp and pp leave are sharded data parallel.
+
+    Raises:
+        UserInputError: tp and pp do not divide the number of GPUs.
+    """
+    divided = row.space["tp"] * row.space["pp"]
+    if gpus % divided:
+        raise UserInputError(
+            f"gpus={gpus}: workload.strategy={name} has tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on "
+            f"{row.vendor}. Allowed: multiples of {divided}"
+        )
+    return {**_apply_count(row.space, gpus), "dp_shard": gpus // divided}
+
+
+# ── environment variables ──
+
+
+@dataclass(frozen=True)
+class DefaultVariable:
+    """A variable that a device's YAML sets, why, and who recommends it."""
+
+    value: str
+    reason: str
+    source: str
+
+
+def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
+    """Return the device's variables by name; null in the place of one removes it.
+
+    Raises:
+        UserInputError: for one without value, reason or source, or that a trial may not set.
+    """
+    defaults = {}
+    for name, entry in hardware.environment.items():
+        key = f"hardware.environment.{name}"
+        if entry is None:
+            continue
+        if not isinstance(entry, Mapping):
+            raise UserInputError(f"{key}={entry}: needs value, reason and source; for a value alone: space.env.{name}=")
+        check_name(str(name))
+        defaults[str(name)] = build(DefaultVariable, {str(part): text for part, text in entry.items()}, f"{key}.")
+        check_values(str(name), [defaults[str(name)].value])
+    return defaults
+
+
+def default_names(chosen: Hardware) -> set[str]:
+    """Return every variable that the chosen device or any of the catalogue sets by default."""
+    return {name for hardware in (chosen, *catalogue().values()) for name in hardware.environment}
+
+
+def apply_defaults(space: Space, target: Target) -> tuple[Space, dict[str, str]]:
+    """Return the space with the device's variables, and for each constant variable what has set it.
+
+    What the space sets comes first, then what the nodes have in their own environment, then the device's default.
+
+    Raises:
+        UserInputError: if the nodes differ in one.
+    """
+    constants: dict[str, str] = {}
+    sources = dict.fromkeys(only_variables(space.constants), FROM_SPACE)
+    for name, default in read_defaults(target.hardware).items():
+        parameter = f"{PREFIX}{name}"
+        if parameter in space.constants or parameter in space.dimensions:
+            continue
+        values = {node.label: dict(node.environment).get(name, default.value) for node in target.nodes}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{value} on {node}" for node, value in list(values.items())[:4])
+            key = f"space.env.{name}"
+            raise UserInputError(f"{key}: the nodes differ ({listed}); set {key}={default.value}")
+        constants[parameter] = next(iter(values.values()))
+        check_values(name, [constants[parameter]])
+        is_set = any(name in dict(node.environment) for node in target.nodes)
+        sources[parameter] = FROM_NODES if is_set else f"default of {target.hardware.name}"
+    return replace(space, constants={**constants, **space.constants}), sources

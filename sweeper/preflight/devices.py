@@ -1,0 +1,168 @@
+"""Choosing the devices of a sweep among the nodes of the cluster.
+
+A node whose GPUs are there and cannot be used is left out: no sweep takes a CPU in their place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sweeper.config.catalogue import UNDIVIDED, catalogue, check_partition, devices_per_gpu, divide, partition_of
+from sweeper.config.hardware import ASSUMED_GPUS_PER_NODE, PLANNED_ADDRESS, Node, Target, hardware_of, has_hardware
+from sweeper.config.resolution import ResolvedConfig, check_world_size
+from sweeper.config.schema import Hardware
+from workloads.api.errors import UserInputError
+from workloads.api.gpu_setup import GpuProblem
+
+SHOWN_NODES = 3  # that have the same problem
+
+
+def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
+    """Return the target of a sweep and the ranks of one trial.
+
+    Raises:
+        UserInputError: the cluster does not have the devices, or they cannot be used.
+    """
+    config = resolved.config
+    ranks = config.gpus if isinstance(config.gpus, int) else 1
+    is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
+    if config.plan and is_absent:
+        target = planned_target(config.hardware, ranks)
+    else:
+        target = select_usable_target(resolved, nodes, ranks)
+    if config.gpus == "all":
+        if not target.is_gpu:
+            raise UserInputError(f"gpus=all: there are no GPUs ({target.model}); set the number of processes")
+        ranks = target.devices
+    check_world_size(resolved.workload, config, ranks)
+    return target, ranks
+
+
+def planned_target(hardware: Hardware, gpus: int) -> Target:
+    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist.
+
+    Raises:
+        UserInputError: these GPUs have no such partitions.
+    """
+    check_partition(hardware)
+    if hardware.partition == UNDIVIDED:
+        hardware = replace(hardware, partition=None)
+    gpus_per_node = ASSUMED_GPUS_PER_NODE * devices_per_gpu(hardware)
+    nodes, per_node = -(-gpus // gpus_per_node), min(gpus, gpus_per_node)
+    node = Node(PLANNED_ADDRESS, cpus=0, cpu_name="", gpus=per_node, accelerator=hardware.name)
+    model = " ".join(filter(None, (hardware.name, hardware.partition)))
+    return Target(divide(hardware), model, (node,) * nodes)
+
+
+def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
+    """Return the target of a sweep whose trials have this number of ranks, of nodes that can use their GPUs.
+
+    Raises:
+        UserInputError: as `select_target`, or if no node can use its GPUs. A plan for a named GPU is possible without,
+            and a command may have a torch of its own.
+    """
+    config, problems = resolved.config, describe_problems(nodes)
+    if config.hardware.name == "auto" and problems and not any(node.gpus for node in nodes):
+        raise _unusable("auto", problems)
+    try:
+        target = select_target(config.hardware, nodes, ranks)
+        if config.hardware.name != "auto" and (config.plan or resolved.settings is not None):
+            return target
+        usable = [node for node in target.nodes if not (target.is_gpu and node.gpu_problems)]
+        if 0 < len(usable) < len(target.nodes):
+            return select_target(config.hardware, usable, ranks)
+    except UserInputError as error:  # no device is there, or too few: the problems are further lines
+        raise UserInputError("\n".join([str(error), *problems])) from error
+    if not usable:
+        raise _unusable(config.hardware.name, describe_problems(target.nodes))
+    return target
+
+
+def _unusable(hardware: str, problems: list[str]) -> UserInputError:
+    first, *others = problems
+    return UserInputError("\n".join([f"hardware={hardware}: {first}", *others, "hardware=cpu sweeps the CPU"]))
+
+
+def describe_problems(nodes: Sequence[Node]) -> list[str]:
+    """Return a line for each problem of the nodes' GPUs, with the nodes that have it and the remedy."""
+    places: dict[GpuProblem, list[str]] = {}
+    for node in nodes:
+        for problem in node.gpu_problems:
+            places.setdefault(problem, []).append(node.label)
+    lines = []
+    for problem, labels in places.items():
+        more = f" and {len(labels) - SHOWN_NODES} more" if len(labels) > SHOWN_NODES else ""
+        lines.append(f"{', '.join(labels[:SHOWN_NODES])}{more}: {problem}")
+    return lines
+
+
+def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
+    """Return the nodes that a sweep for this hardware runs on.
+
+    Raises:
+        UserInputError: if the cluster has none of it, several kinds for `auto`, or fewer devices than `gpus`.
+    """
+    if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
+        # Different processors do not belong into one study: take the most frequent model.
+        cpu_name = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
+        selected = tuple(node for node in nodes if node.cpu_name == cpu_name)
+        target = Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, selected)
+    else:
+        target = _select_gpus(hardware, nodes)
+    if gpus > target.devices:
+        hint = "" if target.is_gpu else ", one for each process"
+        raise UserInputError(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){hint}")
+    return target
+
+
+def _select_gpus(hardware: Hardware, nodes: Sequence[Node]) -> Target:
+    with_gpus = [node for node in nodes if node.gpus]
+    if hardware.name == "auto":
+        kinds = {entry.name: entry for entry in map(hardware_of, with_gpus)}
+        if len(kinds) > 1:
+            raise UserInputError(
+                f"hardware=auto: the cluster has {describe_inventory(nodes)}; choose hardware={'|'.join(kinds)}"
+            )
+        hardware, selected = replace(next(iter(kinds.values())), partition=hardware.partition), with_gpus
+    else:
+        selected = [node for node in with_gpus if has_hardware(node, hardware)]
+        if not selected:
+            raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {describe_inventory(nodes)}")
+    selected = _select_partition(hardware, selected)
+    # What one device has, by the catalogue and by what the driver reports of the smallest.
+    gpus = [gpu for node in selected for gpu in node.gpu_identities]
+    units = min((gpu.compute_units for gpu in gpus if gpu.compute_units), default=None)
+    memory_gib = min((gpu.memory_gib for gpu in gpus if gpu.memory_gib), default=None)
+    device = divide(replace(hardware, partition=partition_of(gpus[0]) if gpus else None), units, memory_gib)
+    return Target(device, selected[0].model or hardware.name, tuple(selected))
+
+
+def _select_partition(hardware: Hardware, nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes whose GPUs are in the partition mode that the configuration asks for."""
+    check_partition(hardware)
+    modes = sorted(set[str]().union(*(node.partitions for node in nodes)))
+    if hardware.partition is None and len(modes) > 1:
+        raise UserInputError(
+            f"hardware={hardware.name}: its GPUs are in different partition modes, {' and '.join(modes)}, which do not"
+            f" compare; set hardware.partition={'|'.join(modes)}"
+        )
+    selected = [node for node in nodes if node.partitions == {hardware.partition or modes[0]}]
+    if not selected:
+        raise UserInputError(
+            f"hardware.partition={hardware.partition}: no node has all of its GPUs in it; the cluster has"
+            f" {', '.join(modes)}"
+        )
+    return selected
+
+
+def describe_inventory(nodes: Iterable[Node]) -> str:
+    """Return what a cluster has: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
+    nodes = list(nodes)
+    gpus: Counter[tuple[str, str]] = Counter()
+    for node in nodes:
+        if node.gpus:
+            gpus[(node.model or "GPU", hardware_of(node).name)] += node.gpus
+    parts = [f"{count} x {model} (hardware={name})" for (model, name), count in gpus.items()]
+    return ", ".join([*parts, f"{sum(node.cpus for node in nodes)} CPU cores (hardware=cpu)"])
