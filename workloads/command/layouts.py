@@ -15,7 +15,7 @@ from workloads.estimator.precisions import PRECISIONS
 from workloads.estimator.setting import Setting
 from workloads.estimator.step import estimate_step
 from workloads.estimator.words import describe
-from workloads.formats.log_names import DTYPES
+from workloads.formats.logs import DTYPES
 from workloads.layouts.job import Job, State, TrainingLayout
 from workloads.layouts.offers import OFFERS, find_unsupported
 from workloads.layouts.rules import DEGREES, find_violation

@@ -30,8 +30,7 @@ from workloads.command.invocation import Invocation, build_invocation, placehold
 from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
 from workloads.command.work import SIZES, DeclaredWork, mark_claims, read_declared_work
-from workloads.formats.log_names import STEP_SIZES
-from workloads.formats.logs import LogReader, Step
+from workloads.formats.logs import STEP_SIZES, LogReader, Step
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 

@@ -10,8 +10,7 @@ from workloads.api.contract import Infeasible, Scalar
 from workloads.api.metrics import find_source
 from workloads.command import CommandSettings
 from workloads.command.template import fill, fill_all
-from workloads.formats.log_names import DTYPES
-from workloads.formats.logs import Step
+from workloads.formats.logs import DTYPES, Step
 from workloads.formats.printed import Printed
 from workloads.models.model import TRAINED_MODELS
 

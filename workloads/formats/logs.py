@@ -14,10 +14,79 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from workloads.api.contract import Scalar
-from workloads.formats.log_names import CONFIG, DTYPES, MEMORY, METRICS, strip_colours
+from workloads.formats import megatron, torchtitan
 
 LONGEST_LINE = 65536  # characters; no step's line is longer, and only the beginning of a longer line is parsed
 LONGEST_ENTRY = 1024  # characters of a line with an entry of the configuration
+GIB = 2**30
+
+# The printed name of a metric: its name in this project, and the factor to this project's unit.
+METRICS = {
+    "elapsed time per iteration (ms)": ("step_time_s", 1e-3),
+    "train_step_timing in s": ("step_time_s", 1.0),
+    "throughput per GPU (TFLOP/s/GPU)": ("tflops_per_gpu", 1.0),
+    "compute per GPU (TFLOP/s/GPU)": ("tflops_per_gpu", 1.0),
+    "TFLOPS_per_GPU": ("tflops_per_gpu", 1.0),
+    "TFLOPs": ("tflops_per_gpu", 1.0),  # Megatron-DeepSpeed: of one GPU too
+    "tflops": ("tflops_per_gpu", 1.0),
+    "tokens per GPU (tokens/s/GPU)": ("tokens_per_s_per_gpu", 1.0),
+    "tokens/s/GPU inst/harmonic mean": ("tokens_per_s_per_gpu", 1.0),
+    "tokens/sec/GPU": ("tokens_per_s_per_gpu", 1.0),
+    "tokens_per_sec_per_gpu": ("tokens_per_s_per_gpu", 1.0),
+    "tps": ("tokens_per_s_per_gpu", 1.0),
+    "wps": ("tokens_per_s_per_gpu", 1.0),  # torchtitan of 2024: words are tokens, of one GPU
+    "mfu": ("mfu", 0.01),
+    "global batch size": ("global_batch", 1.0),
+    "gloabl batch size": ("global_batch", 1.0),  # as Megatron's port for Ascend spells it
+    "global_batch_size": ("global_batch", 1.0),
+    "actual seqlen": ("sequence_length", 1.0),
+    "number of skipped iterations": ("skipped_iterations", 1.0),
+    "lm loss": ("loss", 1.0),
+    "reduced_train_loss": ("loss", 1.0),
+    "loss": ("loss", 1.0),
+    "grad norm": ("grad_norm", 1.0),
+    "grad_norm": ("grad_norm", 1.0),
+    # What the allocator reserved, or what the driver saw in use; Primus writes GB and means GiB.
+    "memory": ("peak_device_gib", 1.0),
+    "hip mem usage/free/total/usage_ratio": ("peak_device_gib", 1.0),
+    "rocm mem usage/free/total/usage_ratio": ("peak_device_gib", 1.0),
+    "peak_memory_usage": ("peak_device_gib", 1 / GIB),
+    "mem usages": ("device_memory_share", 1.0),
+}
+STEP_SIZES = ("global_batch", "sequence_length")  # the sizes of a step, which are no results
+
+# Names in a line about a rank's memory. Megatron's MB are MiB; the other line has GB of 10^9 bytes.
+MEMORY = {
+    "max allocated": ("peak_memory_gib", 1 / 1024),
+    "max reserved": ("peak_device_gib", 1 / 1024),
+    "mem-max-allocated-gigabytes": ("peak_memory_gib", 1e9 / GIB),
+    "mem-max-reserved-gigabytes": ("peak_device_gib", 1e9 / GIB),
+}
+
+# Sizes and degrees by the programs' names; torchtitan's have the section before them.
+REPORTED = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "micro_batch", "global_batch", "sequence_length")
+CONFIG = {name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) if name.field in REPORTED} | {
+    "data_parallel_size": "dp",
+    "rampup_batch_size": "batch_rampup",
+    "world_size": "gpus",
+    "training.batch_size": "micro_batch",  # torchtitan of 2024
+    "activation_checkpoint.mode": "checkpointing",
+    "compile.enable": "compile",
+}
+DTYPES = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "16-mixed": "fp16",
+    "16bit": "fp16",
+    "float32": "fp32",
+    "fp32": "fp32",
+    "float": "fp32",
+    "32-true": "fp32",
+}
 
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _VALUE = rf"(?:{_NUMBER}|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
@@ -28,16 +97,23 @@ _GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
 _TITAN_STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:")
 _TITAN_METRIC = re.compile(rf"\b(\w+):\s*({_VALUE})")
 _BRIDGE = re.compile(rf"Step Time\s*:\s*({_NUMBER})\s*s GPU utilization:\s*({_NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
-_ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)\s*$")
-_WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
+ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)\s*$")
+WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
 # A line of JSON behind whatever a launcher writes before it: the spaces, the key and the value.
 _JSON_ENTRY = re.compile(r'^(?:.*?[^ ])??( +)"(\w+)": (.+?),?$')
-_TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
+TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
 _TITAN_OLD_MESH = re.compile(r"-D device mesh with \[(.*?)\], \[([\d, ]+)\]")
 _TITAN_FP8 = re.compile(r"Swapped to (?:Float8|MX)\w*Linear|Float8 (?:\w+ )*training active")
 _RANK_OF = re.compile(r"\[rank-\d+/(\d+)\]")
 _DEVICE = re.compile(r"\b[A-Z]+ capacity: (.+?) with [\d.]+ ?GiB")
 _PROGRESS_BAR = re.compile(r"\d+%\|.*?\| *\d+/\d+ \[.*(?:s/it|it/s)")
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def strip_colours(line: str) -> str:
+    """Return a line without the escape sequences by which a terminal changes colours."""
+    return _COLOUR.sub("", line)
 
 
 @dataclass(frozen=True)
@@ -151,11 +227,11 @@ class LogReader:
         """Store a configuration entry or the device, if the line reports one."""
         if match := _JSON_ENTRY.match(line):
             self._read_json_entry(len(match[1]), match[2], match[3])
-        elif (match := _ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed's world size is another one
+        elif (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed's world size is another one
             self._store_argument(match[1], match[2])
-        elif match := _WORLD_SIZE.search(line):
+        elif match := WORLD_SIZE.search(line):
             self._store("gpus", int(match[1]))
-        elif match := _TITAN_MESH.search(line):
+        elif match := TITAN_MESH.search(line):
             self._store_mesh({name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])})
         elif match := _TITAN_OLD_MESH.search(line):
             self._store_mesh(dict(zip(re.findall(r"\w+", match[1]), map(int, match[2].split(",")), strict=False)))

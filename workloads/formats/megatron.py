@@ -1,145 +1,424 @@
-"""Megatron-LM's arguments, as a shell script that starts `pretrain_gpt.py`."""
+"""A job as the settings of Megatron-LM (core_v0.16.1), by the names under which it logs them and Primus takes them."""
 
 from __future__ import annotations
 
-import re
-import shlex
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from workloads.api.errors import UserInputError
-from workloads.formats.megatron_reading import read_settings
-from workloads.formats.megatron_rules import support
-from workloads.formats.megatron_settings import Settings, build_settings
-from workloads.formats.rendering import FileReading, RenderedFile, shell_script, torchrun
-from workloads.layouts.job import Job
+from workloads.formats.names import (
+    FileReading,
+    Name,
+    Rules,
+    Settings,
+    Support,
+    canonical_layout,
+    data_parallel_size,
+    read_names,
+    write_names,
+)
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.offers import RUNS
+from workloads.models.model import Model
 
-NAME = "megatron.sh"
-SUPPORT = support("megatron")
-# What a run needs that no layout has: synthetic tokens, twenty steps, a line for each.
-RUN: Settings = {
-    "transformer_impl": "transformer_engine",
-    "tokenizer_type": "NullTokenizer",
-    "mock_data": True,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "lr": 1e-4,
-    "train_iters": 20,
-    "eval_iters": 0,
-    "log_interval": 1,
-    "log_throughput": True,
+# Ours to (format, recipe). Megatron's `tensorwise` takes scales of the current tensor, `delayed` of earlier ones.
+FP8_RECIPES = {
+    "fp8_te_delayed": ("hybrid", "delayed"),
+    "fp8_te_current": ("hybrid", "tensorwise"),
+    "fp8_te_blockwise": ("e4m3", "blockwise"),
+    "mxfp8": ("e4m3", "mxfp8"),
 }
-# Arguments whose name differs from the one under which Megatron-LM logs their value: megatron/training/arguments.py.
-RENAMED = {"fp8": "fp8-format"}
-SWITCHES_OFF = {
-    "add_bias_linear": "disable-bias-linear",
-    "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
-    "torch_fsdp2_reshard_after_forward": "torch-fsdp2-no-reshard-after-forward",
-}
-_LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)")
+FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
+# megatron/core/transformer/transformer_config.py, `recompute_modules`. The activation is recomputed in experts only.
+RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
+# A vocabulary is padded to a multiple of this times `tp`, so that its products have sizes that are fast.
+LARGEST_VOCABULARY_MULTIPLE = 128
 
 
-def render(job: Job, gpus: int) -> RenderedFile:
-    """Return the script of a canonical job.
-
-    Raises:
-        UserInputError: Megatron-LM cannot express it.
-    """
-    SUPPORT.check(job)
-    words = [*torchrun(gpus), "pretrain_gpt.py", *build_arguments(job)]
-    comment = "Megatron-LM (core_v0.16.1): run in its folder"
-    text = shell_script(words, comment, environment_of(job))
-    note = "run it in the folder of Megatron-LM, with Transformer Engine installed"
-    return RenderedFile(NAME, text, f"sh {NAME}", (note,))
+def _vocabulary_multiple(job: Job) -> int:
+    """Return the largest power of two, up to 128, that pads the vocabulary the least."""
+    multiples = [2**power for power in range(LARGEST_VOCABULARY_MULTIPLE.bit_length())]
+    return min(reversed(multiples), key=lambda multiple: -job.model.vocabulary % (multiple * job.layout.tp))
 
 
-def build_arguments(job: Job) -> list[str]:
-    """Return the arguments of `pretrain_gpt.py`."""
-    settings = build_settings(job) | RUN
-    return [word for name, value in settings.items() for word in _argument(name, value)]
+def _moe_layer_freq(job: Job) -> str | None:
+    dense, layers = job.model.dense_layers, job.model.layers
+    return f"([0]*{dense}+[1]*{layers - dense})" if dense else None
 
 
-def environment_of(job: Job) -> dict[str, str]:
-    """Return the environment that `validate_args` asks for on Hopper and before.
-
-    Tensor and context parallelism need one connection so that communication is queued first; FSDP needs more.
-    """
+def _recomputed_layers(job: Job) -> int | None:
+    """With `block`, the number is of each stage: megatron/core/transformer/transformer_block.py."""
     layout = job.layout
-    if layout.sharding in ("fsdp2", "megatron_fsdp", "zero2"):
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
-    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if layout.checkpointing != "full":
+        return None
+    return (layout.checkpointed_layers or layout.pp * layout.stages_per_rank) // (layout.pp * layout.stages_per_rank)
 
 
-def read(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a script or a list of arguments says.
+def _has_experts(job: Job) -> bool:
+    return job.model.experts > 0
+
+
+def _has_groups(job: Job) -> bool:
+    return job.model.kv_heads != job.model.heads
+
+
+def _has_uneven_stages(job: Job) -> bool:
+    return job.layout.pp > 1 and job.model.layers % (job.layout.pp * job.layout.stages_per_rank) > 0
+
+
+def _has_distributed_optimizer(job: Job) -> bool:
+    return job.layout.sharding in ("zero1", *FSDP_STRATEGIES)
+
+
+def _has_torch_fsdp2(job: Job) -> bool:
+    return job.layout.sharding == "fsdp2"
+
+
+def _offloads(job: Job) -> bool:
+    return job.layout.offload_optimizer
+
+
+# In the order of a script. Defaults of Megatron-LM are left out.
+NAMES = (
+    Name("num_layers", "layers"),
+    Name("hidden_size", "hidden_size"),
+    Name(
+        "ffn_hidden_size",
+        "intermediate_size",
+        write=lambda job: job.model.intermediate_size or job.model.expert_intermediate_size,
+    ),
+    Name("num_attention_heads", "heads"),
+    Name("kv_channels", "head_size"),
+    Name("position_embedding_type", "positions", values={"learned": "learned_absolute"}),
+    Name("max_position_embeddings", write=lambda job: max(job.model.max_positions, job.sequence_length)),
+    Name("vocab_size", write=lambda job: job.model.vocabulary - 1),  # NullTokenizer adds a token
+    Name("make_vocab_size_divisible_by", write=_vocabulary_multiple),
+    Name("untie_embeddings_and_output_weights", "tied", False, {True: False, False: True}),
+    Name("add_bias_linear", "mlp_bias", True),
+    Name("normalization", write=lambda job: "RMSNorm" if job.model.positions == "rope" else "LayerNorm"),
+    # The base is that of Llama 3; no product or copy depends on it.
+    Name("rotary_base", write=500_000, when=lambda job: job.model.positions == "rope"),
+    Name("group_query_attention", write=True, when=_has_groups),
+    Name("num_query_groups", "kv_heads", when=_has_groups),
+    Name("add_qkv_bias", write=True, when=lambda job: job.model.qkv_bias and not job.model.mlp_bias),
+    Name("swiglu", write=True, when=lambda job: job.model.activation == "swiglu"),
+    Name("squared_relu", write=True, when=lambda job: job.model.activation == "squared_relu"),
+    Name("num_experts", "experts", 0, when=_has_experts),
+    Name("moe_router_topk", "experts_per_token", 2, when=_has_experts),
+    Name("moe_ffn_hidden_size", "expert_intermediate_size", 0, when=_has_experts),
+    Name("moe_token_dispatcher_type", write="alltoall", when=_has_experts),
+    Name("moe_grouped_gemm", write=True, when=_has_experts),
+    Name("expert_model_parallel_size", "ep", 1, when=_has_experts),
+    Name("expert_tensor_parallel_size", write=1, when=_has_experts),  # experts are divided whole, and not within
+    Name(
+        "moe_shared_expert_intermediate_size",
+        "shared_expert_intermediate_size",
+        0,
+        when=lambda job: _has_experts(job) and job.model.shared_expert_intermediate_size > 0,
+    ),
+    Name("moe_layer_freq", write=_moe_layer_freq, when=_has_experts),
+    Name("seq_length", "sequence_length", 0),
+    Name("micro_batch_size", "micro_batch", 1),
+    Name("global_batch_size", "global_batch", 0),
+    Name("tensor_model_parallel_size", "tp", 1),
+    Name("pipeline_model_parallel_size", "pp", 1),
+    Name("context_parallel_size", "cp", 1),
+    Name(
+        "sequence_parallel",
+        "sequence_parallel",
+        False,
+        write=lambda job: job.layout.tp > 1 and job.layout.sequence_parallel,
+    ),
+    Name(
+        "cp_comm_type",
+        "cp_method",
+        "p2p",
+        {"ring": "p2p", "allgather": "all_gather"},
+        when=lambda job: job.layout.cp > 1,
+    ),
+    Name(
+        "tp_comm_overlap",
+        "tp_overlap",
+        False,
+        {"none": False, "async": True},
+        when=lambda job: job.layout.tp_overlap == "async",
+    ),
+    Name(
+        "num_virtual_stages_per_pipeline_rank",
+        write=lambda job: job.layout.stages_per_rank,
+        when=lambda job: job.layout.stages_per_rank > 1,
+    ),
+    Name("account_for_embedding_in_pipeline_split", write=True, when=_has_uneven_stages),
+    Name("account_for_loss_in_pipeline_split", write=True, when=_has_uneven_stages),
+    Name(
+        "overlap_grad_reduce",
+        write=True,
+        when=lambda job: not _has_torch_fsdp2(job) and job.layout.dp * job.layout.cp > 1,
+    ),
+    Name("use_distributed_optimizer", write=True, when=_has_distributed_optimizer),
+    Name("overlap_param_gather", write=True, when=_has_distributed_optimizer),
+    Name(
+        "num_distributed_optimizer_instances",
+        write=lambda job: job.layout.dp_replicate,
+        when=_has_distributed_optimizer,
+    ),
+    Name("use_megatron_fsdp", write=True, when=lambda job: job.layout.sharding in FSDP_STRATEGIES),
+    Name("data_parallel_sharding_strategy", write=lambda job: FSDP_STRATEGIES.get(job.layout.sharding)),
+    Name("use_torch_fsdp2", write=True, when=_has_torch_fsdp2),
+    Name("gradient_accumulation_fusion", write=False, when=_has_torch_fsdp2),
+    Name(  # the only format that either kind of FSDP takes
+        "ckpt_format",
+        write=lambda job: "torch_dist" if _has_torch_fsdp2(job) else "fsdp_dtensor",
+        when=lambda job: job.layout.sharding in ("fsdp2", *FSDP_STRATEGIES),
+    ),
+    Name("torch_fsdp2_reshard_after_forward", "reshard_after_forward", True, when=_has_torch_fsdp2),
+    Name(
+        "recompute_granularity",
+        write=lambda job: "selective" if job.layout.checkpointing in RECOMPUTED_MODULES else "full",
+        when=lambda job: job.layout.checkpointing in ("full", *RECOMPUTED_MODULES),
+    ),
+    Name("recompute_modules", write=lambda job: RECOMPUTED_MODULES.get(job.layout.checkpointing)),
+    Name(
+        "recompute_method",
+        write=lambda job: "uniform" if job.layout.checkpointed_layers is None else "block",
+        when=lambda job: job.layout.checkpointing == "full",
+    ),
+    Name("recompute_num_layers", write=_recomputed_layers),
+    Name("fp16", write=True, when=lambda job: job.precision == "fp16"),
+    Name("bf16", write=True, when=lambda job: job.precision not in ("fp16", "fp32")),
+    Name("fp8", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[0]),
+    Name("fp8_recipe", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[-1]),
+    Name("optimizer_cpu_offload", "offload_optimizer", False, when=_offloads),
+    Name("use_precision_aware_optimizer", write=True, when=_offloads),  # `validate_args` asks for it with the other
+)
+
+# What cannot be written. Sharding: megatron/training/arguments.py, `validate_args`.
+RULES: Rules = (
+    (
+        lambda job: job.model.mlp_bias and not job.model.qkv_bias,
+        "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all",
+    ),
+    (
+        lambda job: job.model.experts and job.model.dense_layers and not job.model.intermediate_size,
+        "dense_layers needs intermediate_size",
+    ),
+    (
+        lambda job: job.model.positions == "learned" and job.model.max_positions < job.sequence_length,
+        "sequence_length={job.sequence_length} is above the model's {model.max_positions} learned positions",
+    ),
+    (lambda job: _has_torch_fsdp2(job) and job.layout.pp > 1, "sharding=fsdp2 does not run with pp"),
+    (lambda job: _has_torch_fsdp2(job) and job.layout.ep > 1, "sharding=fsdp2 does not run with ep"),
+    (
+        lambda job: _has_torch_fsdp2(job) and job.layout.dp_replicate > 1,
+        "sharding=fsdp2 does not run with dp_replicate",
+    ),
+    (lambda job: _has_torch_fsdp2(job) and job.model.tied, "sharding=fsdp2 does not run with a tied head"),
+    (lambda job: _has_torch_fsdp2(job) and job.precision == "fp16", "sharding=fsdp2 does not run with precision=fp16"),
+    (
+        lambda job: job.layout.sharding not in ("none", "fsdp2") and not job.layout.reshard_after_forward,
+        "reshard_after_forward=false cannot be written with sharding={layout.sharding}",
+    ),
+    (
+        lambda job: job.layout.sharding == "none" and job.layout.offload_optimizer,
+        "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1",
+    ),
+    (
+        lambda job: (
+            (job.layout.schedule == "1f1b" and job.layout.stages_per_rank > 1)
+            or (job.layout.schedule == "interleaved" and job.layout.stages_per_rank == 1)
+        ),
+        "schedule={layout.schedule} does not run with stages_per_rank={layout.stages_per_rank}",
+    ),
+    (
+        lambda job: all((job.model.layers + ends) % (job.layout.pp * job.layout.stages_per_rank) for ends in (0, 2)),
+        "{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank), nor do they with embedding "
+        "and head",
+    ),
+    (
+        lambda job: job.layout.schedule == "interleaved" and job.layout.microbatches % job.layout.pp,
+        "schedule=interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not",
+    ),
+    (
+        lambda job: job.layout.tp_overlap == "async" and not job.layout.sequence_parallel,
+        "tp_overlap=async needs sequence_parallel=true",
+    ),
+    (
+        lambda job: job.layout.cp > 1 and job.sequence_length % (2 * job.layout.cp),
+        "cp={layout.cp} needs a sequence length divisible by {parts}",
+    ),
+    (
+        lambda job: job.model.experts and job.layout.tp > 1 and not job.layout.sequence_parallel,
+        "tp with experts needs sequence_parallel=true",
+    ),
+    (
+        lambda job: job.layout.ep > 1 and (not job.model.experts or job.model.experts % job.layout.ep),
+        "ep={layout.ep} does not divide the {model.experts} experts",
+    ),
+    (
+        lambda job: job.layout.dp_shard * job.layout.cp * job.layout.tp % job.layout.ep,
+        "ep={layout.ep} does not divide dp_shard x cp x tp = {group}",
+    ),
+    (
+        lambda job: job.layout.checkpointing == "norm_act" and not job.model.experts,
+        "checkpointing=norm_act cannot be written for a dense model: activations are recomputed in experts only",
+    ),
+    (
+        lambda job: (
+            job.layout.checkpointed_layers is not None
+            and (
+                job.layout.checkpointing != "full"
+                or not job.layout.checkpointed_layers
+                or job.layout.checkpointed_layers % (job.layout.pp * job.layout.stages_per_rank)
+            )
+        ),
+        "checkpointed_layers={layout.checkpointed_layers} cannot be written: full checkpointing of as many in each of "
+        "{stages} stages can",
+    ),
+)
+
+
+def support(trainer: str) -> Support:
+    """Return what a program that is built on Megatron-LM can express."""
+    values: dict[str, Sequence[object]] = {
+        **RUNS[trainer],
+        "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES),
+        "state": ("fp32",),
+        "document_tokens": (0,),  # documents are those of the data
+        "activation": ("swiglu", "gelu", "squared_relu"),
+        "positions": ("rope", "learned", "none"),
+        "window": (0,),
+    }
+    return Support(trainer, values, RULES)
+
+
+def build_settings(job: Job) -> dict[str, Any]:
+    """Return the settings of a canonical job that `support` accepts."""
+    return write_names(job, NAMES)
+
+
+def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Model | None = None) -> FileReading:
+    """Return what settings say, with Megatron-LM's defaults for what they leave out.
+
+    Args:
+        gpus: on which the program runs; None if nothing says so.
+        model: of the program where the settings do not have its sizes.
 
     Raises:
         UserInputError: a value that no job has, or the number of GPUs is missing.
     """
-    return read_settings(parse_arguments(text), "megatron", read_gpus(text) or gpus)
+    model = _read_model(settings) or model
+    layers = model.layers if model else settings.get("num_layers")
+    degrees = read_names(settings, NAMES, ("tp", "cp", "pp"))
+    dp = settings.get("data_parallel_size") or data_parallel_size(settings.get("world_size") or gpus, degrees)
+    sharding = _read_sharding(settings)
+    replicas = 1 if sharding == "fsdp2" else settings.get("num_distributed_optimizer_instances") or 1
+    stages = _read_stages(settings, layers, degrees["pp"])
+    schedule = "interleaved" if stages > 1 else "1f1b"
+    if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
+        schedule = "zbv" if settings.get("zero_bubble_v_schedule") else "zero_bubble"
+    names = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
+    read = degrees | read_names(settings, NAMES, (*names, "reshard_after_forward"))
+    read["global_batch"] = read["global_batch"] or read["micro_batch"] * dp
+    read["reshard_after_forward"] |= sharding != "fsdp2"
+    read |= {"dp_replicate": replicas, "dp_shard": dp // replicas, "sharding": sharding}
+    read |= {"stages_per_rank": stages, "schedule": schedule}
+    layout = TrainingLayout(**read, **_read_checkpointing(settings, degrees["pp"] * stages, layers))
+    ramp = settings.get("rampup_batch_size")
+    return FileReading(
+        trainer=trainer,
+        layout=canonical_layout(layout, layers),
+        sequence_length=settings.get("seq_length") or 0,
+        model=model,
+        precision=_read_precision(settings),
+        notes=(f"rampup_batch_size={ramp}: the batch grows to the global batch",) if ramp else (),
+    )
 
 
-def recognises(text: str) -> bool:
-    """Return whether a text has arguments of Megatron-LM."""
-    return "--num-layers" in text and ("--micro-batch-size" in text or "--global-batch-size" in text)
+def _read_sharding(settings: Settings) -> str:
+    if settings.get("use_torch_fsdp2"):
+        return "fsdp2"
+    if settings.get("use_megatron_fsdp") or settings.get("use_custom_fsdp"):
+        strategy = settings.get("data_parallel_sharding_strategy", "no_shard")
+        ours = {theirs: name for name, theirs in FSDP_STRATEGIES.items()} | {"optim": "zero1", "no_shard": "none"}
+        if strategy not in ours:
+            raise UserInputError(
+                f"data_parallel_sharding_strategy={strategy}: not known here. Known: {', '.join(ours)}"
+            )
+        return ours[strategy]
+    return "zero1" if settings.get("use_distributed_optimizer") else "none"
 
 
-def read_gpus(text: str) -> int | None:
-    """Return the GPUs of a command with torchrun; None if it does not say both numbers."""
-    launch = {name.replace("_", "-"): int(number) for name, number in _LAUNCH.findall(text)}
-    return launch["nnodes"] * launch["nproc-per-node"] if len(launch) == 2 else None
+def _read_stages(settings: Settings, layers: int | None, pp: int) -> int:
+    """Return the stages of a pipeline rank, by any of the three settings that give them."""
+    given = settings.get("num_virtual_stages_per_pipeline_rank") or settings.get("virtual_pipeline_model_parallel_size")
+    if pp == 1:
+        return 1
+    if given:
+        return int(given)
+    per_stage = settings.get("num_layers_per_virtual_pipeline_stage")
+    return math.ceil(layers / pp / per_stage) if per_stage and layers else 1
 
 
-def parse_arguments(text: str) -> Settings:
-    """Return the settings of a command's arguments, by the names that Megatron-LM logs.
-
-    Raises:
-        UserInputError: a quote is not closed.
-    """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserInputError(f"not a shell command: {error}") from error
-    values: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            values[name] = [value] if equals else []
-        elif name:
-            values[name].append(word)
-    off = {flag: setting for setting, flag in SWITCHES_OFF.items()}
-    renamed = {flag: setting for setting, flag in RENAMED.items()}
-    return {
-        off.get(name) or renamed.get(name) or name.replace("-", "_"): False if name in off else _parse_values(texts)
-        for name, texts in values.items()
-    }
+def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> dict[str, Any]:
+    granularity = "selective" if settings.get("recompute_activations") else settings.get("recompute_granularity")
+    if granularity is None:
+        return {"checkpointing": "none"}
+    if granularity == "selective":
+        modules = settings.get("recompute_modules") or ["core_attn"]
+        modules = [modules] if isinstance(modules, str) else modules
+        for ours, theirs in RECOMPUTED_MODULES.items():
+            if set(modules) <= set(theirs):
+                return {"checkpointing": ours}
+        raise UserInputError(f"recompute_modules={','.join(modules)}: no layout has these. Known: core_attn, layernorm")
+    if settings.get("recompute_method") == "block":
+        total = (settings.get("recompute_num_layers") or 1) * stages
+        return {"checkpointing": "full", "checkpointed_layers": min(total, layers) if layers else total}
+    return {"checkpointing": "full"}
 
 
-def parse_value(text: str) -> Any:
-    """Return a value of Python's as Megatron-LM prints it: a truth value, a number, a list, None, or the text."""
-    if text in ("True", "False", "true", "false"):
-        return text.lower() == "true"
-    if text in ("None", "null", ""):
+def _read_precision(settings: Settings) -> str:
+    if number_format := settings.get("fp8"):
+        recipe = settings.get("fp8_recipe") or "delayed"
+        for name, (_, theirs) in FP8_RECIPES.items():
+            if theirs == recipe:
+                return name
+        raise UserInputError(f"fp8_recipe={recipe} ({number_format}): no precision of ours")
+    return "bf16" if settings.get("bf16") else "fp16" if settings.get("fp16") else "fp32"
+
+
+def _read_model(settings: Settings) -> Model | None:
+    """Return the model of settings, with Megatron-LM's defaults; None if sizes are missing."""
+    sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    if any(not isinstance(settings.get(name), int) for name in sizes):
         return None
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"\['?\w.*\]", text):
-        return [parse_value(part.strip().strip("'\"")) for part in text[1:-1].split(",")]
-    return text
+    names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "tied", "mlp_bias", "intermediate_size")
+    expert_names = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
+    read = read_names(settings, NAMES, (*names, *expert_names))
+    is_gated, experts, hidden_size = bool(settings.get("swiglu")), read["experts"], read["hidden_size"]
+    default = int(4 * hidden_size * 2 / 3) // 64 * 64 if is_gated else 4 * hidden_size
+    feed_forward = read["intermediate_size"] or default
+    positions = {"rope": "rope", "learned_absolute": "learned"}.get(settings.get("position_embedding_type", ""), "none")
+    dense_layers = _read_dense_layers(settings.get("moe_layer_freq"), read["layers"])
+    read |= {
+        "kv_heads": (settings.get("group_query_attention") and read["kv_heads"]) or read["heads"],
+        "head_size": read["head_size"] or hidden_size // read["heads"],
+        "intermediate_size": 0 if experts and not dense_layers else feed_forward,
+        "vocabulary": settings["vocab_size"] + (settings.get("tokenizer_type", "NullTokenizer") == "NullTokenizer"),
+        "activation": "swiglu" if is_gated else "squared_relu" if settings.get("squared_relu") else "gelu",
+        "qkv_bias": read["mlp_bias"] or bool(settings.get("add_qkv_bias")),
+        "positions": positions,
+        "max_positions": settings.get("max_position_embeddings", 0) if positions == "learned" else 0,
+        "experts_per_token": read["experts_per_token"] if experts else 0,
+        "expert_intermediate_size": (read["expert_intermediate_size"] or feed_forward) if experts else 0,
+        "dense_layers": dense_layers,
+    }
+    return Model(**read)
 
 
-def _parse_values(texts: list[str]) -> Any:
-    if not texts:
-        return True
-    return parse_value(texts[0]) if len(texts) == 1 else [parse_value(text) for text in texts]
-
-
-def _argument(name: str, value: Any) -> list[str]:
-    if value is False:
-        return [f"--{SWITCHES_OFF[name]}"] if name in SWITCHES_OFF else []
-    flag = RENAMED.get(name, name.replace("_", "-"))
-    if value is True:
-        return [] if name in SWITCHES_OFF else [f"--{flag}"]
-    if isinstance(value, list):
-        return [f"--{flag}", *value]
-    return [f"--{flag}={shlex.quote(str(value))}"]
+def _read_dense_layers(pattern: object, layers: int) -> int:
+    """Return the number of dense layers at the start, of a pattern such as `([0]*3+[1]*58)`."""
+    if not isinstance(pattern, str) or "[0]*" not in pattern:
+        return 0
+    number = pattern.partition("[0]*")[2].partition("+")[0]
+    return min(int(number), layers) if number.isdigit() else 0

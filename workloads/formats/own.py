@@ -4,130 +4,111 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from workloads.api import registry
 from workloads.api.errors import UserInputError
-from workloads.formats.rendering import FileReading, RenderedFile, Support, canonical_layout
-from workloads.formats.torchtitan_rules import find_interval
+from workloads.formats.megatron_files import split_words
+from workloads.formats.names import (
+    FileReading,
+    Name,
+    RenderedFile,
+    Rules,
+    Support,
+    canonical_layout,
+    read_names,
+    show,
+    write_names,
+)
+from workloads.formats.torchtitan import find_interval
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.models.model import TRAINED_MODELS, Model, find_trained_name
 
-NAME = "sweep.sh"
+SCRIPT = "sweep.sh"
 # Parameters of `workload=parallel` by the name of a job's or a layout's field, where the names differ.
 RENAMED = {"compiled": "compile", "precision": "dtype"}
 JOB_FIELDS = ("sequence_length", "precision", "state", "compiled", "document_tokens")
 # The one value of a field that `workload=parallel` has no parameter for, where it is not a layout's default.
 FIXED = {"state": "bf16"}
-
-
-def _check_sharding(job: Job) -> str:
-    layout = job.layout
-    if layout.dp_shard * layout.cp == 1 or layout.sharding == "fsdp2":
-        return ""
-    return f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
-
-
-def _check_reshard(job: Job) -> str:
-    layout = job.layout
-    if layout.dp_shard * layout.cp == 1 or layout.reshard_after_forward == (layout.pp == 1):
-        return ""
-    return f"reshard_after_forward={str(layout.reshard_after_forward).lower()} cannot be written with pp={layout.pp}"
-
-
-def _check_checkpointed_layers(job: Job) -> str:
-    layers = job.layout.checkpointed_layers
-    if layers is None or find_interval(job) is not None:
-        return ""
-    return f"checkpointed_layers={layers} cannot be written: every n-th layer can"
-
-
-# What conf/workload/torchtitan.yaml leaves at one value.
+SHARDING_RULES: Rules = (
+    (
+        lambda job: job.layout.dp_shard * job.layout.cp > 1 and job.layout.sharding != "fsdp2",
+        "sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2",
+    ),
+)
+# The parameters of conf/workload/torchtitan.yaml. It leaves other fields at their defaults.
+TITAN_NAMES = (
+    Name("assets", write="ASSETS"),
+    Name("dataset_path", write="TEXTS"),
+    *(Name(name, name) for name in ("sequence_length", "global_batch", "tp", "pp", "cp", "micro_batch")),
+    Name("checkpointing", "checkpointing"),
+    Name("weights", "state", "float32", {"fp32": "float32", "bf16": "bfloat16"}),
+    Name("compile", "compiled"),
+    Name("precision", "precision"),
+)
+TITAN_FIXED = ("dp_replicate", "ep", "schedule", "stages_per_rank", "checkpointed_layers", "tp_overlap", "cp_method")
 TITAN = Support(
     "workload=torchtitan",
     {
-        "dp_replicate": (1,),
-        "ep": (1,),
-        "schedule": ("1f1b",),
-        "stages_per_rank": (1,),
+        **{name: (getattr(TrainingLayout(), name),) for name in TITAN_FIXED},
         "state": ("fp32", "bf16"),
         "checkpointing": ("none", "full"),
-        "checkpointed_layers": (None,),
-        "reshard_after_forward": (True, False),
-        "tp_overlap": ("none",),
-        "cp_method": ("allgather",),
         "sharding": ("none", "fsdp2"),
         "precision": ("bf16", "fp8_tensorwise"),
         "offload_optimizer": (False,),
         "sequence_parallel": (True,),
         "document_tokens": (0,),
     },
-    (_check_sharding, _check_reshard),
+    (
+        *SHARDING_RULES,
+        (
+            lambda job: job.layout.cp * job.layout.dp_shard > 1 and job.layout.pp == 1 and not _reshards(job),
+            "reshard_after_forward=false cannot be written with pp=1",
+        ),
+        (
+            lambda job: job.layout.cp * job.layout.dp_shard > 1 and job.layout.pp > 1 and _reshards(job),
+            "reshard_after_forward=true cannot be written with pp={layout.pp}",
+        ),
+    ),
 )
-TITAN_WEIGHTS = {"fp32": "float32", "bf16": "bfloat16"}
-TITAN_NAMES = ("global_batch", "tp", "pp", "cp", "micro_batch", "checkpointing")
 _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
 
-def render(job: Job, gpus: int) -> RenderedFile:
-    """Return the command of a canonical job: of `workload=parallel`, or of its trainer's preset.
-
-    Raises:
-        UserInputError: it cannot express the job.
-    """
-    builders = {"own": _build_parallel, "torchtitan": _build_torchtitan}
-    if job.trainer not in builders:
-        raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: {', '.join(builders)}")
-    words = ["python", "-m", "sweeper", *builders[job.trainer](job), f"gpus={gpus}", "search=grid", "finals.top=0"]
-    notes = ("space.assets and space.dataset_path are folders of yours",) if job.trainer == "torchtitan" else ()
-    return RenderedFile(NAME, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {NAME}", notes)
+def _reshards(job: Job) -> bool:
+    return job.layout.reshard_after_forward
 
 
-def _build_parallel(job: Job) -> list[str]:
-    own_support().check(job)
-    values = {"model": _name_of(job.model)} | {
-        parameter: getattr(job if name in JOB_FIELDS else job.layout, name)
-        for name, parameter in _parameters_by_field().items()
-    }
-    if interval := find_interval(job):
-        values["checkpointing_freq"] = interval
-    return ["workload=parallel", *_overrides(values)]
-
-
-def _build_torchtitan(job: Job) -> list[str]:
-    TITAN.check(job)
-    if _name_of(job.model) != "llama3_8b":
-        raise UserInputError("workload=torchtitan: model cannot be written. Supported: llama3_8b")
-    values: dict[str, Any] = {"assets": "ASSETS", "dataset_path": "TEXTS", "sequence_length": job.sequence_length}
-    values |= {name: getattr(job.layout, name) for name in TITAN_NAMES}
-    values["weights"] = TITAN_WEIGHTS[job.state]
-    return ["workload=torchtitan", *_overrides(values | {"compile": job.compiled, "precision": job.precision})]
+@cache
+def own_names() -> tuple[Name, ...]:
+    """Return the parameters of `workload=parallel` that a job or its layout has a field for."""
+    parameters = {field.name: field.default for field in fields(registry.load("parallel").Parameters)}
+    names = [(RENAMED.get(name, name), name) for name in (*_defaults(), "sequence_length")]
+    return tuple(Name(parameter, name, parameters[parameter]) for parameter, name in names if parameter in parameters)
 
 
 @cache
 def own_support() -> Support:
     """Return what `workload=parallel` can express: the values of its parameters, and defaults of all other fields."""
     hints = get_type_hints(registry.load("parallel").Parameters)
-    parameters = _parameters_by_field()
-    values: dict[str, tuple[object, ...]] = {"sharding": ("none", "fsdp2")}
+    parameters = {name.field: name.key for name in own_names()}
+    values: dict[str, Sequence[object]] = {"sharding": ("none", "fsdp2")}
     for name, default in _defaults().items():
-        parameter = parameters.get(name)
-        if parameter is None:
+        if name not in parameters:
             values.setdefault(name, (FIXED.get(name, default),))
-        elif get_origin(hint := hints[parameter]) is not None:  # a Literal
+        elif get_origin(hint := hints[parameters[name]]) is not None:  # a Literal
             values[name] = get_args(hint)
     del values["checkpointed_layers"]
-    return Support("own", values, (_check_sharding, _check_checkpointed_layers))
-
-
-@cache
-def _parameters_by_field() -> dict[str, str]:
-    """Return the parameters of `workload=parallel` that a job or its layout has a field for, by that field."""
-    known = {field.name for field in fields(registry.load("parallel").Parameters)}
-    names = [*_defaults(), "sequence_length"]
-    return {name: parameter for name in names if (parameter := RENAMED.get(name, name)) in known}
+    rules: Rules = (
+        *SHARDING_RULES,
+        (
+            lambda job: job.layout.checkpointed_layers is not None and find_interval(job) is None,
+            "checkpointed_layers={layout.checkpointed_layers} cannot be written: every n-th layer can",
+        ),
+    )
+    return Support("own", values, rules)
 
 
 def _defaults() -> dict[str, object]:
@@ -137,23 +118,37 @@ def _defaults() -> dict[str, object]:
     return {name: default for name, default in (of_job | of_layout).items() if default is not MISSING}
 
 
-def _name_of(model: Model) -> str:
-    """Return the catalogue's name of a model.
+def render(job: Job, gpus: int) -> RenderedFile:
+    """Return the command of a canonical job: of `workload=parallel`, or of its trainer's preset.
 
     Raises:
-        UserInputError: the catalogue does not have it.
+        UserInputError: it cannot express the job.
     """
+    notes: tuple[str, ...] = ()
+    if job.trainer == "own":
+        own_support().check(job)
+        values = {"model": _name_of(job.model), **write_names(job, own_names())}
+        values |= {"checkpointing_freq": interval} if (interval := find_interval(job)) else {}
+        words = ["workload=parallel"]
+    elif job.trainer == "torchtitan":
+        TITAN.check(job)
+        if _name_of(job.model) != "llama3_8b":
+            raise UserInputError("workload=torchtitan: model cannot be written. Supported: llama3_8b")
+        values, words = write_names(job, TITAN_NAMES), ["workload=torchtitan"]
+        notes = ("space.assets and space.dataset_path are folders of yours",)
+    else:
+        raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: own, torchtitan")
+    words += [f"space.{name}={show(value)}" for name, value in values.items()]
+    words = ["python", "-m", "sweeper", *words, f"gpus={gpus}", "search=grid", "finals.top=0"]
+    return RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}", notes)
+
+
+def _name_of(model: Model) -> str:
     if name := find_trained_name(model):
         return name
     raise UserInputError(
         "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
     )
-
-
-def _overrides(values: dict[str, Any]) -> list[str]:
-    return [
-        f"space.{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()
-    ]
 
 
 def recognises(text: str) -> bool:
@@ -167,55 +162,38 @@ def read(text: str, gpus: int | None = None) -> FileReading:
     Raises:
         UserInputError: it has another workload, an unknown model, or a key that is not fixed to one value.
     """
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    values = {match[1]: match[2] for word in words if (match := _OVERRIDE.match(word))}
-    workload = values.get("workload")
+    texts = {match[1]: match[2] for word in split_words(text) if (match := _OVERRIDE.match(word))}
+    workload = texts.get("workload")
     if workload not in ("parallel", "torchtitan"):
         raise UserInputError(f"workload={workload}: only parallel and torchtitan have a layout")
-    if open_key := next((name for name, value in values.items() if "," in value), None):
-        raise UserInputError(f"space.{open_key}={values[open_key]}: a layout needs one value")
+    if open_key := next((name for name, value in texts.items() if "," in value), None):
+        raise UserInputError(f"space.{open_key}={texts[open_key]}: a layout needs one value")
+    values = {name: _parse(value) for name, value in texts.items()}
     if workload == "torchtitan":
-        values = _torchtitan_values(values, gpus)
-    model = TRAINED_MODELS.get(values.get("model", "llama3_8b"))
+        values |= _read_titan(values, gpus)
+    model = TRAINED_MODELS.get(texts.get("model", "llama3_8b"))
     if model is None:
-        raise UserInputError(f"space.model={values['model']}: unknown model")
-    read_fields = _read_fields(values)
-    job_fields = {name: read_fields.pop(name) for name in JOB_FIELDS if name in read_fields}
+        raise UserInputError(f"space.model={texts['model']}: unknown model")
+    read = read_names(values, own_names(), [name.field for name in own_names()])
+    of_job = {name: read.pop(name) for name in JOB_FIELDS if name in read}
     if (interval := int(values.get("checkpointing_freq", 1))) > 1:
-        read_fields["checkpointed_layers"] = model.layers // interval
+        read["checkpointed_layers"] = model.layers // interval
     trainer = "own" if workload == "parallel" else "torchtitan"
-    layout = canonical_layout(TrainingLayout(**read_fields), model.layers)
-    return FileReading(trainer, layout, model=model, **(FIXED | job_fields))
+    layout = canonical_layout(TrainingLayout(**read), model.layers)
+    return FileReading(trainer, layout, model=model, **(FIXED | of_job))
 
 
-def _read_fields(values: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of a job and its layout that a command's values give."""
-    defaults = {field.name: field.default for field in fields(registry.load("parallel").Parameters)}
-    texts = {name: values.get(parameter) for name, parameter in _parameters_by_field().items()}
-    parameters = _parameters_by_field()
-    return {
-        name: defaults[parameters[name]] if text is None else _parse(text, defaults[parameters[name]])
-        for name, text in texts.items()
-    }
+def _parse(text: str) -> Any:
+    return text.lower() == "true" if text.lower() in ("true", "false") else int(text) if text.isdigit() else text
 
 
-def _parse(text: str, default: object) -> object:
-    if isinstance(default, bool):
-        return text.lower() == "true"
-    return int(text) if text.isdigit() else text
-
-
-def _torchtitan_values(values: dict[str, str], gpus: int | None) -> dict[str, str]:
-    """Return the values of a command for torchtitan by the names of `workload=parallel`."""
-    degrees = [int(values.get(name, 1)) for name in ("tp", "cp", "pp")]
-    all_gpus = int(values["gpus"]) if values.get("gpus", "").isdigit() else gpus or 1
-    dp_shard = all_gpus // (degrees[0] * degrees[1] * degrees[2])
-    weights = values.get("weights", "float32")
-    state = next((ours for ours, theirs in TITAN_WEIGHTS.items() if theirs == weights), weights)
-    reshard = dp_shard * degrees[1] == 1 or degrees[2] == 1  # torchtitan's fsdp_reshard_after_forward=default
-    return values | {
-        "dp_shard": str(dp_shard),
-        "dtype": values.get("precision", "bf16"),
-        "state": state,
-        "reshard_after_forward": str(reshard).lower(),
-    }
+def _read_titan(values: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
+    """Return values of a command for torchtitan by the names of `workload=parallel`."""
+    tp, cp, pp = (int(values.get(name, 1)) for name in ("tp", "cp", "pp"))
+    all_gpus = values["gpus"] if isinstance(values.get("gpus"), int) else gpus or 1
+    dp_shard = all_gpus // (tp * cp * pp)
+    reshard = dp_shard * cp == 1 or pp == 1  # torchtitan's fsdp_reshard_after_forward=default
+    dtype = values.get("precision", "bf16")
+    return {"dp_shard": dp_shard, "dtype": dtype, "reshard_after_forward": reshard} | read_names(
+        values, TITAN_NAMES, ("state",)
+    )

@@ -2,37 +2,57 @@
 
 `workloads.formats.logs` reads the steps of a log. This module reads the same lines for what can be compared with what
 was declared, in the words of Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's
-Trainer, and of scripts that print a plain `name: value`.
+Trainer, and of scripts that print a plain `name: value`. A configuration that is printed as a whole is read as a
+layout: torchtitan's JSON, and the arguments of Megatron-LM and programs on it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from workloads.formats.log_names import DTYPES, strip_colours
+from workloads.api.errors import UserInputError
+from workloads.formats import megatron, torchtitan
+from workloads.formats.logs import ARGUMENT, DTYPES, TITAN_MESH, WORLD_SIZE, strip_colours
+from workloads.formats.megatron_files import parse_value
+from workloads.formats.names import FileReading
+from workloads.layouts.job import TrainingLayout
 
 Printed = int | str
 
 LONGEST_LINE = 4096  # characters that are read of a line
-# Names whose number is compared, by this project's name. The words may be joined by underscores, hyphens or spaces, and
-# stand before `.....`, `:` or `=`: Megatron's and DeepSpeed's arguments, torchtitan's JSON, Megatron-Bridge's YAML.
-NUMBERS = {
-    "global_batch": ("global batch size",),
-    "micro_batch": ("micro batch size", "local batch size", "train micro batch size per gpu"),
-    "sequence_length": ("seq length", "seq len", "sequence length"),
-    "tp": ("tensor model parallel size", "tensor parallel size", "tensor parallel degree"),
-    "pp": ("pipeline model parallel size", "pipeline parallel size", "pipeline parallel degree"),
-    "cp": ("context parallel size", "context parallel degree"),
+# Names whose number is compared, by this project's name: those of the tables, and others. The words may be joined by
+# underscores, hyphens or spaces, and stand before `.....`, `:` or `=`: Megatron's and DeepSpeed's arguments,
+# torchtitan's JSON, Megatron-Bridge's YAML.
+OTHER_NUMBERS = {
+    "global_batch": (),
+    "micro_batch": ("train micro batch size per gpu",),
+    "sequence_length": ("sequence length",),
+    "tp": ("tensor parallel size",),
+    "pp": ("pipeline parallel size",),
+    "cp": (),
     "dp": ("data parallel size",),
-    "dp_shard": ("data parallel shard degree",),
-    "dp_replicate": ("data parallel replicate degree",),
-    "layers": ("num layers", "num hidden layers", "n layers"),
-    "hidden_size": ("hidden size",),
-    "intermediate_size": ("ffn hidden size", "intermediate size"),
-    "heads": ("num attention heads", "n heads"),
+    "dp_shard": (),
+    "dp_replicate": (),
+    "layers": ("num hidden layers", "n layers"),
+    "hidden_size": (),
+    "intermediate_size": ("intermediate size",),
+    "heads": ("n heads",),
+}
+NUMBERS = {
+    field: {
+        *(
+            name.key.rpartition(".")[2].replace("_", " ")
+            for name in (*megatron.NAMES, *torchtitan.NAMES)
+            if name.field == field
+        ),
+        *others,
+    }
+    for field, others in OTHER_NUMBERS.items()
 }
 # Lines of one program: a text that they contain, their pattern, and the name of each of its groups.
 NUMBER_LINES = (
@@ -97,6 +117,25 @@ TEXT_LINES = (
     ("precision", rf"^(?:\S.*[,|;(:] ?)?precision\s*[:=]\s*['\"]?({_DTYPE})(?![\w-])", "dtype", ""),
     ("model", r"^(?:\S.*[,|;(:] ?)?model(?:_name)?\s*[:=]\s*['\"]?([\w.-]+)", "model", ""),
 )
+# The settings of Megatron-LM, or the section of torchtitan's configuration, that say a field of a layout.
+PRINTED_BY = {
+    "sharding": {"use_distributed_optimizer", "parallelism"},
+    "reshard_after_forward": {"torch_fsdp2_reshard_after_forward", "parallelism"},
+    "ep": {"expert_model_parallel_size", "parallelism"},
+    "checkpointing": {"recompute_granularity", "activation_checkpoint"},
+    "checkpointed_layers": {"recompute_granularity", "activation_checkpoint"},
+    "stages_per_rank": {"virtual_pipeline_model_parallel_size", "parallelism"},
+    "schedule": {"virtual_pipeline_model_parallel_size", "parallelism"},
+    "sequence_parallel": {"sequence_parallel", "parallelism"},
+    "cp_method": {"cp_comm_type", "parallelism"},
+}
+ALWAYS = ("sharding", "checkpointing")
+# Without one of these, Megatron-LM's default for it is taken, which a log that is not whole may differ from.
+DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
+_TITAN_START = re.compile(r"Running with (?:args|configs?): \{")
+_TITAN_FP8 = re.compile(r"Swapped to Float8\w*Linear|Float8 tensorwise scaled training active")
+# A line of JSON behind what a launcher writes: an entry, a bracket, or a member of a list.
+_ENTRY = re.compile(r"""^(?:.*?[^ ])?? *("\w+": .+|[{}\]]+,?|"[^"]*",?|-?[\d.]+,?)$""")
 
 # What launchers and loggers write before a line: `[rank0]:`, `0: `, `[titan] 2025-12-17 01:18:19,000 - root - INFO - `.
 _PREFIX = re.compile(
@@ -185,3 +224,78 @@ class PrintedConfig:
             known = self.values.setdefault(name, [])
             if value not in known:
                 known.append(value)
+
+
+def has_configuration(text: str) -> bool:
+    """Return whether a text is a log with a configuration."""
+    return _TITAN_START.search(text) is not None or bool(read_arguments(text))
+
+
+def read_configuration(text: str, gpus: int | None = None) -> FileReading:
+    """Return what the configuration of a log says; that of its first start.
+
+    Raises:
+        UserInputError: a value that no job has, or the number of GPUs is missing.
+    """
+    if _TITAN_START.search(text):
+        reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus)
+        is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
+        return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
+    settings = read_arguments(text)
+    reading = megatron.read_settings(settings, "megatron", gpus)
+    if missing := [name for name in DECISIVE if name not in settings]:
+        note = f"not in the log, so Megatron-LM's default is taken: {', '.join(missing)}"
+        return replace(reading, notes=(*reading.notes, note))
+    return reading
+
+
+def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]:
+    """Return the fields of a layout that the configuration of a log says itself, without defaults of the program.
+
+    A field that no layout has to have, such as the schedule of a pipeline, is left out at its default.
+
+    Raises:
+        UserInputError: a value that no job has.
+    """
+    if not has_configuration(text) or (gpus is None and _read_mesh_gpus(text) is None):
+        return {}
+    settings = _read_json(text) if _TITAN_START.search(text) else read_arguments(text)
+    fields = [field for field, names in PRINTED_BY.items() if names & settings.keys()]
+    layout = read_configuration(text, gpus).layout if fields else None
+    values = {field: getattr(layout, field) for field in fields}
+    default = TrainingLayout()
+    return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments that a log lists, such as `  bf16 ....... True`; the first value of each."""
+    settings: dict[str, Any] = {}
+    for line in text.splitlines():
+        line = strip_colours(line)
+        if (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed prints its own
+            settings.setdefault(match[1], parse_value(match[2]))
+        elif match := WORLD_SIZE.search(line):
+            settings.setdefault("world_size", int(match[1]))
+    return settings
+
+
+def _read_json(text: str) -> dict[str, Any]:
+    """Return the JSON that torchtitan logs over several lines."""
+    lines = [strip_colours(line).rstrip() for line in text.splitlines()]
+    start = next(number for number, line in enumerate(lines) if _TITAN_START.search(line))
+    matches = [_ENTRY.match(line) for line in lines[start + 1 :]]
+    body = "\n".join(["{", *(match[1] for match in matches if match)])
+    try:
+        config: dict[str, Any] = json.JSONDecoder().raw_decode(body)[0]
+    except json.JSONDecodeError as error:
+        raise UserInputError(f"the configuration in the log is not whole: {error}") from error
+    return config
+
+
+def _read_mesh_gpus(text: str) -> int | None:
+    """Return the product of the degrees of the device mesh; expert parallel ranks are some of the others."""
+    for line in text.splitlines():
+        if match := TITAN_MESH.search(strip_colours(line)):
+            degrees = {name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])}
+            return math.prod(degrees.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp"))
+    return None

@@ -1,25 +1,275 @@
-"""torchtitan's configuration of version 0.2.2, in TOML."""
+"""torchtitan's configuration of version 0.2.2: its TOML file, and the JSON that it logs."""
 
 from __future__ import annotations
 
+import math
+import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from workloads.formats.rendering import RenderedFile, torchrun
-from workloads.formats.torchtitan_models import assets_of, find_flavor
-from workloads.formats.torchtitan_rules import (
-    FP8,
-    MXFP8,
-    RECIPES,
-    ROTATE_METHODS,
-    SCHEDULES,
-    SUPPORT,
-    find_interval,
-    find_layers_per_stage,
+from workloads.api.errors import UserInputError
+from workloads.formats.names import (
+    FileReading,
+    Name,
+    RenderedFile,
+    Rules,
+    Settings,
+    Support,
+    canonical_layout,
+    data_parallel_size,
+    read_names,
+    show,
+    torchrun,
+    write_names,
 )
-from workloads.layouts.job import Job
+from workloads.layouts.job import V_SCHEDULES, Job, TrainingLayout
+from workloads.layouts.offers import RUNS
+from workloads.models.model import MODELS, SIZES, Model
 
-NAME = "torchtitan.toml"
+FILE = "torchtitan.toml"
+# torchtitan 0.2.2: torchtitan/models/llama3/__init__.py and models/qwen3/__init__.py. The MLPs of llama3 are 2/3 of
+# four times the width, times `ffn_dim_multiplier`, rounded up to `multiple_of` (models/llama3/model/model.py).
+FLAVORS: dict[tuple[str, str], Model] = {
+    ("llama3", "debugmodel"): Model(6, 256, 16, 16, 16, 768, 2048),
+    ("llama3", "8B"): MODELS["llama3_8b"],
+    ("llama3", "70B"): MODELS["llama3_70b"],
+    ("llama3", "405B"): MODELS["llama3_405b"],
+    ("qwen3", "0.6B"): Model(28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+    ("qwen3", "1.7B"): Model(28, 2048, 16, 8, 128, 6144, 151936, tied=True),
+    ("qwen3", "4B"): MODELS["qwen3_4b"],
+    ("qwen3", "8B"): MODELS["qwen3_8b"],
+    ("qwen3", "14B"): Model(40, 5120, 40, 8, 128, 17408, 151936),
+    ("qwen3", "32B"): MODELS["qwen3_32b"],
+    ("qwen3", "30B-A3B"): MODELS["qwen3_30b_a3b"],
+    ("qwen3", "235B-A22B"): MODELS["qwen3_235b_a22b"],
+}
+# Folders of the tokenizers, as torchtitan's own configurations name them; `debugmodel` has its test's.
+ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
+    size: f"./assets/hf/Llama-3.1-{size}" for size in ("8B", "70B", "405B")
+}
+MASKED_SUFFIXES = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")  # the same sizes; documents are masked
+# torch.distributed.pipelining.schedules.get_schedule_class, which torchtitan asks.
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+RECIPES = {"fp8_rowwise": "rowwise", "fp8_rowwise_gw_hp": "rowwise_with_gw_hp"}
+FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
+
+
+def find_flavor(model: Model) -> tuple[str, str]:
+    """Return the name and the flavor of the model with these sizes.
+
+    Raises:
+        UserInputError: torchtitan has none; the message names the nearest flavor and in what it differs.
+    """
+    differences = {
+        names: [
+            f"{name} ({theirs}, not {ours})"
+            for name in SIZES
+            if (theirs := getattr(sizes, name)) != (ours := getattr(model, name))
+        ]
+        for names, sizes in FLAVORS.items()
+    }
+    nearest = min(differences, key=lambda names: len(differences[names]))
+    if not differences[nearest]:
+        return nearest
+    raise UserInputError(
+        f"torchtitan 0.2.2: model has no flavor with these sizes. Nearest: {' '.join(nearest)}, which differs in "
+        f"{', '.join(differences[nearest])}. Add the flavor to torchtitan's models/{nearest[0]}/__init__.py, or choose "
+        "another trainer"
+    )
+
+
+def _find_assets(job: Job) -> str:
+    """Return the folder in which torchtitan's download script puts the tokenizer."""
+    name, flavor = find_flavor(job.model)
+    return ASSETS[flavor] if name == "llama3" else f"./assets/hf/{name.capitalize()}-{flavor}"
+
+
+def find_interval(job: Job) -> int | None:
+    """Return n where checkpointing every n-th layer gives the number of checkpointed layers; None if no n does."""
+    layers = job.model.layers
+    return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
+
+
+def _find_stage_sizes(job: Job) -> tuple[int, int] | None:
+    """Return the layers of a stage and what embedding and head count; None if no numbers give the number of stages.
+
+    torchtitan divides the layers, with the embedding and the head counted as `less_layers`, by `layers_per_stage` and
+    rounds up (`pipeline_llm`).
+    """
+    stages = job.layout.pp * job.layout.stages_per_rank
+    for less in (1, 0):
+        per_stage = math.ceil((job.model.layers + 2 * less) / stages)
+        if math.ceil((job.model.layers + 2 * less) / per_stage) == stages:
+            return per_stage, less
+    return None
+
+
+def _is_pipeline(job: Job) -> bool:
+    return job.layout.pp > 1
+
+
+def _local_batch(job: Job) -> int:
+    """With a pipeline the local batch is what fills it once: torchtitan/distributed/pipeline_parallel.py."""
+    return job.layout.micro_batch * (job.layout.microbatches if _is_pipeline(job) else 1)
+
+
+def _converters(job: Job) -> list[str]:
+    return [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else []
+
+
+def _is_tensorwise(job: Job) -> bool:
+    return job.precision == "fp8_tensorwise"
+
+
+def _option(job: Job) -> str | None:
+    """Return what selective checkpointing keeps: `op`, or the interval of the layers that are checkpointed."""
+    if job.layout.checkpointing == "per_op":
+        return "op"
+    return None if job.layout.checkpointed_layers is None else str(find_interval(job))
+
+
+# In the order of the file, by section.
+NAMES = (
+    Name("job.dump_folder", write="./outputs"),
+    Name("job.print_config", write=True),
+    Name("model.name", write=lambda job: find_flavor(job.model)[0]),
+    Name("model.flavor", write=lambda job: find_flavor(job.model)[1]),
+    Name("model.hf_assets_path", write=_find_assets),
+    Name("model.converters", write=_converters),
+    Name("training.dataset", write="c4"),
+    Name("training.seq_len", "sequence_length", 2048),
+    Name("training.local_batch_size", "micro_batch", 8, write=_local_batch),
+    Name("training.global_batch_size", "global_batch", -1),
+    Name("training.steps", write=20),
+    Name("training.dtype", write=lambda job: "bfloat16" if job.state == "bf16" else "float32"),
+    Name("training.mixed_precision_param", write=lambda job: "float32" if job.precision == "fp32" else "bfloat16"),
+    Name("parallelism.data_parallel_replicate_degree", "dp_replicate", 1),
+    Name("parallelism.data_parallel_shard_degree", "dp_shard", -1),
+    Name(
+        "parallelism.fsdp_reshard_after_forward",
+        write=lambda job: "always" if job.layout.reshard_after_forward else "never",
+    ),
+    Name("parallelism.tensor_parallel_degree", "tp", 1),
+    Name("parallelism.enable_async_tensor_parallel", "tp_overlap", False, {"none": False, "async": True}),
+    Name("parallelism.context_parallel_degree", "cp", 1),
+    Name(
+        "parallelism.context_parallel_rotate_method",
+        "cp_method",
+        "allgather",
+        {"allgather": "allgather", "ring": "alltoall"},
+    ),
+    Name("parallelism.expert_parallel_degree", "ep", 1),
+    Name("parallelism.pipeline_parallel_degree", "pp", 1),
+    Name("parallelism.pipeline_parallel_schedule", "schedule", "1F1B", SCHEDULES, when=_is_pipeline),
+    Name(
+        "parallelism.pipeline_parallel_microbatch_size",
+        write=lambda job: job.layout.micro_batch,
+        when=_is_pipeline,
+    ),
+    *(
+        Name(
+            f"parallelism.pipeline_parallel_{name}",
+            write=lambda job, index=index: (_find_stage_sizes(job) or (None, None))[index],
+            when=_is_pipeline,
+        )
+        for name, index in {"layers_per_stage": 0, "first_stage_less_layers": 1, "last_stage_less_layers": 1}.items()
+    ),
+    Name(
+        "activation_checkpoint.mode",
+        write=lambda job: "selective" if _option(job) else job.layout.checkpointing,
+    ),
+    Name("activation_checkpoint.selective_ac_option", write=_option),
+    Name("compile.enable", "compiled", False),
+    Name("metrics.log_freq", write=1),
+    Name(f"{FP8}.enable_fsdp_float8_all_gather", write=True, when=_is_tensorwise),
+    Name(f"{FP8}.precompute_float8_dynamic_scale_for_fsdp", write=True, when=_is_tensorwise),
+    Name(f"{FP8}.recipe_name", write=lambda job: RECIPES.get(job.precision)),
+    Name(f"{MXFP8}.recipe_name", write="mxfp8_cublas", when=lambda job: job.precision == "mxfp8"),
+)
+
+
+def _is_sharded(layout: TrainingLayout) -> bool:
+    return layout.dp_shard * layout.cp > 1
+
+
+# `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
+# torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
+RULES: Rules = (
+    (
+        lambda job: job.precision == "fp32" and job.state != "fp32",
+        "precision=fp32 needs state=fp32, not {job.state}",
+    ),
+    (
+        lambda job: _is_sharded(job.layout) and job.layout.sharding != "fsdp2",
+        "sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2",
+    ),
+    (
+        lambda job: not _is_sharded(job.layout) and job.layout.dp_replicate > 1 and job.layout.tp * job.layout.pp > 1,
+        "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp",
+    ),
+    (
+        lambda job: job.state == "amp" and job.layout.tp * job.layout.pp > 1,
+        "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16",
+    ),
+    (
+        lambda job: job.layout.tp > 1 and not job.layout.sequence_parallel,
+        "sequence_parallel=false cannot be written: its tensor parallelism divides the sequence",
+    ),
+    (lambda job: job.layout.tp_overlap == "async" and not job.compiled, "tp_overlap=async needs compiled=true"),
+    (
+        lambda job: _is_pipeline(job) and find_flavor(job.model)[0] == "qwen3",
+        "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2",
+    ),
+    (
+        lambda job: _is_pipeline(job) and (job.layout.schedule == "1f1b") != (job.layout.stages_per_rank == 1),
+        "schedule={layout.schedule} does not run with stages_per_rank={layout.stages_per_rank}",
+    ),
+    (
+        lambda job: _is_pipeline(job) and job.layout.schedule in V_SCHEDULES and job.layout.stages_per_rank != 2,
+        "schedule={layout.schedule} needs stages_per_rank=2, not {layout.stages_per_rank}",
+    ),
+    (
+        lambda job: _is_pipeline(job) and _find_stage_sizes(job) is None,
+        "stages_per_rank={layout.stages_per_rank}: no number of layers a stage gives {stages} stages",
+    ),
+    (
+        lambda job: (
+            job.layout.checkpointed_layers is not None
+            and (job.layout.checkpointing != "full" or _is_pipeline(job) or find_interval(job) is None)
+        ),
+        "checkpointed_layers={layout.checkpointed_layers} cannot be written: every n-th layer without pp can",
+    ),
+    (lambda job: job.layout.ep > 1 and not job.model.experts, "ep above 1 needs a model with experts"),
+    (
+        lambda job: job.layout.dp_shard * job.layout.cp * job.layout.tp % job.layout.ep,
+        "ep={layout.ep} does not divide dp_shard x cp x tp = {group}",
+    ),
+)
+SUPPORT = Support(
+    "torchtitan",
+    {
+        **RUNS["torchtitan"],
+        "precision": ("bf16", "fp32", "fp8_tensorwise", *RECIPES, "mxfp8"),
+        "state": ("fp32", "amp", "bf16"),
+        "offload_optimizer": (False,),
+        "document_tokens": (0,),  # documents are those of the data
+    },
+    RULES,
+)
+
+
+def canonical_state(job: Job) -> Job:
+    """Return the job with its state as torchtitan has it: FSDP keeps fp32 weights, without it autocast casts them."""
+    if job.state not in ("fp32", "amp") or job.precision == "fp32":
+        return job
+    return replace(job, state="fp32" if _is_sharded(job.layout) else "amp")
 
 
 def render(job: Job, gpus: int) -> RenderedFile:
@@ -29,96 +279,133 @@ def render(job: Job, gpus: int) -> RenderedFile:
         UserInputError: torchtitan 0.2.2 cannot express it.
     """
     SUPPORT.check(job)
-    name, flavor = find_flavor(job.model)
-    command = " ".join([*torchrun(gpus), "-m", "torchtitan.train", f"--job.config_file={NAME}"])
-    tables: dict[str, dict[str, Any]] = {
-        "job": {"dump_folder": "./outputs", "print_config": True},
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": assets_of(name, flavor)}
-        | {"converters": _converters(job.precision)},
-        "training": _training(job),
-        "parallelism": _parallelism(job),
-        "activation_checkpoint": _checkpointing(job),
-        "compile": {"enable": job.compiled},
-        "metrics": {"log_freq": 1},
-        **_quantize(job),
-    }
+    sections: dict[str, list[str]] = {}
+    for key, value in write_names(job, NAMES).items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, [f"[{section}]"]).append(f"{name} = {_toml_value(value)}")
+    command = " ".join([*torchrun(gpus), "-m", "torchtitan.train", f"--job.config_file={FILE}"])
+    text = "\n\n".join("\n".join(lines) for lines in sections.values())
     notes = (
-        f"model.hf_assets_path ({assets_of(name, flavor)}) is the folder of the tokenizer",
+        f"model.hf_assets_path ({_find_assets(job)}) is the folder of the tokenizer",
         "the file is for torchtitan 0.2: version 0.3.0 reads no TOML (pip install torchtitan==0.2.2)",
         "training.dataset c4 comes from the Hugging Face hub: training.dataset_path names a folder of your own",
     )
-    return RenderedFile(NAME, f"# torchtitan 0.2.2: {command}\n" + _to_toml(tables), command, notes)
-
-
-def _training(job: Job) -> dict[str, Any]:
-    layout = job.layout
-    # With a pipeline the local batch is what fills it once: torchtitan/distributed/pipeline_parallel.py.
-    local_batch = layout.micro_batch if layout.pp == 1 else layout.micro_batch * layout.microbatches
-    return {
-        "dataset": "c4",
-        "seq_len": job.sequence_length,
-        "local_batch_size": local_batch,
-        "global_batch_size": layout.global_batch,
-        "steps": 20,
-        "dtype": "bfloat16" if job.state == "bf16" else "float32",
-        "mixed_precision_param": "float32" if job.precision == "fp32" else "bfloat16",
-    }
-
-
-def _parallelism(job: Job) -> dict[str, Any]:
-    layout = job.layout
-    table: dict[str, Any] = {
-        "data_parallel_replicate_degree": layout.dp_replicate,
-        "data_parallel_shard_degree": layout.dp_shard,
-        "fsdp_reshard_after_forward": "always" if layout.reshard_after_forward else "never",
-        "tensor_parallel_degree": layout.tp,
-        "enable_async_tensor_parallel": layout.tp_overlap == "async",
-        "context_parallel_degree": layout.cp,
-        "context_parallel_rotate_method": ROTATE_METHODS[layout.cp_method],
-        "expert_parallel_degree": layout.ep,
-        "pipeline_parallel_degree": layout.pp,
-    }
-    if layout.pp > 1:
-        table["pipeline_parallel_schedule"] = SCHEDULES[layout.schedule]
-        table["pipeline_parallel_microbatch_size"] = layout.micro_batch
-        table |= find_layers_per_stage(job.model.layers, layout) or {}
-    return table
-
-
-def _checkpointing(job: Job) -> dict[str, Any]:
-    layout = job.layout
-    if layout.checkpointing == "per_op":
-        return {"mode": "selective", "selective_ac_option": "op"}
-    if layout.checkpointing == "full" and layout.checkpointed_layers is not None:
-        return {"mode": "selective", "selective_ac_option": str(find_interval(job))}
-    return {"mode": layout.checkpointing}
-
-
-def _converters(precision: str) -> list[str]:
-    if precision == "mxfp8":
-        return [MXFP8]
-    return [FP8] if precision.startswith("fp8") else []
-
-
-def _quantize(job: Job) -> dict[str, dict[str, Any]]:
-    if job.precision == "fp8_tensorwise":
-        return {FP8: {"enable_fsdp_float8_all_gather": True, "precompute_float8_dynamic_scale_for_fsdp": True}}
-    if job.precision in RECIPES:
-        return {FP8: {"recipe_name": RECIPES[job.precision]}}
-    return {MXFP8: {"recipe_name": "mxfp8_cublas"}} if job.precision == "mxfp8" else {}
-
-
-def _to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    sections = []
-    for name, table in tables.items():
-        lines = [f"{key} = {_toml_value(value)}" for key, value in table.items()]
-        sections.append("\n".join([f"[{name}]", *lines]))
-    return "\n\n".join(sections) + "\n"
+    return RenderedFile(FILE, f"# torchtitan 0.2.2: {command}\n{text}\n", command, notes)
 
 
 def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return f'"{value}"' if isinstance(value, str) else show(value)
+
+
+def recognises(text: str) -> bool:
+    """Return whether a text is a TOML file of torchtitan."""
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return isinstance(config.get("training"), dict) and "model" in config
+
+
+def read(text: str, gpus: int | None = None) -> FileReading:
+    """Return what a TOML file of torchtitan says.
+
+    Raises:
+        UserInputError: it is not TOML, or has a value that no job has.
+    """
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserInputError(f"not TOML: {error}") from error
+    return read_config(config, gpus)
+
+
+def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReading:
+    """Return what a configuration says, with torchtitan's defaults for what it leaves out.
+
+    Raises:
+        UserInputError: it has a value that no job has, or `gpus` is needed and missing.
+    """
+    settings = _flatten(config)
+    model, is_masked = _read_model(settings)
+    degrees = read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
+    names = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
+    read = degrees | read_names(settings, NAMES, names)
+    if read["dp_shard"] == -1:  # the GPUs that the other degrees leave
+        read["dp_shard"] = data_parallel_size(gpus, degrees)
+    local_batch, dp, is_pipeline = read["micro_batch"], read["dp_replicate"] * read["dp_shard"], degrees["pp"] > 1
+    if read["global_batch"] <= 0:
+        read["global_batch"] = local_batch * dp
+    policy = settings.get("parallelism.fsdp_reshard_after_forward", "default")
+    read["reshard_after_forward"] = policy == "always" or (policy == "default" and not is_pipeline)
+    if is_pipeline:
+        read["micro_batch"] = int(settings.get("parallelism.pipeline_parallel_microbatch_size", 1))
+        read |= read_names(settings, NAMES, ("schedule",))
+        read["stages_per_rank"] = _read_stages(settings, read["schedule"], degrees["pp"], model)
+    layout = TrainingLayout(**read, **_read_checkpointing(settings, model))
+    layout = replace(layout, sharding="fsdp2" if _is_sharded(layout) else "none")
+    precision, dtype = _read_precision(settings), settings.get("training.dtype")
+    notes = {
+        "training.enable_cpu_offload: weights, gradients and states are on the host, no field of a job": settings.get(
+            "training.enable_cpu_offload"
+        ),
+        "model.flavor: attention stays within documents, whose lengths the file does not say": is_masked,
+        "training.local_batch_size: the pipeline is filled and drained several times a step": is_pipeline
+        and local_batch * dp != layout.global_batch,
+    }
+    return FileReading(
+        trainer="torchtitan",
+        layout=canonical_layout(layout, model.layers if model else None),
+        model=model,
+        precision=precision,
+        state="bf16" if dtype == "bfloat16" else "fp32" if _is_sharded(layout) or precision == "fp32" else "amp",
+        notes=tuple(note for note, is_noted in notes.items() if is_noted),
+        **read_names(settings, NAMES, ("sequence_length", "compiled")),
+    )
+
+
+def _flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name, value in config.items():
+        settings |= _flatten(value, f"{section}{name}.") if isinstance(value, Mapping) else {f"{section}{name}": value}
+    return settings
+
+
+def _read_model(settings: Settings) -> tuple[Model | None, bool]:
+    """Return the model of a flavor, None for one that is not known, and whether its attention masks documents."""
+    name, flavor = str(settings.get("model.name", "llama3")), str(settings.get("model.flavor", "debugmodel"))
+    plain = next((flavor.removesuffix(suffix) for suffix in MASKED_SUFFIXES if flavor.endswith(suffix)), flavor)
+    return FLAVORS.get((name, plain)), plain != flavor
+
+
+def _read_stages(settings: Settings, schedule: str, pp: int, model: Model | None) -> int:
+    per_stage = settings.get("parallelism.pipeline_parallel_layers_per_stage")
+    if per_stage is None or model is None:
+        return 1 if schedule == "1f1b" else 2
+    less = [settings.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
+    return math.ceil((model.layers + sum(less)) / per_stage) // pp
+
+
+def _read_checkpointing(settings: Settings, model: Model | None) -> dict[str, Any]:
+    mode = str(settings.get("activation_checkpoint.mode", "selective"))
+    option = str(settings.get("activation_checkpoint.selective_ac_option", "2"))
+    if mode != "selective":
+        if mode not in ("none", "full"):
+            raise UserInputError(f"activation_checkpoint.mode={mode}: no layout has it. Known: none, selective, full")
+        return {"checkpointing": mode}
+    if option == "op":
+        return {"checkpointing": "per_op"}
+    if not option.isdigit() or not int(option):
+        raise UserInputError(f"activation_checkpoint.selective_ac_option={option}: has to be op or a number from 1")
+    return {"checkpointing": "full", "checkpointed_layers": model.layers // int(option) if model else None}
+
+
+def _read_precision(settings: Settings) -> str:
+    converters = settings.get("model.converters", [])
+    if MXFP8 in converters or "mx" in converters:
+        return "mxfp8"
+    if FP8 in converters or "float8" in converters:
+        recipe = settings.get(f"{FP8}.recipe_name")
+        return next((ours for ours, theirs in RECIPES.items() if theirs == recipe), "fp8_tensorwise")
+    return "fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16"

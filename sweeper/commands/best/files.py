@@ -19,7 +19,7 @@ from sweeper.results.stored import Winner
 from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import get_metric
-from workloads.formats.registry import read_layout, render
+from workloads.formats.files import read_layout, render
 
 FOLDER = "best"  # of the winner, in the sweep's folder
 LINE, OVERRIDES, RESULT = "sweep.sh", "workload/best.yaml", "best.json"

@@ -21,9 +21,8 @@ from sweeper.commands.ingest.imported import (
 from sweeper.common.format import count, format_number
 from sweeper.metrics.derivation import MEMORY_METRICS
 from workloads.api.errors import UserInputError
-from workloads.formats.log_names import STEP_SIZES
-from workloads.formats.logged import read_printed_layout
-from workloads.formats.logs import LONGEST_LINE, LogReader, Step
+from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step
+from workloads.formats.printed import read_printed_layout
 
 DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
 CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps

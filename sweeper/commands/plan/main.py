@@ -31,7 +31,7 @@ from sweeper.commands.plan.answer import Answer, answer, scale
 from sweeper.commands.plan.request import read_request
 from sweeper.commands.plan.view import show
 from workloads.api.errors import UserInputError, describe_os_error
-from workloads.formats.registry import render
+from workloads.formats.files import render
 
 
 def main(words: list[str]) -> None:

@@ -18,8 +18,8 @@ from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.registry import load
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.words import layout_words
-from workloads.formats.registry import read_layout
-from workloads.formats.rendering import FileReading
+from workloads.formats.files import read_layout
+from workloads.formats.names import FileReading
 from workloads.layouts.enumeration import divisors
 from workloads.layouts.job import (
     Job,

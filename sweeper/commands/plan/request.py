@@ -14,7 +14,7 @@ from sweeper.preflight.calibration import AUTO
 from workloads.api.errors import UserInputError, nearest, suggest
 from workloads.estimator.precisions import PRECISIONS
 from workloads.estimator.questions import FAILURES_PER_GPU_DAY, Reliability
-from workloads.formats.registry import FORMATS
+from workloads.formats.files import FORMATS
 from workloads.layouts.job import (
     Checkpointing,
     ContextMethod,

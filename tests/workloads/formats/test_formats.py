@@ -18,9 +18,9 @@ from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.command.invocation import build_invocation
 from workloads.command.layouts import read_job
-from workloads.formats.logged import read_printed_layout
+from workloads.formats.files import FORMATS, canonical, read_layout, render
 from workloads.formats.own import own_support
-from workloads.formats.registry import FORMATS, canonical, read_layout, render
+from workloads.formats.printed import read_printed_layout
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.layouts.offers import RUNS
 from workloads.models.model import Model

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from workloads.formats.registry import render
+from workloads.formats.files import render
 from workloads.layouts.job import Job, TrainingLayout
 from workloads.models.model import Model
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workloads.formats.registry import read_layout, render
-from workloads.formats.torchtitan_models import FLAVORS
+from workloads.formats.files import read_layout, render
+from workloads.formats.torchtitan import FLAVORS
 from workloads.layouts.job import Job, TrainingLayout
 
 LAYOUTS = [

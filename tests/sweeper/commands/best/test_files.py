@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY, environment
 from tests.support.factories import sweep_description, trial_record
 from tests.sweeper.conftest import FinishedSweep
 from workloads.api.errors import UserInputError
-from workloads.formats.registry import read_layout
+from workloads.formats.files import read_layout
 
 LAYOUT = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 2, "checkpointing": "full", "global_batch": 64}
 POINT = {**LAYOUT, "sequence_length": 8192, "precision": "fp8_tensorwise", "compile": True, "weights": "float32"}

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from workloads.api.errors import UserInputError, suggest
-from workloads.formats import logged, megatron, megatron_bridge, own, primus, torchtitan, torchtitan_reading
-from workloads.formats.rendering import FileReading, RenderedFile, canonical_job, check_batch
-from workloads.formats.torchtitan_rules import canonical_state
+from workloads.formats import megatron_files, own, printed, torchtitan
+from workloads.formats.names import FileReading, RenderedFile, canonical_job
 from workloads.layouts.job import Job
 
 COMPILING = ("own", "torchtitan")  # trainers with a switch for torch.compile
@@ -32,15 +31,17 @@ class Format:
 # By the planner's key of the trainer.
 FORMATS = {
     "own": Format(own.render, own.recognises, own.read),
-    "torchtitan": Format(torchtitan.render, torchtitan_reading.recognises, torchtitan_reading.read),
-    "megatron": Format(megatron.render, megatron.recognises, megatron.read),
-    "nemo": Format(megatron_bridge.render, megatron_bridge.recognises, megatron_bridge.read),
-    "primus": Format(primus.render, primus.recognises, primus.read),
+    "torchtitan": Format(torchtitan.render, torchtitan.recognises, torchtitan.read),
+    "megatron": Format(megatron_files.render_script, megatron_files.recognises_script, megatron_files.read_script),
+    "nemo": Format(megatron_files.render_recipe, megatron_files.recognises_recipe, megatron_files.read_recipe),
+    "primus": Format(
+        megatron_files.render_experiment, megatron_files.recognises_experiment, megatron_files.read_experiment
+    ),
 }
 
 
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return the file with which a trainer runs a job on so many GPUs.
+    """Return the file with which a trainer runs a job on this number of GPUs.
 
     Args:
         trainer: whose file it is; the job's trainer if None. `own` gives this project's command for the job's trainer.
@@ -49,11 +50,15 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
         UserInputError: there is no such format, the layout does not fit the GPUs or the batch, or the trainer cannot
             express it; the message names the field and the trainer.
     """
-    trainer = job.trainer if trainer is None else trainer
+    trainer, layout = trainer or job.trainer, job.layout
     if trainer not in FORMATS:
         raise UserInputError(f"trainer={trainer}: no file can be written for it. {suggest(trainer, FORMATS)}")
-    check_batch(job, gpus)
-    if job.layout.layers_per_stage is not None:
+    if layout.gpus != gpus:
+        raise UserInputError(f"gpus={gpus}: the degrees of the layout multiply to {layout.gpus}")
+    if layout.global_batch % (layout.micro_batch * layout.dp):
+        product = f"micro_batch {layout.micro_batch} x data parallel {layout.dp}"
+        raise UserInputError(f"global_batch={layout.global_batch} is not a multiple of {product}")
+    if layout.layers_per_stage is not None:
         raise UserInputError(f"{trainer}: layers_per_stage cannot be written. Supported: evenly divided layers")
     return FORMATS[trainer].render(canonical(job, job.trainer if trainer == "own" else trainer), gpus)
 
@@ -61,7 +66,7 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
 def canonical(job: Job, trainer: str) -> Job:
     """Return the job as a trainer runs it, with fields that have no effect there at one value."""
     job = canonical_job(replace(job, trainer=trainer, compiled=job.compiled and trainer in COMPILING))
-    return canonical_state(job) if trainer == "torchtitan" else job
+    return torchtitan.canonical_state(job) if trainer == "torchtitan" else job
 
 
 def read_layout(text: str, gpus: int | None = None) -> FileReading:
@@ -76,6 +81,6 @@ def read_layout(text: str, gpus: int | None = None) -> FileReading:
     for file_format in FORMATS.values():
         if file_format.recognises(text):
             return file_format.read(text, gpus)
-    if logged.recognises(text):
-        return logged.read(text, gpus)
+    if printed.has_configuration(text):
+        return printed.read_configuration(text, gpus)
     raise UserInputError(f"neither a file nor a log of a known trainer. Known: {', '.join(FORMATS)}")

@@ -1,0 +1,247 @@
+"""What the formats of trainers' files share: tables of names, what a trainer lacks, rendered files and readings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workloads.api.errors import UserInputError, suggest
+from workloads.layouts.job import Job, TrainingLayout
+from workloads.models.model import Model
+
+Settings = Mapping[str, Any]
+# Checks that are true of jobs that cannot be written, with the reason: a template of the job, its layout and model, the
+# stages of the pipeline (`stages`), the parts of a sequence (`parts`), and the GPUs that `ep` divides (`group`).
+Rules = Sequence[tuple[Callable[[Job], object], str]]
+GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Name:
+    """A key of a trainer's configuration.
+
+    Attributes:
+        key: the trainer's name, below its sections.
+        field: the field of a job, its layout or its model that has the same meaning; empty if there is none.
+        default: the trainer's value of a key that a file leaves out.
+        values: the trainer's values by ours, where they differ.
+        write: the value that is written, or a function of the job, where it is not that of the field.
+        when: jobs for which the key is written; None for all. A value of None is not written either.
+    """
+
+    key: str
+    field: str = ""
+    default: Any = None
+    values: Mapping[Any, Any] | None = None
+    write: Any = None
+    when: Callable[[Job], bool] | None = None
+
+
+def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
+    """Return the trainer's settings of a job, in the order of the table."""
+    settings = {}
+    for name in names:
+        if name.when is not None and not name.when(job):
+            continue
+        if name.write is None:
+            value = field_of(job, name.field)
+            value = name.values.get(value, value) if name.values else value
+        else:
+            value = name.write(job) if callable(name.write) else name.write
+        if value is not None:
+            settings[name.key] = value
+    return settings
+
+
+def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:
+    """Return the values of fields; the default's type is that of the value, and a number of 0 is the default.
+
+    Raises:
+        UserInputError: a value is not known, or is not a number.
+    """
+    read = {}
+    for name in names:
+        if name.field not in fields:
+            continue
+        value = settings.get(name.key)
+        value = value[0] if isinstance(value, list) and value else value
+        if value is None or (value == 0 and value is not False):
+            value = name.default
+        elif name.default is not None:
+            try:
+                value = type(name.default)(value)
+            except ValueError as error:
+                raise UserInputError(f"{name.key}={value}: not a number") from error
+        if name.values:
+            ours = {_plain(theirs): our for our, theirs in name.values.items()}
+            if _plain(value) not in ours:
+                raise UserInputError(
+                    f"{name.key}={value}: not known here. {suggest(str(value), map(show, name.values.values()))}"
+                )
+            value = ours[_plain(value)]
+        read[name.field] = value
+    return read
+
+
+def _plain(value: object) -> str:
+    return str(value).lower().replace("_", "")
+
+
+def field_of(job: Job, name: str) -> Any:
+    """Return the field of a job, of its layout or of its model."""
+    return next(getattr(part, name) for part in (job, job.layout, job.model) if hasattr(part, name))
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a trainer's file can express.
+
+    Attributes:
+        trainer: its name in messages.
+        values: the supported values of fields of a job, its layout or its model.
+        rules: which jobs cannot be written, and the reason.
+    """
+
+    trainer: str
+    values: dict[str, Sequence[object]]
+    rules: Rules = ()
+
+    def check(self, job: Job) -> None:
+        """Check that the file can express the whole job.
+
+        Raises:
+            UserInputError: it cannot; the message names the field and the trainer.
+        """
+        layout = job.layout
+        for name, allowed in self.values.items():
+            if (value := field_of(job, name)) not in allowed:
+                owner = "the model's " if hasattr(job.model, name) else ""
+                supported = ", ".join(map(show, allowed))
+                raise UserInputError(
+                    f"{self.trainer}: {owner}{name}={show(value)} cannot be written. Supported: {supported}"
+                )
+        for is_broken, reason in self.rules:
+            if is_broken(job):
+                numbers = {
+                    "stages": layout.pp * layout.stages_per_rank,
+                    "parts": 2 * layout.cp,
+                    "group": layout.dp_shard * layout.cp * layout.tp,
+                }
+                text = reason.format(job=job, layout=layout, model=job.model, **numbers)
+                raise UserInputError(f"{self.trainer}: {text}")
+
+
+@dataclass(frozen=True)
+class RenderedFile:
+    """A file for a trainer.
+
+    Attributes:
+        command: what a user runs in the file's directory, on each node.
+        notes: what a user has to know before that, such as a path that has to be set.
+    """
+
+    name: str
+    text: str
+    command: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileReading:
+    """What a trainer's file or the configuration in its log says.
+
+    Attributes:
+        trainer: the planner's key of the program.
+        model: None where the file does not name all sizes.
+        notes: settings that a job has no field for.
+    """
+
+    trainer: str
+    layout: TrainingLayout
+    sequence_length: int
+    model: Model | None = None
+    precision: str = "bf16"
+    state: str = "fp32"
+    compiled: bool = False
+    document_tokens: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def job(self) -> Job:
+        """Return the job in its canonical form.
+
+        Raises:
+            UserInputError: the file does not name the model's sizes.
+        """
+        if self.model is None:
+            raise UserInputError(f"the configuration of {self.trainer} does not name all sizes of the model")
+        job = Job(self.model, self.layout, self.sequence_length, self.trainer, self.precision)
+        job = replace(job, compiled=self.compiled, document_tokens=self.document_tokens)
+        return canonical_job(replace(job, state=self.state))  # type: ignore[arg-type]
+
+
+def canonical_job(job: Job) -> Job:
+    """Return the job with fields that have no effect at one value, so that equal runs are equal jobs."""
+    model = job.model
+    if model.positions != "learned":
+        model = replace(model, max_positions=0)
+    if model.experts and not model.dense_layers:
+        model = replace(model, intermediate_size=0)
+    return replace(job, model=model, layout=canonical_layout(job.layout, model.layers))
+
+
+def canonical_layout(layout: TrainingLayout, layers: int | None = None) -> TrainingLayout:
+    """Return the layout with fields that have no effect at their defaults."""
+    changes: dict[str, object] = {}
+    if layout.sharding == "none":
+        changes |= {"dp_replicate": layout.dp, "dp_shard": 1}
+    elif layout.dp_shard * layout.cp == 1:
+        changes["sharding"] = "none"
+    if changes.get("sharding", layout.sharding) in ("none", "zero1", "zero2"):
+        changes["reshard_after_forward"] = True
+    if layout.tp == 1:
+        changes |= {"sequence_parallel": True, "tp_overlap": "none"}
+    if layout.cp == 1:
+        changes["cp_method"] = "allgather"
+    if layout.pp == 1:
+        changes |= {"stages_per_rank": 1, "schedule": "1f1b"}
+    if layout.checkpointing == "none" or layout.checkpointed_layers == layers:
+        changes["checkpointed_layers"] = None
+    return replace(layout, **changes)  # type: ignore[arg-type]
+
+
+def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
+    """Return the data parallel degree that the other degrees leave.
+
+    Raises:
+        UserInputError: the number of GPUs is not known, or the degrees do not divide it.
+    """
+    product = math.prod(degrees.values())
+    if gpus is None:
+        raise UserInputError("the file does not say on how many GPUs it runs: pass their number (gpus=)")
+    if gpus % product:
+        named = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+        raise UserInputError(f"gpus={gpus} is not a multiple of {named}")
+    return gpus // product
+
+
+def nodes_of(gpus: int) -> tuple[int, int]:
+    """Return the number of nodes and of GPUs on each: 8 on a node where that divides, else the most that does."""
+    per_node = math.gcd(gpus, GPUS_PER_NODE) if gpus > GPUS_PER_NODE else gpus
+    return gpus // per_node, per_node
+
+
+def torchrun(gpus: int) -> list[str]:
+    """Return the words of the launcher; on several nodes the shell gives the rank and the address."""
+    nodes, per_node = nodes_of(gpus)
+    words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}"]
+    if nodes > 1:
+        words += ["--node-rank=$NODE_RANK", "--master-addr=$MASTER_ADDR", "--master-port=${MASTER_PORT:-29500}"]
+    return words
+
+
+def show(value: object) -> str:
+    """Return a value as configurations write it: true and false in lower case."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
