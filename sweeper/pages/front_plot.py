@@ -11,10 +11,9 @@ import numpy as np
 
 from sweeper.common.format import format_point
 from sweeper.common.trials import TrialRecord
-from sweeper.pages.chart_style import COLORS
+from sweeper.pages.chart_style import COLORS, load_pyplot
 from workloads.api.metrics import get_metric
 
-TITLE = "Pareto front"
 OTHERS, FRONT = COLORS[7], COLORS[0]
 MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
 LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
@@ -23,21 +22,17 @@ PANEL_IN = (7.0, 5.5)
 
 @dataclass(frozen=True)
 class FrontPlot:
-    """What is drawn.
-
-    Attributes:
-        labels: of the objectives, with their units.
-        values: a row for each trial, a column for each objective.
-        numbers: of the trials.
-        texts: of the trials' parameters.
-        is_on_front: of each trial.
-    """
+    """What is drawn: `labels` are of the objectives; `values` has a row for each trial, a column for each objective."""
 
     labels: Sequence[str]
     values: np.ndarray
     numbers: Sequence[int]
     texts: Sequence[str]
     is_on_front: np.ndarray
+
+    @property
+    def title(self) -> str:
+        return f"Pareto front of {int(self.is_on_front.sum())} of {len(self.numbers)} trials"
 
     def axis_type(self, objective: int) -> Literal["log", "linear"]:
         """Return the scale of an objective's axis: logarithmic where a linear one would hide the small values."""
@@ -65,10 +60,9 @@ def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], fro
 
 def draw_image(plot: FrontPlot) -> Any:
     """Return the picture as a figure of matplotlib."""
-    from matplotlib import pyplot
-
     panels = list(plot.panels())
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(PANEL_IN[0] * len(panels), PANEL_IN[1]), squeeze=False)
+    size_in = (PANEL_IN[0] * len(panels), PANEL_IN[1])
+    figure, axes = load_pyplot().subplots(1, len(panels), figsize=size_in, squeeze=False)
     for axis, (x, y, front) in zip(axes[0], panels, strict=True):
         axis.scatter(plot.values[:, x], plot.values[:, y], s=16, color=OTHERS, label="trials")
         line = "-" if len(plot.labels) == 2 else ""  # of three objectives no line joins the front
@@ -79,7 +73,7 @@ def draw_image(plot: FrontPlot) -> Any:
             axis.annotate(str(plot.numbers[place]), at, xytext=(4, 4), textcoords="offset points", fontsize=8)
         axis.set(xlabel=plot.labels[x], ylabel=plot.labels[y], xscale=plot.axis_type(x), yscale=plot.axis_type(y))
     axes[0][0].legend()
-    figure.suptitle(f"{TITLE} of {int(plot.is_on_front.sum())} of {len(plot.numbers)} trials")
+    figure.suptitle(plot.title)
     return figure
 
 
@@ -91,22 +85,18 @@ def build_figure(plot: FrontPlot) -> Any:
     figure = make_subplots(1, len(panels))
     for column, panel in enumerate(panels, start=1):
         _add_panel(figure, plot, panel, column)
-    return figure.update_layout(title=f"{TITLE} of {int(plot.is_on_front.sum())} of {len(plot.numbers)} trials")
+    return figure.update_layout(title=plot.title)
 
 
 def build_panel_figures(plot: FrontPlot) -> list[Any]:
     """Return a figure of Plotly for each panel: a page puts them side by side where it has room."""
     from plotly.subplots import make_subplots
 
-    figures = []
-    for panel in plot.panels():
-        figure = make_subplots(1, 1)
-        _add_panel(figure, plot, panel, 1)
-        figures.append(figure.update_layout(legend={"orientation": "h", "y": -0.3}))
-    return figures
+    figures = [_add_panel(make_subplots(1, 1), plot, panel, 1) for panel in plot.panels()]
+    return [figure.update_layout(legend={"orientation": "h", "y": -0.3}) for figure in figures]
 
 
-def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int]], column: int) -> None:
+def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int]], column: int) -> Any:
     x, y, front = panel
     texts = np.array([f"trial {number}: {text}" for number, text in zip(plot.numbers, plot.texts, strict=True)])
     labels = [str(plot.numbers[place]) for place in front]
@@ -130,4 +120,4 @@ def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int
             **style,
         )
     figure.update_xaxes(title=plot.labels[x], type=plot.axis_type(x), exponentformat="power", row=1, col=column)
-    figure.update_yaxes(title=plot.labels[y], type=plot.axis_type(y), exponentformat="power", row=1, col=column)
+    return figure.update_yaxes(title=plot.labels[y], type=plot.axis_type(y), exponentformat="power", row=1, col=column)

@@ -10,7 +10,6 @@ from typing import Any
 
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics import derivation
-from sweeper.pages import trial_tables
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,3 @@ def describe(results: list[GpuResult]) -> str:
         f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one, "
         f"{fastest.host} {fastest.gpu} at {fastest.relative:.3f}"
     )
-
-
-def csv(results: list[GpuResult]) -> str:
-    return trial_tables.csv_of([vars(result) for result in results])

@@ -6,29 +6,27 @@ The page includes plotly.js (5 MB), so that it opens anywhere, in MLflow's artif
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import optuna
+import pandas as pd
+from optuna import visualization
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.trials import TrialRecord
-from sweeper.pages.chart_style import plain_label, without_markup
+from sweeper.pages import parameter_charts
+from sweeper.pages.chart_style import COLORS, load_pyplot, plain_label, without_markup
 from sweeper.pages.front_plot import FrontPlot, build_figure, draw_image
+from sweeper.pages.parameter_charts import GridAxis
 from workloads.api.metrics import get_metric
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sweeper.pages.parameter_charts import GridAxis
-
-MIN_TRIALS = 20  # a table shows fewer better
 MAX_CELLS = 20  # along each side of the heatmap
 MIN_SIZE_IN = (9.0, 6.0)
 DPI = 110
@@ -55,11 +53,13 @@ class SearchResult:
     def minimize(self) -> bool:
         return self.study.direction is optuna.study.StudyDirection.MINIMIZE
 
+    @property
+    def heatmap_title(self) -> str:
+        return f"best {self.label} over all other parameters"
+
     @cached_property
     def values(self) -> pd.Series:
         """The objective of each trial, in the unit of `label`."""
-        import pandas as pd
-
         return pd.Series([trial.value for trial in self.study.trials], dtype=float)
 
     @cached_property
@@ -70,28 +70,19 @@ class SearchResult:
     @cached_property
     def importances(self) -> dict[str, float]:
         """The importance of each parameter; empty where there is nothing to compare."""
-        from sweeper.pages.parameter_charts import compute_importances
-
         if self.values.nunique() < 2 or self.parameters.shape[1] < 2:
             return {}
-        return compute_importances(self.ranks, self.parameters)
+        return parameter_charts.compute_importances(self.ranks, self.parameters)
 
     @cached_property
     def heatmap(self) -> tuple[GridAxis, GridAxis, np.ndarray] | None:
         """The axes of the first two parameters with several values, and the best value in each cell."""
-        from sweeper.pages.parameter_charts import build_grid_axis, find_best_in_cells
-
         columns = {name: [trial.params[name] for trial in self.study.trials] for name in map(str, self.parameters)}
         varying = [name for name, values in columns.items() if len(set(values)) > 1]
         if len(varying) < 2:
             return None
-        x, y = (build_grid_axis(name, columns[name], MAX_CELLS) for name in varying[:2])
-        return x, y, find_best_in_cells(x, y, self.values.to_list(), minimize=self.minimize)
-
-
-def are_drawn(records: Sequence[TrialRecord], parameters: Sized) -> bool:
-    """Return whether these ranked trials of a search with these parameters have plots."""
-    return len(records) >= MIN_TRIALS and len(parameters) > 0
+        x, y = (parameter_charts.build_grid_axis(name, columns[name], MAX_CELLS) for name in varying[:2])
+        return x, y, parameter_charts.find_best_in_cells(x, y, self.values.to_list(), minimize=self.minimize)
 
 
 def draw(
@@ -102,7 +93,7 @@ def draw(
     direction: str,
     front: FrontPlot | None = None,
 ) -> list[Path]:
-    """Write a PNG for each plot and the page with all of them. Returns their paths, none for a small search.
+    """Write a PNG for each plot and the page with all of them. Returns their paths.
 
     Args:
         records: the ranked trials of one search.
@@ -110,8 +101,6 @@ def draw(
         direction: "maximize" or "minimize".
         front: with several objectives, the picture of their front.
     """
-    if not are_drawn(records, distributions):
-        return []
     search = build_search_result(records, distributions, objective, direction)
     folder.mkdir(exist_ok=True)
     with warnings.catch_warnings():
@@ -123,32 +112,25 @@ def draw(
 def build_search_result(
     records: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution], objective: str, direction: str
 ) -> SearchResult:
-    """Return the trials as an Optuna study and as a table."""
-    import pandas as pd
-
+    """Return the trials as an Optuna study and as a table, with values as they are drawn."""
     metric = get_metric(objective)
     study = optuna.create_study(direction=direction)
-    distributions = {name: _drawn_distribution(distribution) for name, distribution in distributions.items()}
-    for record in records:
+    drawn = {
+        name: CategoricalDistribution([plain_label(choice) for choice in distribution.choices])
+        if isinstance(distribution, CategoricalDistribution)
+        else distribution
+        for name, distribution in distributions.items()
+    }
+    points = [{name: plain_label(record.params[name]) for name in drawn} for record in records]
+    for record, point in zip(records, points, strict=True):
         value = record.metrics[objective] * metric.factor
-        params = {name: plain_label(record.params[name]) for name in distributions}
-        study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
-    parameters = pd.DataFrame({name: [str(plain_label(r.params[name])) for r in records] for name in distributions})
+        study.add_trial(optuna.create_trial(params=point, distributions=drawn, value=value))
+    parameters = pd.DataFrame({name: [str(point[name]) for point in points] for name in drawn})
     return SearchResult(study, parameters, metric.heading)
 
 
-def _drawn_distribution(distribution: BaseDistribution) -> BaseDistribution:
-    """Return the distribution with its choices as they are drawn."""
-    if not isinstance(distribution, CategoricalDistribution):
-        return distribution
-    return CategoricalDistribution([plain_label(choice) for choice in distribution.choices])
-
-
 def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    pyplot = load_pyplot()
     from optuna.visualization import matplotlib as optuna_plots
 
     def draw_with_optuna(plot: Callable[..., Any]) -> Any:
@@ -160,74 +142,48 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
         "slice": draw_with_optuna(optuna_plots.plot_slice),
     }
     if search.importances:
-        figures["importances"] = _draw_importances(search.importances)
+        figures["importances"], axes = pyplot.subplots()
+        axes.barh(list(search.importances), list(search.importances.values()), color=COLORS[0])
+        axes.invert_yaxis()
+        axes.set(xlim=(0, 1), xlabel=parameter_charts.MEASURE, title=IMPORTANCES)
     if search.heatmap:
-        figures["heatmap"] = _draw_heatmap(*search.heatmap, search.label)
+        x, y, best = search.heatmap
+        figures["heatmap"], axes = pyplot.subplots(figsize=(9, 7))
+        image = axes.imshow(best, origin="lower", aspect="auto", cmap="viridis")
+        axes.grid(False)
+        axes.set_xticks(range(len(x.labels)), x.labels, rotation=90)
+        axes.set_yticks(range(len(y.labels)), y.labels)
+        axes.set(xlabel=x.title, ylabel=y.title, title=search.heatmap_title)
+        figures["heatmap"].colorbar(image, label=search.label)
     if front:
         figures["front"] = draw_image(front)
-    paths = [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+    paths = []
+    for name, figure in figures.items():
+        figure.set_size_inches(*np.maximum(MIN_SIZE_IN, figure.get_size_inches()))
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=DPI, bbox_inches="tight")
     pyplot.close("all")
     return paths
 
 
-def _draw_importances(importances: Mapping[str, float]) -> Any:
-    from matplotlib import pyplot
-
-    from sweeper.pages.chart_style import COLORS
-    from sweeper.pages.parameter_charts import MEASURE
-
-    figure, axes = pyplot.subplots()
-    axes.barh(list(importances), list(importances.values()), color=COLORS[0])
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel=MEASURE, title=IMPORTANCES)
-    return figure
-
-
-def _draw_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> Any:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 7))
-    image = axes.imshow(best, origin="lower", aspect="auto", cmap="viridis")
-    axes.grid(False)
-    axes.set_xticks(range(len(x.labels)), x.labels, rotation=90)
-    axes.set_yticks(range(len(y.labels)), y.labels)
-    axes.set(xlabel=x.title, ylabel=y.title, title=_heatmap_title(label))
-    figure.colorbar(image, label=label)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> Path:
-    figure.set_size_inches(*np.maximum(MIN_SIZE_IN, figure.get_size_inches()))
-    figure.savefig(path, dpi=DPI, bbox_inches="tight")
-    return path
-
-
 def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Path:
     """Write the interactive plots. The first one includes plotly.js for all."""
-    from optuna import visualization as optuna_plots
-
-    from sweeper.pages import parameter_charts
-
-    parallel_coordinates = parameter_charts.build_parallel_coordinates(
+    coordinates = parameter_charts.build_parallel_coordinates(
         search.parameters, search.ranks, search.values, search.label
     )
     figures = [
         *([build_figure(front)] if front else []),
-        optuna_plots.plot_optimization_history(search.study, target_name=search.label),
-        parallel_coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 150}),
-        optuna_plots.plot_slice(search.study, target_name=search.label),
+        visualization.plot_optimization_history(search.study, target_name=search.label),
+        coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 150}),
+        visualization.plot_slice(search.study, target_name=search.label),
     ]
     if search.importances:
         figures.append(parameter_charts.build_importances(search.importances).update_layout(title=IMPORTANCES))
     if search.heatmap:
         heatmap = parameter_charts.build_heatmap(*search.heatmap, search.label)
-        figures.append(heatmap.update_layout(title=_heatmap_title(search.label)))
+        figures.append(heatmap.update_layout(title=search.heatmap_title))
     pages = [without_markup(figure) for figure in figures]
     parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in enumerate(pages)]
     head = f"<!doctype html><meta charset='utf-8'><title>{escape(search.label)}</title>\n"
     path.write_text(head + "\n".join(parts))
     return path
-
-
-def _heatmap_title(label: str) -> str:
-    return f"best {label} over all other parameters"

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
-from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval
-from sweeper.pages import per_gpu, search_plots, trial_tables
-from sweeper.pages.front_plot import build_front_plot
+from sweeper.pages import per_gpu, trial_tables
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
 from sweeper.preflight.sweep_plan import SweepPlan
@@ -26,6 +24,7 @@ from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 
 PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes sets others
+MIN_TRIALS_OF_PLOTS = 20  # a table shows fewer better
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,10 @@ class Results:
         records, best = study.current_records, progress.ranked_trials()
         criteria, finals = plan.criteria, plan.config.finals
         searched = [record for record in records if not record.remeasurement]
+        finalists = []
+        if not criteria.has_front:
+            exceeded = find_exceeded(best[: finals.top], records, criteria)
+            finalists = finalist_results(best, finals.top, records, criteria.objective, criteria.direction, exceeded)
         return Results(
             plan=plan,
             counts=Counter(record.status for record in searched),
@@ -66,7 +69,7 @@ class Results:
             remeasured=[record for record in records if record.remeasurement],
             earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
             best=best,
-            finalists=[] if criteria.has_front else _measure_finalists(best, records, criteria, finals.top),
+            finalists=finalists,
             gpus=per_gpu.per_gpu_results(records),
             front=measure_front(best, records, criteria, finals.top),
         )
@@ -103,7 +106,7 @@ class Results:
         """Return the contents of the result files by name."""
         every = [*self.records, *self.remeasured, *self.earlier_attempts]
         files = {"trials.csv": trial_tables.trials_csv(every, self._front_columns())}
-        return files | ({"gpus.csv": per_gpu.csv(self.gpus)} if self.gpus else {})
+        return files | ({"gpus.csv": trial_tables.csv_of([vars(gpu) for gpu in self.gpus])} if self.gpus else {})
 
     def _front_columns(self) -> dict[int, dict[str, object]]:
         """Return of each trial on the front, and of those measured again, the columns that say so."""
@@ -123,11 +126,13 @@ class Results:
         """The objectives beside the leading one."""
         return self.plan.criteria.metrics[1:] if self.front else ()
 
+    @property
+    def has_plots(self) -> bool:
+        return len(self.best) >= MIN_TRIALS_OF_PLOTS and len(self.plan.space.dimensions) > 0
+
     def has_files(self) -> bool:
         """Return whether the sweep's folder has the result files and the plots that belong to these results."""
-        names = ["trials.csv", *(["gpus.csv"] if self.gpus else [])]
-        if search_plots.are_drawn(self.best, self.plan.space.dimensions):
-            names.append(f"plots/{search_plots.PAGE}")
+        names = ["trials.csv", *(["gpus.csv"] if self.gpus else []), *(["plots/plots.html"] if self.has_plots else [])]
         return all((self.plan.folder / name).exists() for name in names)
 
     def metrics(self) -> dict[str, float]:
@@ -147,11 +152,7 @@ class Results:
         return metrics
 
     def prediction_quality(self) -> dict[str, float]:
-        """Return how good the estimates were; empty without any.
-
-        `predicted_error` is the median relative error, `predicted_order` Spearman's rank correlation of estimated and
-        measured objective.
-        """
+        """Return the estimates' median relative error and Spearman's rank correlation; empty without estimates."""
         pairs = [(r.metrics.get(f"predicted_{self.objective}"), r.metrics[self.objective]) for r in self.best]
         pairs = [pair for pair in pairs if pair[0]]
         if not pairs:
@@ -181,10 +182,14 @@ class Results:
 
     def draw_plots(self, study: Study) -> list[Path]:
         """Draw the plots into the sweep's folder and return their paths; none for a small search."""
-        in_order = sorted(self.best, key=lambda record: record.number)
-        metrics, front = (self.objective, *self.other_objectives), None
+        if not self.has_plots:
+            return []
+        from sweeper.pages import search_plots  # plotly and pandas take a second, which a small search is spared
+        from sweeper.pages.front_plot import build_front_plot
+
+        in_order, front = sorted(self.best, key=lambda record: record.number), None
         if self.front:
-            front = build_front_plot(in_order, metrics, self.front.numbers)
+            front = build_front_plot(in_order, (self.objective, *self.other_objectives), self.front.numbers)
         folder = self.plan.folder / "plots"
         return search_plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 
@@ -215,7 +220,7 @@ class Results:
 
     def export(self) -> dict[str, Any]:
         """Return the results for programs (`progress=json`)."""
-        winner = self.winner
+        winner, certified = self.winner, self.front.certified if self.front else []
         return {
             "sweep": self.plan.name,
             "folder": str(self.plan.folder),
@@ -223,23 +228,11 @@ class Results:
             "outcomes": {status.value: count for status, count in self.counts.items()},
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
             "finals": [finalist.to_dict() for finalist in self.finalists],
-            **(_export_front(self.front) if self.front else {}),
+            **({"front": self.front.numbers} if self.front else {}),
+            **({"certified": [point.to_dict() for point in certified]} if certified else {}),
         }
-
-
-def _measure_finalists(
-    best: Sequence[TrialRecord], records: Sequence[TrialRecord], criteria: Criteria, top: int
-) -> list[FinalistResult]:
-    """Return the finalists of one objective."""
-    exceeded = find_exceeded(best[:top], records, criteria)
-    return finalist_results(best, top, records, criteria.objective, criteria.direction, exceeded)
 
 
 def _final_metrics(objective: str, value: Interval) -> dict[str, float]:
     name = f"final_{objective}"
     return {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}
-
-
-def _export_front(front: Front) -> dict[str, Any]:
-    certified = [point.to_dict() for point in front.certified]
-    return {"front": front.numbers, **({"certified": certified} if certified else {})}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.metrics.criteria import Criteria, Limit
 from sweeper.results.mlflow_reader import open_reader
 from sweeper.results.ranking import SPEED_UNITS, BestResult, find_best_results
@@ -43,6 +44,27 @@ class Stored:
     def best_results(self) -> list[BestResult]:
         """The best result of each device at each kind of work."""
         return find_best_results(self.trials)
+
+    def cut_to_budget(self, gpu_hours: float) -> Stored:
+        """Return the store with the trials of each sweep within the first `gpu_hours` that it used.
+
+        GPU-hours are those of `budget.gpu_hours`: the GPUs of the search's trials times their hours, in the order in
+        which the trials ended. The finals measured the best of all trials, and are left out where any trial is; the
+        front of several objectives is then that of the trials that are left.
+        """
+        trials = self.trials
+        if not len(trials):
+            return self
+        seconds = (trials["end"] - trials["start"]).dt.total_seconds().fillna(0.0)
+        gpus = trials["param.sweep.gpus"].astype(float) if "param.sweep.gpus" in trials else 1.0
+        in_order = (seconds * gpus / SECONDS_PER_HOUR).loc[trials["end"].sort_values(kind="stable").index]
+        used = in_order.groupby(trials["tag.sweeper.study"]).cumsum().reindex(trials.index)
+        is_within = used <= gpu_hours
+        cut_studies = frozenset(trials.loc[~is_within, "tag.sweeper.study"])
+        kept = trials[is_within].copy()
+        finals = [column for column in kept.columns if str(column).startswith("final.")]
+        kept.loc[kept["tag.sweeper.study"].isin(cut_studies), finals] = None
+        return replace(self, trials=kept.reset_index(drop=True), cut_studies=cut_studies)
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:

@@ -168,9 +168,7 @@ def write_report(args: argparse.Namespace) -> int:
     prices, gpu_hours = read_prices(args), budget_gpu_hours(args)
     stored = read_store(args, args.sweep)
     if gpu_hours is not None:
-        from sweeper.commands.report.within import cut_to_budget
-
-        stored = cut_to_budget(stored, gpu_hours)
+        stored = stored.cut_to_budget(gpu_hours)
     if args.format == "png":
         write_images(stored, Path(args.out or "report.png"))
         return 0
@@ -183,7 +181,7 @@ def write_report(args: argparse.Namespace) -> int:
     if args.format == "html":
         write_page(stored, tables, found, Path(args.out or "report.html"))
     else:
-        write_text(build_text(stored, tables, args.format), args.out)
+        write_text(report_tables.build_text(stored, tables, args.format), args.out)
     return 0
 
 
@@ -211,15 +209,6 @@ def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFro
     with writing("--out", path):
         path.write_text(html_page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
     print(path)
-
-
-def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
-    """Return the report as Markdown, CSV or JSON."""
-    from sweeper.commands.report import export, report_tables
-
-    if text_format == "markdown":
-        return report_tables.build_markdown(tables)
-    return export.build_csv(stored) if text_format == "csv" else export.build_json(stored, tables)
 
 
 def write_text(text: str, path: str | None) -> None:

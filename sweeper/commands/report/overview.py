@@ -1,4 +1,7 @@
-"""The report's first paragraph in three sentences: what was measured, what won, and what it means to run it."""
+"""The report's first paragraph: what was measured, what won or is on the front, how sure, and what it means to run it.
+
+No word of a fastest trial of several objectives, which need not be the one to take.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,35 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.commands.report.front_overview import describe_front
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.common.format import TIE, count, format_number, format_point
+from sweeper.common.trials import TrialRecord
 from sweeper.metrics.derivation import MEMORY_METRICS
+from sweeper.pages.trial_tables import varying_parameters
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import (
     SPEED_UNITS,
     BestResult,
-    MeasuredValue,
     list_varying_parameters,
     rank_speeds,
     read_value,
 )
+from workloads.api.metrics import get_metric
 
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
-    """Return the paragraph; without a complete trial only what was measured. Of several objectives the front counts."""
-    headline = _find_headline(stored, fronts)
+    """Return the paragraph, on the front or with one objective the best result of the latest sweep that has one."""
+    studies = list(stored.sweeps.sort_values("start")["tag.sweeper.study"]) if len(stored.sweeps) else []
+    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
+    found |= {front.study: front for front in fronts}
+    headline = found[max(found, key=studies.index)] if found else None
     sentences = [_describe_extent(stored)]
     if isinstance(headline, BestResult):
         sentences += [_describe_winner(headline, stored), _describe_use(headline)]
     elif headline:
-        sentences.append(describe_front(headline))
+        sentences.append(_describe_front(headline))
     return " ".join(filter(None, sentences))
-
-
-def _find_headline(stored: Stored, fronts: Sequence[SweepFront]) -> BestResult | SweepFront | None:
-    """Return the front, or with one objective the best result, of the latest sweep that has one."""
-    studies = list(stored.sweeps.sort_values("start")["tag.sweeper.study"]) if len(stored.sweeps) else []
-    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
-    found |= {front.study: front for front in fronts}
-    return found[max(found, key=studies.index)] if found else None
 
 
 def _describe_extent(stored: Stored) -> str:
@@ -86,18 +85,14 @@ def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
     in_finals = result.rounds or speeds.max() == second.get(column)
     value = read_value(second, f"final_{result.speed_metric}" if in_finals else result.speed_metric)
     lead = f", {100 * (result.speed.value / value.value - 1):.1f}% ahead of {_format_point(second, names)}"
-    return lead + _describe_certainty(result, value, stored)
-
-
-def _describe_certainty(result: BestResult, second: MeasuredValue, stored: Stored) -> str:
     if result.rounds:
         is_same = stored.sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
         verdicts = stored.sweeps.loc[is_same, "tag.winner"].dropna() if "tag.winner" in stored.sweeps else []
         is_tie = any(str(verdict).startswith(TIE) for verdict in verdicts)
-        return ", which the finals cannot tell apart" if is_tie else ", which the finals confirm"
-    if not (result.speed.has_interval and second.has_interval):
-        return ", of unknown certainty: there are no intervals to compare"
-    return ", with disjoint intervals" if second.high < result.speed.low else ", but their intervals overlap"
+        return lead + (", which the finals cannot tell apart" if is_tie else ", which the finals confirm")
+    if not (result.speed.has_interval and value.has_interval):
+        return f"{lead}, of unknown certainty: there are no intervals to compare"
+    return lead + (", with disjoint intervals" if value.high < result.speed.low else ", but their intervals overlap")
 
 
 def _describe_use(result: BestResult) -> str:
@@ -118,3 +113,46 @@ def _format_point(trial: Any, names: list[str]) -> str:
     values = {name: trial.get(f"param.{name}") for name in names}
     point = format_point({name: value for name, value in values.items() if not pd.isna(value)})
     return point if names else "the only configuration"
+
+
+def _describe_front(front: SweepFront) -> str:
+    """Return the front in two or three sentences: which trials are best in what, and how sure."""
+    trials, metrics = front.front.trials, front.criteria.metrics
+    names = f"{'both ' if len(metrics) == 2 else ''}{', '.join(metrics[:-1])} and {metrics[-1]}"
+    if not trials:
+        return f"No trial of {front.sweep} is on the front of {names}: all are beyond a limit by the finals."
+    certified = front.front.certified
+    sureness = "Each was measured once, so the front is not certified."
+    if certified:
+        verdicts = Counter("beyond a limit" if point.exceeded else point.verdict for point in certified)
+        found = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+        sureness = f"Of {count(len(certified), 'trial')} measured again in {certified[0].rounds} rounds: {found}."
+    if len(trials) == 1:
+        first = f"One trial of {front.sweep} is at least as good as every other in {names}: "
+        return f"{first}{_describe_trial(trials[0], front)}. {sureness}"
+    best: dict[int, list[str]] = {}
+    for goal in front.criteria.objectives:
+        losses = [goal.loss(_value(trial, goal.metric, front)) for trial in trials]
+        best.setdefault(losses.index(min(losses)), []).append(goal.metric)
+    extremes = [f"{' and '.join(goals)}: {_describe_trial(trials[place], front)}" for place, goals in best.items()]
+    return (
+        f"No trial of {front.sweep} is the best in {names}: {len(trials)} of "
+        f"{count(len(front.records), 'ranked trial')} are on the front, and which one to take is a choice. "
+        f"Best in {'; in '.join(extremes)}. {sureness}"
+    )
+
+
+def _describe_trial(trial: TrialRecord, front: SweepFront) -> str:
+    searched = varying_parameters(front.records)
+    point = format_point({name: trial.params[name] for name in searched}) if searched else "the only configuration"
+    values = []
+    for metric in map(get_metric, front.criteria.metrics):
+        value = format_number(metric.factor * _value(trial, metric.name, front))
+        values.append(f"{metric.label or metric.name} {value} {metric.unit}".strip())
+    return f"trial {trial.number} ({point}) with {', '.join(values)}"
+
+
+def _value(trial: TrialRecord, metric: str, front: SweepFront) -> float:
+    """Return an objective of a trial: the mean of its rounds in the finals, else the search's measurement."""
+    points = {point.trial.number: point for point in front.front.certified}
+    return points[trial.number].values[metric].value if trial.number in points else trial.metrics[metric]

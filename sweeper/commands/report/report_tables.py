@@ -1,16 +1,22 @@
-"""The tables of the report, as headings and cells for any output format."""
+"""The tables of the report, as headings and cells, and as Markdown, CSV and JSON.
+
+CSV and JSON are for programs: units are in the names, and the best results are not rounded.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sweeper.commands.report import published
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import format_interval, format_number, format_percent, format_point
+from sweeper.common.text import spreadsheet_cell
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.energy import Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
@@ -26,50 +32,96 @@ from sweeper.results.ranking import (
     list_distinctions,
     list_varying_parameters,
 )
+from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST
 
-SWEEPS = "Sweeps"
 BEST_RESULTS = "Best results"
-PARAMETERS = "Parameters of the best results"
 FAILURES = "Trials without a result"
 WITHOUT_RESULT = ("failed", "lost", "timed_out", "infeasible")
-PUBLISHED = "Published results"
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
 EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
+EXPORTED_RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
+BEST_RESULTS_NOTE = (
+    "Rows that differ in their work are not ranked together. The work is everything that changes what is computed."
+)
+FINALS_NOTE = (
+    " Repeats in rounds: the winner of a sweep's finals, with the mean of its rounds there; otherwise the best single "
+    "trial."
+)
+# Published results with their source. They were not measured here, and are never ranked or divided.
+PUBLISHED_RESULTS = Path(__file__).with_name("published.csv")
+PUBLISHED_HEADING = ["model", "sequence length", "type", "device", "devices", "claimed tokens/s per device"]
+PUBLISHED_HEADING += ["stated MFU %", "FLOPs", "source", "as executed"]
+PUBLISHED_NOTE = (
+    "Published by others: not measured here, not ranked, and not compared with the results above. Steps, statistics "
+    "and conventions differ: a stated MFU uses the FLOPs in its row."
+)
 
 
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
     """Return the tables that have rows: sweeps, fronts, best results, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
+    contradictions = list(imported.list_contradictions(stored.imported))
+    unranked = [
+        ("Published results", PUBLISHED_HEADING, _list_published(models), PUBLISHED_NOTE),
+        (IMPORTED, imported.HEADING, imported.list_rows(stored.imported), imported.NOTE),
+        (CONTRADICTIONS, imported.CONTRADICTIONS_HEADING, contradictions, imported.CONTRADICTIONS_NOTE),
+    ]
     tables = [
-        build_sweeps_table(stored),
+        _build_sweeps_table(stored),
         *fronts,
-        build_best_results_table(stored.best_results, stored.trials, prices),
-        build_parameters_table(stored.best_results),
+        _build_best_results_table(stored.best_results, stored.trials, prices),
+        _build_parameters_table(stored.best_results),
         build_failures_table(stored.trials),
-        _build_unranked_table(PUBLISHED, published.HEADING, published.list_published(models), published.NOTE),
-        _build_unranked_table(IMPORTED, imported.HEADING, imported.list_rows(stored.imported), imported.NOTE),
-        _build_unranked_table(
-            CONTRADICTIONS,
-            imported.CONTRADICTIONS_HEADING,
-            list(imported.list_contradictions(stored.imported)),
-            imported.CONTRADICTIONS_NOTE,
+        *(
+            Table(title, *_drop_empty_columns(heading, rows), note, unranked=True)
+            for title, heading, rows, note in unranked
         ),
     ]
     return [table for table in tables if table.rows]  # a store may have imported results alone
 
 
-def _build_unranked_table(title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:
-    return Table(title, *_drop_empty_columns(heading, rows), note, unranked=True)
+def _drop_empty_columns(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
+    return [heading[n] for n in filled], [[row[n] for n in filled] for row in rows]
 
 
-def build_sweeps_table(stored: Stored) -> Table:
+def _build_sweeps_table(stored: Stored) -> Table:
     """Return a row for each sweep: its workload and device, when it ran and how its trials ended."""
     heading = ["sweep", "workload", "device", "power limit W", "began", "ended", "state", "trials", "versions"]
-    rows = [_format_sweep(sweep, stored.trials) for sweep in stored.sweeps.sort_values("start").to_dict("records")]
-    return Table(SWEEPS, *_drop_empty_columns(heading, rows))
+    rows = []
+    for sweep in stored.sweeps.sort_values("start").to_dict("records"):
+        trials = stored.trials
+        if len(trials):
+            trials = trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]]
+        outcomes = trials["tag.outcome"].value_counts() if len(trials) else pd.Series(dtype=int)
+        tainted = int((trials["tag.tainted"] == "yes").sum()) if "tag.tainted" in trials else 0
+        counts = [f"{count} {name}" for name, count in outcomes.items()]
+        counts += [f"{tainted} tainted"] if tainted else []
+        power_limits: Iterable[str] = (
+            trials["tag.power_limit_w"].dropna().unique() if "tag.power_limit_w" in trials else []
+        )
+        versions = {name: _join_lines(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
+        rows.append(
+            [
+                sweep["run"],
+                _join_lines(sweep.get("tag.workload")),
+                _join_lines(sweep.get("tag.machine")) or _join_lines(sweep.get("tag.device")),
+                " or ".join(sorted(power_limits)),
+                *("" if pd.isna(sweep[when]) else f"{sweep[when]:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")),
+                sweep["status"].lower(),
+                ", ".join(counts),
+                " ".join(f"{name} {version}" for name, version in versions.items() if version),
+            ]
+        )
+    return Table("Sweeps", *_drop_empty_columns(heading, rows))
+
+
+def _join_lines(value: object) -> str:
+    """Return the lines of a tag that has one for each of several values, joined by "or"."""
+    return " or ".join(value.splitlines()) if isinstance(value, str) else ""
 
 
 def build_failures_table(trials: pd.DataFrame) -> Table:
@@ -89,64 +141,22 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
     return Table(FAILURES, heading, rows)
 
 
-def _format_sweep(sweep: dict[Any, Any], all_trials: pd.DataFrame) -> list[str]:
-    trials = (
-        all_trials[all_trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(all_trials) else all_trials
-    )
-    outcomes = trials["tag.outcome"].value_counts() if len(trials) else pd.Series(dtype=int)
-    tainted = int((trials["tag.tainted"] == "yes").sum()) if "tag.tainted" in trials else 0
-    counts = [f"{count} {name}" for name, count in outcomes.items()]
-    counts += [f"{tainted} tainted"] if tainted else []
-    power_limits = trials["tag.power_limit_w"].dropna().unique() if "tag.power_limit_w" in trials else []
-    versions = {name: _join_lines(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
-    return [
-        sweep["run"],
-        _join_lines(sweep.get("tag.workload")),
-        _join_lines(sweep.get("tag.machine")) or _join_lines(sweep.get("tag.device")),
-        " or ".join(sorted(power_limits)),
-        *("" if pd.isna(sweep[when]) else f"{sweep[when]:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")),
-        sweep["status"].lower(),
-        ", ".join(counts),
-        " ".join(f"{name} {version}" for name, version in versions.items() if version),
-    ]
-
-
-def build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
+def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
     """Return a row for each best result. Rows of different work are not compared.
 
     Args:
         trials: all trials of the store; the parameters that vary within a result's sweep are shown.
         prices: None for the cost of tokens as it was recorded, if it was.
     """
+    heading = [name.replace("_", " ") for name in MAIN_WORK_NAMES]
+    heading += ["work", "device", "speed", "95%", "per device", "TFLOP/s", *SHARES.values(), "GiB"]
+    heading += [*EFFICIENCY_UNITS.values(), "repeats", "of trials", "10^9 tokens a day", "cost of 10^6 tokens"]
+    heading += ["as executed"]
     distinctions = list_distinctions([result.work for result in results])
-    heading = [
-        *(name.replace("_", " ") for name in MAIN_WORK_NAMES),
-        "work",
-        "device",
-        "speed",
-        "95%",
-        "per device",
-        "TFLOP/s",
-        *SHARES.values(),
-        "GiB",
-        *EFFICIENCY_UNITS.values(),
-        "repeats",
-        "of trials",
-        "10^9 tokens a day",
-        "cost of 10^6 tokens",
-        "as executed",
-    ]
     rows = [
         _format_result(result, distinct, trials, prices) for result, distinct in zip(results, distinctions, strict=True)
     ]
-    note = (
-        "Rows that differ in their work are not ranked together. The work is everything that changes what is computed."
-    )
-    if any(result.rounds for result in results):
-        note += (
-            " Repeats in rounds: the winner of a sweep's finals, with the mean of its rounds there; otherwise the best "
-            "single trial."
-        )
+    note = BEST_RESULTS_NOTE + (FINALS_NOTE if any(result.rounds for result in results) else "")
     return Table(BEST_RESULTS, *_drop_empty_columns(heading, rows), note)
 
 
@@ -156,14 +166,15 @@ def _format_result(
     speed, is_tokens = result.speed, result.speed_metric == "tokens_per_s"
     tokens_per_day = SECONDS_PER_DAY * speed.value if is_tokens else math.nan
     costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
-    sweep_trials = trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]]
-    varying = list_varying_parameters(sweep_trials)
+    varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
+    reason = missing_reason(result.metrics, result.speed_metric)
+    interval = format_interval(speed.low, speed.high) or (f"— ({reason})" if reason else "")
     return [
         *(result.work.get(name, "") for name in MAIN_WORK_NAMES),
         format_point(distinct) if distinct else "",
         result.platform,
         f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
-        _describe_interval(result),
+        interval,
         format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
         format_number(result.get_metric("tflops")) if result.speed_metric != "tflops" else "",  # not the speed again
         *(format_percent(result.get_metric(name)) for name in SHARES),
@@ -177,36 +188,74 @@ def _format_result(
     ]
 
 
-def build_parameters_table(results: Sequence[BestResult]) -> Table:
+def _build_parameters_table(results: Sequence[BestResult]) -> Table:
     """Return a row for each best result with every parameter of its trial, fixed or searched."""
     rows = []
     for result, label in zip(results, label_works([result.work for result in results]), strict=True):
-        columns = [str(name) for name in result.trial.index if str(name).startswith("param.")]
+        columns = sorted(str(name) for name in result.trial.index if str(name).startswith("param."))
         values = {name.removeprefix("param."): result.trial[name] for name in columns if ".sweep." not in name}
-        point = {name: value for name, value in sorted(values.items()) if isinstance(value, str) and value != "None"}
+        point = {name: value for name, value in values.items() if isinstance(value, str) and value != "None"}
         rows.append([label, result.platform, format_point(point)])
-    return Table(PARAMETERS, ["work", "device", "parameters"], rows)
+    return Table("Parameters of the best results", ["work", "device", "parameters"], rows)
 
 
-def _describe_interval(result: BestResult) -> str:
-    """Return the bounds of the speed's 95% interval, or why it has none."""
-    if result.speed.has_interval:
-        return format_interval(result.speed.low, result.speed.high)
-    reason = missing_reason(result.metrics, result.speed_metric)
-    return f"— ({reason})" if reason else ""
+def _list_published(models: Iterable[str]) -> list[list[str]]:
+    """Return the rows of the published results of these models."""
+    columns = ("model", "sequence_length", "type", "gpu", "gpus")
+    with PUBLISHED_RESULTS.open() as file:
+        return [
+            [
+                *(row[name] for name in columns),
+                format_number(float(row["tokens_per_s_per_gpu"])),
+                format_percent(float(row["stated_mfu"] or math.nan)),
+                *(row[name] for name in ("flops_convention", "source", "layout")),
+            ]
+            for row in csv.DictReader(file)
+            if row["model"] in models
+        ]
 
 
-def _drop_empty_columns(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
-    return [heading[n] for n in filled], [[row[n] for n in filled] for row in rows]
+def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
+    """Return the tables as "markdown" or "json", or the best results alone as "csv": one file is one table.
+
+    Raises:
+        UserInputError: there is no complete trial for a CSV.
+    """
+    if text_format == "markdown":
+        parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
+        return "\n\n".join(text for part in parts for text in part if text)
+    rows = [_export_result(result) for result in stored.best_results]
+    if text_format == "json":
+        content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables}
+        return json.dumps(content | {BEST_RESULTS: rows}, indent=1, ensure_ascii=False)
+    if not rows:
+        raise UserInputError("--format csv: there is no complete trial")
+    exported = pd.DataFrame(rows).dropna(axis="columns", how="all").map(spreadsheet_cell)
+    return exported.rename(columns=spreadsheet_cell).to_csv(index=False).rstrip()
 
 
-def _join_lines(value: object) -> str:
-    """Return the lines of a tag that has one for each of several values, joined by "or"."""
-    return " or ".join(value.splitlines()) if isinstance(value, str) else ""
+def _export_result(result: BestResult) -> dict[str, Any]:
+    """Return the work of a best result, its speed with the 95% interval, and its parameters. Shares are fractions.
 
-
-def build_markdown(tables: Sequence[Table]) -> str:
-    """Return the tables with their titles and notes as Markdown."""
-    parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
-    return "\n\n".join(text for part in parts for text in part if text)
+    `rounds` are those of the finals that the values are the mean of, 0 if of a single trial.
+    """
+    row = {
+        **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
+        **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},
+        "device": result.device,
+        "devices": result.devices,
+        "metric": result.speed_metric,
+        "value": result.speed.value,
+        "ci_low": result.speed.low,
+        "ci_high": result.speed.high,
+        **{name: result.get_metric(name) for name in EXPORTED_RATES_AND_SHARES},
+        "memory_gib": result.get_first_metric(MEMORY_METRICS),
+        "rounds": result.rounds,
+        "steps": result.get_metric("steps"),
+        "trials": len(result.trials),
+        "sweep": result.trial.get("tag.sweep"),
+        "trial": result.trial.get("tag.sweeper.trial"),
+    }
+    params = [str(name) for name in result.trial.index if str(name).startswith("param.")]
+    row |= {name: value for name in params if isinstance(value := result.trial[name], str)}
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}

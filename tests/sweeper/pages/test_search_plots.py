@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import optuna
@@ -11,6 +13,7 @@ import pytest
 
 from sweeper.common.trials import TrialRecord
 from sweeper.pages import search_plots
+from sweeper.pages.sweep_results import Results
 from tests.support.factories import trial_record
 
 DISTRIBUTIONS = {
@@ -32,8 +35,11 @@ def make_search(count: int) -> list[TrialRecord]:
     return make_records([(10 * i, "high" if i % 2 else "low", float(i)) for i in range(count)])
 
 
-def test_a_small_search_has_no_plots(tmp_path: Path) -> None:
-    assert search_plots.draw(tmp_path, make_search(5), DISTRIBUTIONS, "tflops", "maximize") == []
+@pytest.mark.parametrize(("trials", "dimensions", "expected"), [(5, "mn", False), (20, "mn", True), (20, "", False)])
+def test_a_small_search_has_no_plots(trials: int, dimensions: str, expected: bool) -> None:
+    plan: Any = SimpleNamespace(space=SimpleNamespace(dimensions=dimensions))
+    results = Results(plan, {}, [], [], [], make_search(trials), [], [])
+    assert results.has_plots is expected
 
 
 @pytest.mark.parametrize(("trials", "direction"), [(20, "maximize"), (40, "minimize")])
