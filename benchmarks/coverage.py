@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
 from sweeper.metrics.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+from sweeper.results.comparison import judge
 from sweeper.results.ranking import MeasuredValue
 from sweeper.results.runs import EXIT_CODES, Gate, Verdict
-from sweeper.results.verdict import judge
 from sweeper.search.finals import compare_rounds
 
 STEPS = (3, 5, 8, 10, 20, 50, 100, 200, 500)

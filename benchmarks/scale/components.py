@@ -25,8 +25,7 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
     from optuna.trial import TrialState, create_trial
 
     from sweeper.metrics.criteria import Criteria
-    from sweeper.search.samplers import NO_PRUNER, make_sampler
-    from sweeper.search.sampling import Ending, SamplingStudy
+    from sweeper.search.sampling import NO_PRUNER, Ending, SamplingStudy, make_sampler
 
     distributions = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}
     rng = random.Random(0)

@@ -59,7 +59,7 @@ def measure_search(seed: int, running: int, trials: int, many_running: int) -> d
 
     from sweeper.metrics.criteria import Criteria
     from sweeper.search import sampling
-    from sweeper.search.samplers import NO_PRUNER
+    from sweeper.search.sampling import NO_PRUNER
 
     sampling.MANY_RUNNING = many_running
     distributions: Any = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}

@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sweeper.search.folding import CREATE_TRIAL, SET_ATTR, SET_STATE
+from sweeper.search.journal import CREATE_TRIAL, SET_ATTR, SET_STATE
 
 SAMPLE = 500
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): the recording process may end after the driver, and is waited for too

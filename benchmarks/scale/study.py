@@ -17,11 +17,10 @@ TRIALS_A_ROUND = 50  # that end in a round of the loop, and are replaced
 
 def measure_asks_and_tells(folder: Path, sampler: str, running: int) -> dict[str, Any]:
     """Return the CPU time of an ask and a tell in ms, and the syncs to the disk of a round."""
-    from sweeper.common.trials import TrialRecord, TrialStatus
+    from sweeper.common.trials import Trial, TrialRecord, TrialStatus
     from sweeper.config.space import Range, Space
     from sweeper.metrics.criteria import Criteria
     from sweeper.search.study import SearchSettings, Study
-    from sweeper.search.trial import Trial
 
     space = Space({name: Range(64, 65472, 64) for name in "mnk"})
     settings = SearchSettings(sampler, 0, Criteria.of({"score": "maximize"}))

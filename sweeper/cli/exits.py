@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, INVALID_INPUT
-from sweeper.common.text import printable
+from sweeper.common.format import printable
 from workloads.api.errors import UserInputError
 
 

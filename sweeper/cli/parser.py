@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from sweeper.common.text import printable
+from sweeper.common.format import printable
 from workloads.api.errors import UserInputError, nearest
 
 OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w./@]*=")

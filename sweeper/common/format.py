@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from sweeper.common.trials import short_value
-
+MAX_WHOLE = 2**53  # up to here a float holds every whole number
 TIE = "a tie"  # how the verdict begins if the finals cannot tell the first two apart
 
 
@@ -29,6 +29,27 @@ def format_interval(low: float, high: float) -> str:
 def format_percent(share: float) -> str:
     """Return a share of 1 in percent, without the sign; NaN is empty."""
     return "" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def short_value(value: object) -> str:
+    """Return a parameter's value for names and tables: a whole number in full, others with six significant digits.
+
+    Control characters of a text are escapes.
+    """
+    if isinstance(value, float) and not _is_whole(value):
+        return f"{value:.6g}"
+    return one_line(exact_value(value))
+
+
+def exact_value(value: object) -> str:
+    """Return a parameter's value as MLflow stores it, at most 500 characters: reading it gives the same value."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if _is_whole(value) else repr(float(value))
+    return str(value)[:500]
+
+
+def _is_whole(value: float) -> bool:
+    return value.is_integer() and abs(value) < MAX_WHOLE
 
 
 def format_point(params: Mapping[str, Any]) -> str:
@@ -54,3 +75,38 @@ def format_phases(seconds: Mapping[str, float]) -> str:
 def count(number: int, noun: str) -> str:
     """Return the number with its noun, in the plural where it is not one: `3 trials`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# Control characters, also those of eight bits, and what reverses or hides text (Unicode's bidirectional and format
+# characters, and its separators of lines). A terminal would obey them.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+_NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)(e[-+]?\d+)?%?|[-+]?(nan|inf(inity)?)", re.IGNORECASE)
+
+
+def printable(text: str) -> str:
+    """Return the text with characters that a terminal would obey as escapes: `\\x1b`. Newlines and tabs stay."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Return a printable text with its newlines and tabs as escapes too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def shorten(text: str, length: int) -> str:
+    """Return the text, or its beginning and its end with … between them, in at most so many characters."""
+    if len(text) <= length:
+        return text
+    end = length // 3
+    return f"{text[: length - end - 1]}…{text[-end:]}"
+
+
+def spreadsheet_cell(value: object) -> object:
+    """Return a value for a CSV file. A spreadsheet would take a text that begins like a formula for one: it gets a '.
+
+    As OWASP's page on CSV injection advises. Numbers stay, also those that are texts.
+    """
+    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value

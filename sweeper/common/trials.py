@@ -1,4 +1,4 @@
-"""Statuses, results and stored records of trials."""
+"""Trials: a point of the space, its result, and its stored record."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sweeper.common.text import one_line
+from sweeper.common.format import short_value
 from workloads.api.contract import Measurement, Scalar
-
-MAX_WHOLE = 2**53  # up to here a float holds every whole number
 
 
 class TrialStatus(StrEnum):
@@ -100,6 +98,16 @@ class Retry:
 
     def describe_changes(self) -> str:
         return "; ".join(self.changed) or "nothing that is recorded"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of the space with its number in the study. `params` has the parameters that vary, and no others."""
+
+    number: int
+    params: dict[str, Scalar]
+    remeasurement: Remeasurement | None = None
+    retry: Retry | None = None
 
 
 @dataclass(frozen=True)
@@ -193,24 +201,3 @@ def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasure
         parts.append(f"round {remeasurement.round} of {remeasurement.trial:04d}")
     parts += [f"{name}={short_value(value)}" for name, value in params.items()]
     return " ".join(parts)[:250]
-
-
-def short_value(value: object) -> str:
-    """Return a parameter's value for names and tables: a whole number in full, others with six significant digits.
-
-    Control characters of a text are escapes.
-    """
-    if isinstance(value, float) and not _is_whole(value):
-        return f"{value:.6g}"
-    return one_line(exact_value(value))
-
-
-def exact_value(value: object) -> str:
-    """Return a parameter's value as MLflow stores it, at most 500 characters: reading it gives the same value."""
-    if isinstance(value, float):
-        return f"{value:.0f}" if _is_whole(value) else repr(float(value))
-    return str(value)[:500]
-
-
-def _is_whole(value: float) -> bool:
-    return value.is_integer() and abs(value) < MAX_WHOLE

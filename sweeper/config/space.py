@@ -27,7 +27,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
-from sweeper.common.text import shorten
+from sweeper.common.format import shorten
 from sweeper.config.environment import flatten
 from sweeper.config.validation import MAX_INTEGER
 from workloads.api.errors import UserInputError

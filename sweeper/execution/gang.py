@@ -15,11 +15,10 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from sweeper.common.trials import LOST_NODE, TrialResult, TrialStatus, rank_file_name
+from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.ray_internals import LOW_MEMORY
 from sweeper.execution.worker import RankResult
-from sweeper.search.trial import Trial
 from workloads.api.contract import Rank, Scalar
 
 # The variables with which the workers of a gang were started, sorted by name.

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from sweeper.common.trials import TrialResult, TrialStatus
+from sweeper.common.trials import Trial, TrialResult, TrialStatus
 from sweeper.config.environment import process_values, without_variables
 from sweeper.config.hardware import Target
 from sweeper.config.space import Parameters
@@ -27,7 +27,6 @@ from sweeper.execution.gang import TRIALS_PER_GANG, Environment, Gang, RunningTr
 from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
 from sweeper.execution.step_reports import StepReports
 from sweeper.execution.worker import Job
-from sweeper.search.trial import Trial
 
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up
 SELF_TERMINATION_S = 15.0  # for a program and its child processes to end after the timeout

@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from sweeper.common.text import one_line
-from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus, rank_file_name
+from sweeper.common.format import one_line
+from sweeper.common.trials import Trial, TrialRecord, TrialResult, TrialStatus, rank_file_name
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
 from sweeper.metrics import derivation
 from sweeper.metrics.criteria import Criteria
-from sweeper.metrics.energy import Prices, cost_metrics, missing_energy
+from sweeper.metrics.derivation import Prices, cost_metrics, missing_energy
 from sweeper.preflight.work import WorkIdentifier
-from sweeper.search.trial import Trial
 from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
 

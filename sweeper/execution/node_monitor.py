@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from sweeper.common.trials import BAD, Remeasurement, TrialRecord, TrialResult, TrialStatus
+from sweeper.common.trials import BAD, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Config
 from sweeper.execution import cluster
@@ -20,7 +20,6 @@ from sweeper.execution.node_health import (
     find_last_round,
     observe,
 )
-from sweeper.search.trial import Trial
 
 POLL_INTERVAL_S = 10.0
 MAX_OBSERVATIONS = 5000  # attempts that node health is derived from; with more, a check takes longer than trials do

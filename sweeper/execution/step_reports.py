@@ -8,8 +8,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sweeper.common.trials import Trial
 from sweeper.execution.worker import StepCollector
-from sweeper.search.trial import Trial
 
 LAST_REPORTS_TIMEOUT_S = 10.0
 

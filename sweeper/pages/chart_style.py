@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sweeper.common.text import one_line
+from sweeper.common.format import one_line
 
 # Colors that the color-blind can tell apart (Okabe and Ito 2008), with grey for black, which a dark page hides.
 COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]

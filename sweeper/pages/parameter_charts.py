@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from sweeper.common.format import format_number
-from sweeper.common.trials import short_value
+from sweeper.common.format import format_number, short_value
 from sweeper.pages.chart_style import COLORS, bar_chart_height_px, cut_name
 
 SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # seen on white and on black

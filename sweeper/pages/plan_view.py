@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from sweeper.common.format import count, format_duration, format_number, format_point
-from sweeper.common.text import printable
+from sweeper.common.format import count, format_duration, format_number, format_point, printable
 from sweeper.common.trials import TrialStatus
 from sweeper.config.environment import PREFIX, without_variables
 from sweeper.config.schema import Config

@@ -13,8 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from sweeper.common.format import format_duration, format_number, format_point
-from sweeper.common.text import printable
+from sweeper.common.format import format_duration, format_number, format_point, printable
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.pages.trial_tables import format_counts
 from workloads.api.metrics import get_metric

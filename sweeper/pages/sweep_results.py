@@ -17,9 +17,8 @@ from sweeper.pages import per_gpu, trial_tables
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
 from sweeper.preflight.sweep_plan import SweepPlan
-from sweeper.search.finals import FinalistResult, finalist_results
+from sweeper.search.finals import FinalistResult, finalist_results, find_exceeded
 from sweeper.search.front import Front, measure_front
-from sweeper.search.judged_limits import find_exceeded
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 

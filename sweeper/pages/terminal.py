@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from sweeper.common.text import shorten
+from sweeper.common.format import shorten
 
 MAX_WORD = 60  # characters of a word, such as a path; a longer one is shortened
 MAX_UNBROKEN = 30  # of a word that is not broken into lines

@@ -11,10 +11,9 @@ from typing import Any
 
 from rich.table import Table
 
-from sweeper.common.format import format_interval, format_number
-from sweeper.common.text import one_line, spreadsheet_cell
-from sweeper.common.trials import TrialRecord, TrialStatus, short_value
-from sweeper.metrics.energy import hidden_metrics
+from sweeper.common.format import format_interval, format_number, one_line, short_value, spreadsheet_cell
+from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.metrics.derivation import hidden_metrics
 from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.terminal import draw
 from sweeper.search.finals import FinalistResult

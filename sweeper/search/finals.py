@@ -13,6 +13,7 @@ own intervals only.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval, student_interval
 from workloads.api.contract import Workload
 
@@ -187,3 +189,28 @@ def mean_of_rounds(rounds: np.ndarray) -> Interval:
         return student_interval(rounds)
     logarithms = student_interval(np.log(rounds))
     return Interval(*(math.exp(x) for x in (logarithms.value, logarithms.low, logarithms.high)))
+
+
+MIN_ROUNDS = 2  # as few as a finalist's result needs
+
+
+def find_exceeded(
+    finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria
+) -> dict[int, tuple[str, ...]]:
+    """Return of each finalist, by its number, the limits that the median of its rounds is beyond, as text.
+
+    Args:
+        finalists: the trials that were measured again, as the search measured them.
+        records: all records, among them those of the finals.
+        criteria: with the limits.
+    """
+    records = list(records)
+    exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}
+    for limit in criteria.limits:
+        for number, rounds in objective_by_round(finalists, records, limit.metric).items():
+            if len(rounds) < MIN_ROUNDS:
+                continue
+            median = statistics.median(rounds.values())
+            if limit.excess({limit.metric: median}) > 0:
+                exceeded[number] += (f"{limit.metric} {median:.6g}, not {limit.sign} {limit.bound:g}",)
+    return exceeded

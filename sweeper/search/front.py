@@ -2,7 +2,7 @@
 
 The points of the front run again in turns, as finalists of one objective do (`finals.py`). A point's share is the part
 of draws of the rounds' means in which no other point is at least as good in all objectives and better in one
-(`dominance_shares.py`). A point is dominated if the same other point dominates it in so many draws that a point of the
+(`share_points`). A point is dominated if the same other point dominates it in so many draws that a point of the
 front is called dominated in at most 5% of fronts, however many points there are (Bonferroni). Two points cannot be told
 apart if no objective differs between them: the difference is within the objective's resolution, or Student's interval
 of the paired differences contains zero, for all pairs and objectives at once (Bonferroni).
@@ -21,9 +21,7 @@ import numpy as np
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval, student_interval
-from sweeper.search.dominance_shares import find_dominated, share_points
-from sweeper.search.finals import FAMILY_ERROR, mean_of_rounds, objective_by_round
-from sweeper.search.judged_limits import find_exceeded
+from sweeper.search.finals import FAMILY_ERROR, find_exceeded, mean_of_rounds, objective_by_round
 
 MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
 MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
@@ -231,3 +229,51 @@ def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[i
 
 def _differs(interval: Interval, resolution: float) -> bool:
     return abs(interval.value) > resolution and not interval.low <= 0 <= interval.high
+
+
+SAMPLES = 2000  # a share of 95% is known to within 1%
+
+
+def share_points(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of the draws in which no other point dominates each point, and those in which one point does.
+
+    The latter are of each pair: in which the first point dominates the second one.
+
+    Args:
+        losses: of each point, objective and round, the lower the better.
+        resolutions: of each objective, the largest difference that does not count.
+    """
+    beats = find_dominated(draw_means(losses), resolutions)
+    return 1.0 - beats.any(axis=0).mean(axis=1), beats.mean(axis=2)
+
+
+def draw_means(losses: np.ndarray) -> np.ndarray:
+    """Return draws of the means: of each point, objective and draw. The same result in every run."""
+    rounds, generator = losses.shape[2], np.random.default_rng(0)
+    means = losses.mean(axis=2, keepdims=True)
+    weights = generator.standard_normal((rounds, SAMPLES))
+    weights /= np.sqrt(rounds * generator.chisquare(rounds - 1, SAMPLES))  # variance of a mean, and Student's factor
+    return means + (losses - means) @ weights
+
+
+def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
+    """Return whether the first point dominates the second one: of each pair of points and each draw.
+
+    It does if it is better in an objective by more than the resolution, and in none worse by more than that. Three
+    points may dominate each other in a circle where three objectives trade differences of about the resolution; in a
+    draw that leaves no point on the front every difference counts.
+    """
+    beats = np.stack([_dominates_each(mean, means, resolutions[:, None]) for mean in means])
+    is_circle = beats.any(axis=0).all(axis=0)
+    if is_circle.any():
+        circles = means[:, :, is_circle]
+        beats[:, :, is_circle] = np.stack([_dominates_each(mean, circles, np.zeros(())) for mean in circles])
+    return beats
+
+
+def _dominates_each(mean: np.ndarray, means: np.ndarray, resolution: np.ndarray) -> np.ndarray:
+    """Return whether a point of these means dominates each other one, in each draw."""
+    # One difference for both: a sum and a difference round apart, and two points might dominate each other.
+    difference = mean - means
+    dominated: np.ndarray = (difference <= resolution).all(axis=1) & (difference < -resolution).any(axis=1)
+    return dominated

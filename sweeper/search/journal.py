@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import json_to_distribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeper.search.folding import FoldedJournal, StoredTrial
 from workloads.api.errors import UserInputError
 
 STUDY_NAME = "sweep"
@@ -165,3 +168,112 @@ def _drop_torn_line(path: Path) -> None:
             end = start
         if end < size:
             file.truncate(end)
+
+
+# Optuna's codes of the lines that change trials (`JournalOperation` in optuna/storages/journal/_storage.py, 5.0). Every
+# version has to read the journals of earlier ones. `test_a_journal_is_read_as_optuna_reads_it` fails where they differ.
+CREATE_TRIAL, SET_STATE, SET_ATTR = 4, 6, 8
+STATES = {state.value: state for state in TrialState}
+
+read_distribution = lru_cache(json_to_distribution)  # as a rule equal for all trials of a sweep
+
+
+@dataclass(slots=True)
+class StoredTrial:
+    """A trial of the journal, with the names that Optuna's `FrozenTrial` has. `value` is of the first objective."""
+
+    number: int
+    state: TrialState
+    params: Mapping[str, Any]
+    value: float | None
+    user_attrs: Mapping[str, Any]
+
+    @staticmethod
+    def from_optuna(trial: FrozenTrial) -> StoredTrial:
+        values = trial.values or [None]
+        return StoredTrial(trial.number, trial.state, trial.params, values[0], trial.user_attrs)
+
+
+class FoldedJournal:
+    """The lines of a journal, folded into the lines that create its trials.
+
+    Attributes:
+        entries: what Optuna needs: the lines of the study and one for each trial, of an ended one with its state alone.
+        ended: the ended trials, by number.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.ended: dict[int, StoredTrial] = {}
+        self._trials: list[dict[str, Any]] = []  # the entries of trials, by number
+
+    def add(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Add lines in the order of the file."""
+        for line in lines:
+            match line["op_code"]:
+                case code if code == CREATE_TRIAL:
+                    self._trials.append(line)
+                    self.entries.append(line)
+                    self._end(len(self._trials) - 1)
+                case code if code == SET_ATTR:
+                    if line["trial_id"] not in self.ended:  # Optuna ignores what follows the end
+                        self._trials[line["trial_id"]].setdefault("user_attrs", {}).update(line["user_attr"])
+                case code if code == SET_STATE:
+                    if line["trial_id"] not in self.ended:
+                        trial = self._trials[line["trial_id"]]
+                        trial |= {"state": line["state"], "value": None, "values": line["values"]}
+                        self._end(line["trial_id"])
+                case _:
+                    self.entries.append(line)
+
+    def _end(self, number: int) -> None:
+        """Take a trial that has ended out of its entry."""
+        entry = self._trials[number]
+        state = STATES[entry.get("state", TrialState.RUNNING.value)]
+        if not state.is_finished():
+            return
+        distributions = entry.pop("distributions", {})
+        params = {
+            name: read_distribution(distributions[name]).to_external_repr(value)
+            for name, value in entry.pop("params", {}).items()
+        }
+        values = entry.get("values") or [entry.get("value")]
+        self.ended[number] = StoredTrial(number, state, params, values[0], entry.pop("user_attrs", {}))
+        entry["datetime_start"] = None  # two dates take as long to parse as all else of the entry
+        entry.pop("datetime_complete", None)
+
+
+def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
+    """Store the identity in a new study, or compare it with the stored one. Return the study's id.
+
+    Raises:
+        UserInputError: the study has another identity, or version 0.1 created it.
+    """
+    attrs = study.user_attrs
+    if "id" not in attrs:
+        study.set_user_attr("identity", identity)
+        study.set_user_attr("id", uuid.uuid4().hex)
+        return str(study.user_attrs["id"])
+    stored = attrs["identity"]
+    if "method" in stored:  # 0.2 calls it benchmark_version
+        raise UserInputError(
+            "this sweep was created by version 0.1; version 0.2 does not resume it. Choose another name= or dir="
+        )
+    if stored != identity:
+        raise UserInputError(
+            f"this sweep already exists with different settings: {'; '.join(describe_differences(stored, identity))}. "
+            "Choose another name="
+        )
+    return str(attrs["id"])
+
+
+def describe_differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """Return a phrase for each key whose value has changed; a key of a nested mapping is joined by dots."""
+    phrases = []
+    for key in {**stored, **current}:
+        old, new = stored.get(key), current.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            phrases += [f"{key}.{phrase}" for phrase in describe_differences(old, new)]
+        elif old != new:
+            phrases.append(f"{key} was {old}, now {new}")
+    return phrases

@@ -13,8 +13,7 @@ import optuna
 
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, point_key
-from sweeper.search.folding import StoredTrial
-from sweeper.search.identity import describe_differences
+from sweeper.search.journal import StoredTrial, describe_differences
 
 RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
 

@@ -6,22 +6,24 @@ the copy holds a part: a sampler examines every trial for each proposal, so its 
 
 from __future__ import annotations
 
+import math
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from sweeper.config.space import Parameters
-from sweeper.metrics.criteria import Criteria
-from sweeper.metrics.dominance import find_layers
-from sweeper.search.folding import StoredTrial
+from sweeper.config.space import Choice, Dimension, Parameters, Range
+from sweeper.metrics.criteria import Criteria, find_layers
+from sweeper.search.journal import StoredTrial
 from sweeper.search.parzen import ObservedTrials, ParzenSampler
-from sweeper.search.samplers import PrunerSettings, make_pruner, make_sampler, trial_seed
 
 SAMPLER_STATE = "sampler"  # the attribute of a trial of the journal that has its generation, with NSGA-II
 GENERATION = ":generation"  # ends the name of the attribute in which a genetic algorithm of Optuna's keeps it
@@ -268,3 +270,125 @@ def _steps_of(trial: AnyTrial) -> dict[int, float]:
     """Return the steps that a trial of the journal has reported."""
     steps: Mapping[str, Any] = trial.user_attrs.get("steps", {})
     return {int(step): float(value) for step, value in steps.items()}
+
+
+REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+
+
+class SuccessiveHalving(optuna.pruners.BasePruner):
+    """Ends a trial at a rung unless it is among the best there; rungs are at steps that grow by a factor.
+
+    The rule is that of Ray Tune's ASHAScheduler and of Optuna's SuccessiveHalvingPruner: of the trials that have
+    reached a rung, the best one in `factor` goes on, and nobody waits for others. Optuna's keeps what trials had at a
+    rung in attributes that a resumed sweep does not have; here it follows from their steps alone.
+
+    Args:
+        first: the step of the first rung.
+        factor: from one rung to the next, and the number of trials of which one goes on.
+    """
+
+    def __init__(self, first: int, factor: int) -> None:
+        self._first, self._factor = first, factor
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Return whether the trial ends at the rung that its last step has reached."""
+        if trial.last_step is None or (rung := self._rung_of(trial.last_step)) is None:
+            return False
+        value = trial.intermediate_values[trial.last_step]
+        if math.isnan(value):
+            return True
+        if _step_at(trial, rung) != trial.last_step:  # it was judged there before
+            return False
+        trials = study.get_trials(deepcopy=False, states=REPORTING_STATES)
+        values = [value_at for other in trials if (value_at := _value_at(other, rung)) is not None]
+        values.sort(reverse=study.direction is StudyDirection.MAXIMIZE)
+        worst_kept = values[max(1, len(values) // self._factor) - 1]
+        return value < worst_kept if study.direction is StudyDirection.MAXIMIZE else value > worst_kept
+
+    def _rung_of(self, step: int) -> int | None:
+        """Return the highest rung up to this step; None below the first one."""
+        if step < self._first:
+            return None
+        rung = self._first
+        while rung * self._factor <= step:
+            rung *= self._factor
+        return rung
+
+
+def _step_at(trial: FrozenTrial, rung: int) -> int | None:
+    """Return the first step of a trial from the rung on."""
+    return min((step for step in trial.intermediate_values if step >= rung), default=None)
+
+
+def _value_at(trial: FrozenTrial, rung: int) -> float | None:
+    """Return what a trial had when it reached the rung; None if it did not, or had no number."""
+    step = _step_at(trial, rung)
+    value = math.nan if step is None else trial.intermediate_values[step]
+    return None if math.isnan(value) else value
+
+
+warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
+
+STARTUP_TRIALS = 5  # so many trials have to report a step before any is judged by it
+POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
+
+
+def to_distribution(dimension: Dimension) -> BaseDistribution:
+    """Return Optuna's distribution for a dimension of the space."""
+    if isinstance(dimension, Choice):
+        return CategoricalDistribution(list(dimension.values))
+    if isinstance(dimension, Range):
+        if isinstance(dimension.low, int) and isinstance(dimension.step, int):
+            return IntDistribution(dimension.low, int(dimension.high), log=dimension.log, step=dimension.step)
+        return FloatDistribution(dimension.low, dimension.high, step=dimension.step)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+@dataclass(frozen=True)
+class PrunerSettings:
+    """A pruner by its name, with the first step at which it ends trials and, of asha, the reduction factor."""
+
+    name: str = "none"
+    min_steps: int = 5
+    reduction_factor: int = 4
+
+
+NO_PRUNER = PrunerSettings()
+
+
+def make_pruner(settings: PrunerSettings) -> optuna.pruners.BasePruner:
+    """Return the pruner.
+
+    median ends a trial whose best value so far is worse than the median of the other trials' up to the same step; asha
+    one that is not among the best at a rung.
+    """
+    if settings.name == "median":
+        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=settings.min_steps)
+    if settings.name == "asha":
+        return SuccessiveHalving(settings.min_steps, settings.reduction_factor)
+    return optuna.pruners.NopPruner()
+
+
+def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
+    """Return the sampler for trial `number`, with its own seed: a resumed sweep samples like an uninterrupted one.
+
+    QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
+    its covariance only with the trials of one run, and starts again after a resume.
+    """
+    match name:
+        case "tpe":
+            return optuna.samplers.TPESampler(seed=trial_seed(seed, number))
+        case "gp":
+            return optuna.samplers.GPSampler(seed=trial_seed(seed, number))
+        case "nsga2":
+            return optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=trial_seed(seed, number))
+        case "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=trial_seed(seed, number), warn_independent_sampling=False)
+        case "qmc":
+            return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
+    return optuna.samplers.RandomSampler(seed=trial_seed(seed, number))  # also for grid, whose points are enqueued
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """Return the seed of trial `number` of a sweep."""
+    return (seed * 1_000_003 + number) % 2**32

@@ -17,16 +17,21 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
 
-from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
+from sweeper.common.trials import Remeasurement, Retry, Trial, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.metrics.criteria import Criteria
-from sweeper.search.folding import StoredTrial
-from sweeper.search.identity import check_identity
-from sweeper.search.journal import RECORD, Journal
+from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity
 from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
-from sweeper.search.samplers import NO_PRUNER, PrunerSettings, make_sampler, to_distribution
-from sweeper.search.sampling import LEARNED_STATES, SAMPLER_STATE, Ending, SamplingStudy
-from sweeper.search.trial import Trial
+from sweeper.search.sampling import (
+    LEARNED_STATES,
+    NO_PRUNER,
+    SAMPLER_STATE,
+    Ending,
+    PrunerSettings,
+    SamplingStudy,
+    make_sampler,
+    to_distribution,
+)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

@@ -26,7 +26,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from sweeper.common.trials import TrialRecord, TrialStatus, exact_value, run_name
+from sweeper.common.format import exact_value
+from sweeper.common.trials import TrialRecord, TrialStatus, run_name
 from sweeper.tracking import mlflow_store, mlflow_view, new_store
 from sweeper.tracking.child_runs import PAGE_SIZE, ChildRuns
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sweeper.commands.history.main import main
-from sweeper.commands.history.record import NewRun
+from sweeper.commands.history.new_runs import NewRun
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun
 from tests.conftest import CommandResult
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.common.trials import Trial, TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Range, Space
 from sweeper.metrics.criteria import Criteria
-from sweeper.search.samplers import NO_PRUNER, PrunerSettings
+from sweeper.search.sampling import NO_PRUNER, PrunerSettings
 from sweeper.search.study import SearchSettings, Study
-from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
 
 SCORE = Criteria.of({"score": "maximize"})

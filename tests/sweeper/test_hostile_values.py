@@ -14,8 +14,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from sweeper.common.text import printable, shorten, spreadsheet_cell
-from sweeper.common.trials import short_value
+from sweeper.common.format import printable, short_value, shorten, spreadsheet_cell
 from sweeper.pages import trial_tables
 from sweeper.pages.terminal import draw
 from tests.conftest import CommandResult, Workspace, environment

@@ -9,12 +9,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from sweeper.common.trials import TrialResult, TrialStatus
+from sweeper.common.trials import Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Target
 from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.metrics import derivation
-from sweeper.search.trial import Trial
 
 GPU_PRODUCT = {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "repeats": 50}
 CPU_PRODUCT = {"m": 512, "n": 512, "k": 512, "dtype": "fp32", "repeats": 20}

@@ -33,7 +33,7 @@ from sweeper.tracking.mlflow_store import check_uri, default_uri
 from workloads.api.errors import UserInputError, suggest
 
 if TYPE_CHECKING:
-    from sweeper.commands.history.record import NewRun
+    from sweeper.commands.history.new_runs import NewRun
 
 VERBS = ("compare", "append", "list", "plot")
 IMAGES = (".html", ".svg", ".png")
@@ -83,14 +83,14 @@ def _check_options(args: argparse.Namespace, verb: str, names: Sequence[str]) ->
 
 def read_runs(args: argparse.Namespace, names: Sequence[str]) -> list[NewRun]:
     """Read the runs of the sweeps from the store that the arguments name."""
-    from sweeper.commands.history import record
+    from sweeper.commands.history import new_runs
     from sweeper.results import mlflow_results  # pandas takes half a second: not for invalid arguments
 
     uri = args.store or default_uri(Path(args.dir))
     if not uri.startswith("sqlite:"):
         check_uri(uri, "--store ")  # MLflow would try for minutes
     try:
-        return record.read_runs(mlflow_results.read(uri), names)
+        return new_runs.read_runs(mlflow_results.read(uri), names)
     except UserInputError as error:
         close = [name for name in names if suggest(name, VERBS).endswith("?")]
         raise UserInputError(f"{error} {suggest(close[0], VERBS)}" if close else str(error)) from error
@@ -98,12 +98,12 @@ def read_runs(args: argparse.Namespace, names: Sequence[str]) -> list[NewRun]:
 
 def compare_runs(args: argparse.Namespace, names: Sequence[str]) -> int:
     """Print the comparison, and write the files for a pipeline. Returns the exit code of the worst verdict."""
-    from sweeper.commands.history import comparison, output, reference_file
+    from sweeper.commands.history import new_runs, output, reference_file
     from sweeper.results.runs import EXIT_CODES, Gate, find_worst
 
     gate = Gate(args.threshold, args.between_runs)
     known = reference_file.read(args.file)
-    compared, unknown = comparison.compare(known, read_runs(args, names), gate)
+    compared, unknown = new_runs.compare(known, read_runs(args, names), gate)
     worst = find_worst([item.result for item in compared])
     if worst is None:
         first = unknown[0]
@@ -121,14 +121,14 @@ def compare_runs(args: argparse.Namespace, names: Sequence[str]) -> int:
 
 def append_runs(args: argparse.Namespace, names: Sequence[str]) -> int:
     """Add the runs to the file and print what it has now."""
-    from sweeper.commands.history import comparison, reference_file
+    from sweeper.commands.history import new_runs, reference_file
     from sweeper.common.format import count
     from sweeper.results.runs import Gate
 
     gate = Gate(args.threshold, args.between_runs)
     known = reference_file.read(args.file) if args.file.exists() else reference_file.History()
     runs = read_runs(args, names)
-    longer = comparison.append(known, runs, gate, new_level=args.new_level)
+    longer = new_runs.append(known, runs, gate, new_level=args.new_level)
     reference_file.write(args.file, longer)
     for new in runs:
         series = longer.find(new.identity)
@@ -142,18 +142,18 @@ def show_history(args: argparse.Namespace) -> int:
     """Print the figures of the file."""
     from rich.console import Console
 
-    from sweeper.commands.history import overview, reference_file
+    from sweeper.commands.history import output, reference_file
     from sweeper.pages.terminal import draw, terminal_width
 
-    table = overview.build_table(reference_file.read(args.file))
+    table = output.build_table(reference_file.read(args.file))
     console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
-    console.print(draw(table.heading, table.rows, overview.MIN_COLUMNS, console.width))
+    console.print(draw(table.heading, table.rows, output.MIN_COLUMNS, console.width))
     return 0
 
 
 def draw_history(args: argparse.Namespace) -> int:
     """Write a picture of the file and print its path."""
-    from sweeper.commands.history import reference_file
+    from sweeper.commands.history import picture, reference_file
 
     path = Path(args.out) if args.out else args.file.with_suffix(".html")
     if path.suffix not in IMAGES:
@@ -162,13 +162,9 @@ def draw_history(args: argparse.Namespace) -> int:
     if not known.series:
         raise UserInputError(f"--file {args.file}: the history is empty: `python -m sweeper history append` adds a run")
     if path.suffix == ".html":
-        from sweeper.commands.history import page
-
-        _write(str(path), page.build_page(known, args.file.name), "--out")
+        _write(str(path), picture.build_page(known, args.file.name), "--out")
     else:
-        from sweeper.commands.history import image
-
-        image.write_image(known, path)
+        picture.write_image(known, path)
     print(path)
     return 0
 

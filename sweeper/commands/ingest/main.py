@@ -25,8 +25,7 @@ from sweeper.cli.parser import CommandParser
 from sweeper.commands.ingest import devices, formats
 from sweeper.commands.ingest.derive import derive_metrics, find_contradictions
 from sweeper.commands.ingest.imported import ImportedResult
-from sweeper.common.format import count, format_number
-from sweeper.common.text import printable
+from sweeper.common.format import count, format_number, printable
 from sweeper.tracking.mlflow_store import check_uri, default_uri
 from workloads.api.errors import UserInputError
 

@@ -14,7 +14,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from sweeper.commands.ingest.derive import FLOPS_CLAIMS, derive_metrics, find_contradictions
 from sweeper.commands.ingest.imported import WARMUP_RULE, ImportedResult
-from sweeper.common.trials import exact_value
+from sweeper.common.format import exact_value
 from sweeper.tracking import mlflow_store, new_store
 
 # What the importer makes of a file. With another version, a file of the same content is imported again.

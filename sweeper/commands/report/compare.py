@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from sweeper.results.comparison import compare_values, describe_basis, describe_pairs, find_pairs, judge
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.pairs import describe_pairs, find_pairs
 from sweeper.results.ranking import BestResult, describe_differences, find_best_results, label_works
 from sweeper.results.runs import Comparison, Gate, find_worst
-from sweeper.results.verdict import compare_values, describe_basis, judge
 from workloads.api.errors import UserInputError, suggest
 
 

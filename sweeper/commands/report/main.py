@@ -42,7 +42,7 @@ from rich.console import Console
 from sweeper.cli.output_file import check_output_file, writing
 from sweeper.cli.parser import CommandParser, fraction
 from sweeper.commands.report import leaderboard
-from sweeper.metrics.energy import Prices
+from sweeper.metrics.derivation import Prices
 from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight import ceilings
 from sweeper.tracking.mlflow_store import check_uri, default_uri
@@ -114,7 +114,7 @@ def compare_sweeps(args: argparse.Namespace) -> int:
     gate = Gate(*values)
     stored = read_store(args)
     from sweeper.commands.report import compare
-    from sweeper.results import verdict
+    from sweeper.results.comparison import describe_more_runs
 
     if args.compare:
         first, second = args.compare
@@ -127,7 +127,7 @@ def compare_sweeps(args: argparse.Namespace) -> int:
     if comparison is None:
         raise UserInputError(f"--baseline {first}: {second} has no comparable result")
     cannot_be_told = comparison.verdict is Verdict.CANNOT_BE_TOLD
-    more = f": {verdict.describe_more_runs(comparison)}, {SEVERAL_RUNS}" if cannot_be_told else ""
+    more = f": {describe_more_runs(comparison)}, {SEVERAL_RUNS}" if cannot_be_told else ""
     assumed = f"at a threshold of {gate.threshold:g} and {gate.between_runs:g} between runs (assumed)"
     print(f"verdict: {comparison.verdict}, {assumed}{more}")
     return EXIT_CODES[comparison.verdict]

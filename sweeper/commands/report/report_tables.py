@@ -15,10 +15,8 @@ from typing import Any
 import pandas as pd
 
 from sweeper.common.clock import SECONDS_PER_DAY
-from sweeper.common.format import format_interval, format_number, format_percent, format_point
-from sweeper.common.text import spreadsheet_cell
-from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.metrics.energy import Prices, cost_metrics
+from sweeper.common.format import format_interval, format_number, format_percent, format_point, spreadsheet_cell
+from sweeper.metrics.derivation import MEMORY_METRICS, Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.html_page import Table
 from sweeper.pages.trial_tables import markdown_of

@@ -15,10 +15,9 @@ from typing import Any
 from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
-from sweeper.common.format import format_interval, format_phases
-from sweeper.common.trials import BAD, TrialRecord, TrialStatus, exact_value, narrowest_retry
-from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.metrics.energy import EFFICIENCY
+from sweeper.common.format import exact_value, format_interval, format_phases
+from sweeper.common.trials import BAD, TrialRecord, TrialStatus, narrowest_retry
+from sweeper.metrics.derivation import EFFICIENCY, MEMORY_METRICS
 from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
 from sweeper.pages.progress import Progress

@@ -16,13 +16,13 @@ from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import SOME_FAILED
-from sweeper.common.trials import Remeasurement, TrialRecord, TrialResult, TrialStatus, run_name
+from sweeper.common.trials import Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.config.environment import is_variable
 from sweeper.execution import cluster, gang_pool, head
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
-from sweeper.metrics.energy import Prices
+from sweeper.metrics.derivation import Prices
 from sweeper.pages import plan_view
 from sweeper.pages.plan_view import DurationNote
 from sweeper.pages.progress import ProgressState, make_progress
@@ -32,7 +32,6 @@ from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.front import select_finalists
 from sweeper.search.neighbours import describe_stall
-from sweeper.search.trial import Trial
 from workloads.api import secrets
 from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source

@@ -53,7 +53,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.execution.cluster import discover_nodes
         from sweeper.execution.shipping import SweepCode
         from sweeper.preflight.sweep_plan import plan_sweep
-        from sweeper.results.warm_start import read_warm_start
+        from sweeper.results.stored import read_warm_start
         from sweeper.tracking.mlflow_store import check_default_store, check_uri
 
         with sweep.located():

@@ -15,7 +15,7 @@ from sweeper.pages import plan_view
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, describe_sweep
 from sweeper.search.progress import DeviceUse, SweepProgress
-from sweeper.search.samplers import PrunerSettings
+from sweeper.search.sampling import PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from sweeper.tracking import parent_run, provenance
 from sweeper.tracking.client import TrackingClient

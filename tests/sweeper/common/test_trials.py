@@ -6,16 +6,8 @@ import json
 
 import pytest
 
-from sweeper.common.trials import (
-    Remeasurement,
-    Retry,
-    TrialRecord,
-    TrialStatus,
-    exact_value,
-    rank_trials,
-    run_name,
-    short_value,
-)
+from sweeper.common.format import exact_value, short_value
+from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus, rank_trials, run_name
 from tests.support.factories import trial_record
 
 

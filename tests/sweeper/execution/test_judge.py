@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
+from sweeper.common.trials import Trial, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Space
 from sweeper.execution.judge import TrialJudge
 from sweeper.metrics.criteria import Criteria
-from sweeper.metrics.energy import Prices
+from sweeper.metrics.derivation import Prices
 from sweeper.preflight.work import WorkIdentifier
-from sweeper.search.trial import Trial
 from workloads.api import registry
 from workloads.api.contract import Energy, Measurement
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from benchmarks.scale.simulated_ray import SimulatedRay
+from sweeper.common.trials import Trial
 from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Budget, Hardware
 from sweeper.execution import cluster, gang, gang_launcher, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.search.progress import SweepProgress
-from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
 from tests.support.studies import SCORE
 from workloads.api.contract import Measurement

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
-from sweeper.metrics.criteria import DIRECTIONS, Criteria, Limit
-from sweeper.metrics.dominance import dominates
+from sweeper.metrics.criteria import DIRECTIONS, Criteria, Limit, dominates
 from tests.support.factories import trial_record
 
 SPEED_AND_MEMORY = Criteria.of({"tokens_per_s": "maximize", "peak_device_gib": "minimize"})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.metrics.dominance import dominates, find_front, find_layers
+from sweeper.metrics.criteria import dominates, find_front, find_layers
 
 Point = tuple[float, ...]
 # Few different values: equal losses and equal points are frequent.

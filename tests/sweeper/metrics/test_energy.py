@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.metrics.derivation import derive
-from sweeper.metrics.energy import Prices, cost_metrics, energy_metrics
+from sweeper.metrics.derivation import Prices, cost_metrics, derive, energy_metrics
 from workloads.api.contract import Energy, Measurement
 
 positive = st.floats(1e-3, 1e6)

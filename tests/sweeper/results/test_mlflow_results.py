@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from sweeper.common.trials import Remeasurement
-from sweeper.results import mlflow_reader, mlflow_results
+from sweeper.results import mlflow_results
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.store import Store
 from tests.conftest import Workspace
@@ -50,8 +50,8 @@ def test_a_sqlite_file_is_read_as_mlflow_reads_it(workspace: Workspace, monkeypa
     client = MlflowClient(tracking_uri=uri)
     deleted = client.create_run(written.experiment_id, tags={mlflow_store.KIND: mlflow_store.TRIAL_KIND})
     client.delete_run(deleted.info.run_id)
-    readers = mlflow_reader.open_reader(uri), mlflow_reader.ClientReader(client, uri)
-    assert isinstance(readers[0], mlflow_reader.SqliteReader)
+    readers = mlflow_results.open_reader(uri), mlflow_results.ClientReader(client, uri)
+    assert isinstance(readers[0], mlflow_results.SqliteReader)
     experiments = [one.read_experiments() for one in readers]
     assert experiments[0] == experiments[1] and "it's" in experiments[0]
     for kind in (mlflow_store.TRIAL_KIND, mlflow_store.SWEEP_KIND):
@@ -77,4 +77,4 @@ def test_a_file_that_is_no_database_is_refused_in_one_line(tmp_path: Path) -> No
     path = tmp_path / "other.db"
     path.write_text("no database")
     with pytest.raises(UserInputError, match=r"--store sqlite:.* file is not a database"):
-        mlflow_reader.open_reader(f"sqlite:///{path}")
+        mlflow_results.open_reader(f"sqlite:///{path}")

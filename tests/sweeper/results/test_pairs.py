@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeper.results.pairs import describe_pairs, find_pairs
+from sweeper.results.comparison import describe_pairs, find_pairs
 from tests.support.factories import complete_trials
 
 

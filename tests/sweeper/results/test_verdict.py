@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.coverage import BASELINE_CASES, measure_verdicts
+from sweeper.results.comparison import compare_values, describe_more_runs, judge, measure_ratio
 from sweeper.results.ranking import MeasuredValue
 from sweeper.results.runs import Gate, Verdict
-from sweeper.results.verdict import compare_values, describe_more_runs, judge, measure_ratio
 
 GATE = Gate(threshold=0.02, between_runs=0.02)
 

@@ -15,8 +15,7 @@ from sweeper.config.schema import Config
 from sweeper.config.space import Choice, Range, Space
 from sweeper.preflight.warm_start import POINTS, WarmStart
 from sweeper.results.description import FILE, SweepDescription
-from sweeper.results.stored import StoredSweep
-from sweeper.results.warm_start import read_warm_start
+from sweeper.results.stored import StoredSweep, read_warm_start
 from tests.support.studies import ask_trial, finished, open_study
 from workloads.api.errors import UserInputError
 

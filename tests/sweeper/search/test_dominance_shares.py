@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sweeper.metrics.intervals import student_interval
-from sweeper.search.dominance_shares import draw_means, find_dominated, share_points
+from sweeper.search.front import draw_means, find_dominated, share_points
 from tests.conftest import examples
 
 FINE = np.array([1e-3, 1e-3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sweeper.common.trials import TrialStatus
-from sweeper.search.failures import RepeatedFailures
+from sweeper.search.progress import RepeatedFailures
 from tests.support.factories import trial_record
 
 COMPLETE, PRUNED, INFEASIBLE = TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INFEASIBLE

@@ -9,8 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from sweeper.search.halving import SuccessiveHalving
-from sweeper.search.samplers import PrunerSettings
+from sweeper.search.sampling import PrunerSettings, SuccessiveHalving
 from tests.support.studies import ask_trial, finished, open_study
 
 ASHA = PrunerSettings("asha", min_steps=1, reduction_factor=4)

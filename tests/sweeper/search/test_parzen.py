@@ -15,10 +15,8 @@ from optuna.trial import TrialState
 
 from sweeper.metrics.criteria import Criteria
 from sweeper.search import parzen
-from sweeper.search.axes import Axis
-from sweeper.search.parzen import Density, ObservedTrials, ParzenSampler
-from sweeper.search.samplers import NO_PRUNER
-from sweeper.search.sampling import Ending, SamplingStudy
+from sweeper.search.parzen import Axis, Density, ObservedTrials, ParzenSampler
+from sweeper.search.sampling import NO_PRUNER, Ending, SamplingStudy
 from tests.support.studies import SCORE
 
 SPACE: dict[str, BaseDistribution] = {

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.trials import RETRIED, Remeasurement, TrialRecord, TrialStatus
+from sweeper.common.trials import RETRIED, Remeasurement, Trial, TrialRecord, TrialStatus
 from sweeper.config.space import Range, Space
 from sweeper.search.study import Study
-from sweeper.search.trial import Trial
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
 
 FAILED, COMPLETE, INFEASIBLE = TrialStatus.FAILED, TrialStatus.COMPLETE, TrialStatus.INFEASIBLE

@@ -8,8 +8,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeper.metrics.criteria import Criteria
 from sweeper.search import sampling
-from sweeper.search.samplers import PrunerSettings, make_sampler
-from sweeper.search.sampling import Ending, SamplingStudy
+from sweeper.search.sampling import Ending, PrunerSettings, SamplingStudy, make_sampler
 from tests.support.studies import SCORE
 
 DISTRIBUTIONS = {"x": FloatDistribution(0, 10_000)}

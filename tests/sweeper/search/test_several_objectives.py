@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.common.trials import Trial, TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
 from sweeper.config.space import Interval, Range, Space
 from sweeper.metrics.criteria import Criteria
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
-from sweeper.search.trial import Trial
 from tests.support.factories import trial_record
 from tests.support.studies import ask_trial, finished, open_study
 

@@ -19,7 +19,7 @@ from sweeper.config.space import Interval, Range, Space, parse, point_key
 from sweeper.search import retries
 from sweeper.search import study as search_study
 from sweeper.search.journal import Journal
-from sweeper.search.samplers import PrunerSettings
+from sweeper.search.sampling import PrunerSettings
 from sweeper.search.study import Study
 from tests.conftest import environment, examples
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study

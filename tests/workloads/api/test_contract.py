@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.metrics.derivation import STATISTICS, derive
-from sweeper.metrics.energy import Prices, cost_metrics
+from sweeper.metrics.derivation import STATISTICS, Prices, cost_metrics, derive
 from workloads.api import contract
 from workloads.api.contract import Energy, Measurement
 from workloads.api.metrics import ROWS, SUFFIXES, find_source

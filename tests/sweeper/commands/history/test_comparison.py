@@ -6,9 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from sweeper.commands.history.comparison import append, compare
+from sweeper.commands.history.new_runs import NewRun, append, compare
 from sweeper.commands.history.output import build_junit, build_lines, build_markdown
-from sweeper.commands.history.record import NewRun
 from sweeper.commands.history.reference_file import History
 from sweeper.results.runs import Gate, Verdict
 from tests.support.histories import IDENTITY, build_history, new_run, recorded_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.commands.history import page, reference_file
+from sweeper.commands.history import picture, reference_file
 from sweeper.tracking.process import Store
 from tests.support import browser
 from tests.support.factories import trial_record
@@ -75,7 +75,7 @@ def test_a_picture_is_written_in_the_format_of_its_name(tmp_path: Path, name: st
 def test_the_page_fits_any_screen_and_needs_no_network(tmp_path: Path) -> None:
     longer = build_history(VALUES).append(new_run(1.0).identity, new_run(1.0).run)
     path = tmp_path / "performance.html"
-    path.write_text(page.build_page(longer, "performance.json"))
+    path.write_text(picture.build_page(longer, "performance.json"))
     with browser.open_page() as tab:
         for width, dark in ((1400, False), (390, True)):
             tab.open(path.as_uri(), width=width, dark=dark)

@@ -18,7 +18,7 @@ from sweeper.commands.ingest.main import import_file
 from sweeper.commands.report import charts, compare, report_tables
 from sweeper.commands.report.main import main
 from sweeper.common.trials import TrialStatus
-from sweeper.metrics.energy import Prices
+from sweeper.metrics.derivation import Prices
 from sweeper.pages import html_page
 from sweeper.results import mlflow_results
 from sweeper.results.ranking import MeasuredValue, find_best_results
