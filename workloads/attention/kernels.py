@@ -55,13 +55,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class AttentionCalls:
-    """An attention over inputs of its own.
-
-    Attributes:
-        forward: returns the output.
-        backward: returns the gradients of q, k and v, from what one earlier forward pass has kept.
-        kernel: that ran in this forward pass.
-    """
+    """The passes over some inputs: backward from what one earlier forward pass, by `kernel`, has kept."""
 
     inputs: Inputs
     forward: Callable[[], Tensor]
@@ -95,22 +89,13 @@ def selected(kernel: str) -> Iterator[None]:
                 raise Infeasible(f"kernel={kernel}: {error}") from error
         if kernel == "flash4":
             stack.enter_context(flash4_as_flash())
-        if kernel == "math":
-            stack.enter_context(_math_in_its_own_type())
+        if kernel == "math":  # multiplies in the type of its inputs: by default PyTorch converts them to fp32
+            allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+            stack.callback(allow, torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
+            allow(True)
         if kernel in BACKENDS:
             stack.enter_context(sdpa_kernel(BACKENDS[kernel]))
         yield
-
-
-@contextmanager
-def _math_in_its_own_type() -> Iterator[None]:
-    """Let the unfused attention multiply in the type of its inputs: by default PyTorch converts them to fp32."""
-    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCalls:
@@ -131,23 +116,18 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
         )
 
     choose_backend(inputs.q, *(x.repeat_interleave(repeat, 1) for x in (inputs.k, inputs.v)))
-    out = _first_result(forward, parameters.kernel)
+    try:
+        out = forward()
+    except RuntimeError as error:
+        if parameters.kernel == "flash4" and "unsupported" in str(error):  # it refuses some calls (_fa4.py)
+            raise Infeasible(f"kernel=flash4: {str(error).splitlines()[0]}") from error
+        raise
 
     def backward() -> Gradients:
         dq, dk, dv = torch.autograd.grad(out, (inputs.q, inputs.k, inputs.v), inputs.d_out, retain_graph=True)
         return dq, dk, dv
 
     return AttentionCalls(inputs, forward, backward, executed_kernel(out, parameters.kernel))
-
-
-def _first_result(forward: Callable[[], Tensor], kernel: str) -> Tensor:
-    """Return the output of the first call, of which FlashAttention 4 refuses some (_fa4.py)."""
-    try:
-        return forward()
-    except RuntimeError as error:
-        if kernel == "flash4" and "unsupported" in str(error):
-            raise Infeasible(f"kernel={kernel}: {str(error).splitlines()[0]}") from error
-        raise
 
 
 def _build_package_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCalls:
@@ -168,32 +148,17 @@ def _build_package_calls(parameters: AttentionParameters, inputs: Inputs) -> Att
 
 def executed_kernel(out: Tensor, requested: str) -> str:
     """Return the kernel that computed `out`, as autograd's graph and PyTorch's settings have it now."""
-    name = _fused_function(out)
-    if name == "flash" and requested != "flash":
-        if torch.version.hip:
-            return _rocm_library()
-        return {"FA4": "flash4"}.get(_flash_implementation() or "", name)
-    if name == "efficient" and torch.version.hip:
-        return f"{_rocm_library()}_efficient"
-    return name
-
-
-def _fused_function(out: Tensor) -> str:
-    """Return the fused kernel in the graph of `out`, which PyTorch may have padded and sliced; `math` if none is."""
-    pending = [out.grad_fn]
-    while pending:
+    name, pending = "math", [out.grad_fn]
+    while pending:  # PyTorch may have padded and sliced the kernel's result; without a fused function it is `math`
         node = pending.pop()
-        if node is not None:
-            if node.name() in FUNCTIONS:
-                return FUNCTIONS[node.name()]
-            pending += [source for source, _ in node.next_functions]
-    return "math"
-
-
-def _flash_implementation() -> str | None:
-    current = getattr(attention, "current_flash_attention_impl", None)
-    return current() if current else None
-
-
-def _rocm_library() -> str:
-    return str(torch.backends.cuda.preferred_rocm_fa_library()).rpartition(".")[2].lower()
+        if node is not None and node.name() in FUNCTIONS:
+            name = FUNCTIONS[node.name()]
+            break
+        pending += [source for source, _ in node.next_functions] if node is not None else []
+    if torch.version.hip and (name == "efficient" or (name == "flash" and requested != "flash")):
+        library = str(torch.backends.cuda.preferred_rocm_fa_library()).rpartition(".")[2].lower()
+        return f"{library}_efficient" if name == "efficient" else library
+    if name == "flash" and requested != "flash":
+        current = getattr(attention, "current_flash_attention_impl", lambda: None)()
+        return "flash4" if current == "FA4" else name
+    return name

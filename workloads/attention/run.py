@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, inf
 
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import unsupported_rate_reason
 from workloads.attention import AttentionParameters, rules
-from workloads.attention.accuracy import TOLERANCE, exact_results, largest_error
 from workloads.attention.kernels import DTYPES, AttentionCalls, build_calls, draw_inputs, selected
 from workloads.instruments import device as devices
-from workloads.instruments.device import MIB, flush_mib
-from workloads.instruments.runs import SustainedRun, run_sustained, time_untainted, without_run
-from workloads.instruments.timing import event_metrics
+from workloads.instruments.runs import run_copies, time_untainted
+
+# Largest relative error ‖X - ref‖ / ‖ref‖ of a correct result. Kernels in bf16 differ by 0.002 to 0.01 from fp64
+# (workloads/llama/attention.py), and unfused attention rounds scores and weights too.
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 3e-2}
+CHUNK_QUERIES = 1024  # whose scores are computed at a time: 0.5 GiB in fp32 for four heads of 32,768 keys
 
 
 def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
@@ -34,10 +35,17 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     if reason := rules.unsupported_reason(parameters, architecture):
         raise Infeasible(reason)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
+
+    def build() -> AttentionCalls:
+        return build_calls(parameters, draw_inputs(parameters, device, generator))
+
+    def timed_pass(calls: AttentionCalls) -> Callable[[], object]:
+        return calls.forward if parameters.mode == "forward" else calls.backward
+
     with selected(parameters.kernel):
-        calls = build_calls(parameters, draw_inputs(parameters, device, generator))
+        calls = build()
         error = _checked_error(parameters, calls)
-        step = _pass_of(calls, parameters)
+        step = timed_pass(calls)
         timed = time_untainted(
             step,
             device,
@@ -45,23 +53,30 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
             repeats=parameters.repeats,
             cold_cache=parameters.statistic.endswith("_cold"),
         )
-        sustained = _sustain(parameters, calls, generator, statistics.median(timed.times_s))
-    timer = {} if device.type == "cpu" else event_metrics(device) | {"calls_per_reading": float(timed.calls)}
+        sustained = run_copies(
+            step,
+            lambda: timed_pass(build()),
+            calls.inputs.bytes,
+            device,
+            step_time_s=statistics.median(timed.times_s),
+            seconds=parameters.sustained_s,
+        )
+    q, k = calls.inputs.q, calls.inputs.k
     return Measurement(
-        executed=_executed(parameters, calls, len(timed.times_s), generator),
+        # Read back where that is possible.
+        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        | {"batch": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "sequence_length": q.shape[2]}
+        | {"head_size": q.shape[3], "dtype": next(name for name, dtype in DTYPES.items() if dtype == q.dtype)}
+        | {"kernel": calls.kernel, "repeats": len(timed.times_s), "seed": generator.initial_seed()},
         step_times_s=timed.times_s,
         sustained_step_times_s=sustained.times_s,
         independent=True,
         flops_per_step=parameters.flops,
         matrix_dtype=rules.matrix_dtype(parameters, architecture),
         energy=sustained.energy,
-        metrics={"relative_error": error, **timed.readings.metrics(), **sustained.metrics, **timer},
+        metrics={"relative_error": error, **timed.metrics(device), **sustained.metrics},
         machine_info=devices.machine_info(device) | timed.readings.machine_info(),
     )
-
-
-def _pass_of(calls: AttentionCalls, parameters: AttentionParameters) -> Callable[[], object]:
-    return calls.forward if parameters.mode == "forward" else calls.backward
 
 
 def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> float:
@@ -79,32 +94,39 @@ def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> fl
     return error
 
 
-def _executed(
-    parameters: AttentionParameters, calls: AttentionCalls, repeats: int, generator: torch.Generator
-) -> dict[str, Any]:
-    """Return the parameters as executed, read back where that is possible."""
-    q, k = calls.inputs.q, calls.inputs.k
-    return {name: getattr(parameters, name) for name in parameters.__dataclass_fields__} | {
-        "sequence_length": q.shape[2],
-        "batch": q.shape[0],
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "head_size": q.shape[3],
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype == q.dtype),
-        "kernel": calls.kernel,
-        "repeats": repeats,
-        "seed": generator.initial_seed(),
-    }
+def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
+    """Return out, dq, dk and dv of the last sequence, for its last head of keys and the queries that share it.
+
+    They are computed in fp32, and in fp64 for inputs in fp32, from the definition (Dao 2023, section 2.2). Shapes are
+    [heads, queries, head_size] for out and dq, [keys, head_size] for dk and dv.
+    """
+    exact = torch.float64 if q.dtype == torch.float32 else torch.float32
+    group = q.shape[1] // k.shape[1]
+    q, d_out = (x.detach()[-1, -group:].to(exact) for x in (q, d_out))
+    k, v = (x.detach()[-1, -1].to(exact) for x in (k, v))
+    scale, keys = q.shape[-1] ** -0.5, torch.arange(len(k), device=k.device)
+    parts, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
+    for start in range(0, q.shape[1], CHUNK_QUERIES):
+        q_part, d_out_part = (x[:, start : start + CHUNK_QUERIES] for x in (q, d_out))
+        scores = q_part @ k.t() * scale
+        if causal:
+            queries = torch.arange(start, start + q_part.shape[1], device=k.device)
+            scores.masked_fill_(keys > queries[:, None], -inf)
+        weights = scores.softmax(-1)
+        out = weights @ v
+        d_scores = weights * (d_out_part @ v.t() - (d_out_part * out).sum(-1, keepdim=True)) * scale
+        dk += (d_scores.mT @ q_part).sum(0)
+        dv += (weights.mT @ d_out_part).sum(0)
+        parts.append((out, d_scores @ k))
+    out, dq = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
+    return out, dq, dk, dv
 
 
-def _sustain(
-    parameters: AttentionParameters, calls: AttentionCalls, generator: torch.Generator, step_time_s: float
-) -> SustainedRun:
-    """Run the pass back to back over inputs that the cache cannot hold, if that is requested."""
-    device = calls.inputs.q.device
-    if not parameters.sustained_s:
-        return without_run(device)
-    copies = flush_mib(device) * MIB // calls.inputs.bytes
-    buffers = [calls, *(build_calls(parameters, draw_inputs(parameters, device, generator)) for _ in range(copies))]
-    steps = [_pass_of(buffer, parameters) for buffer in buffers]
-    return run_sustained(steps, device, step_time_s=step_time_s, seconds=parameters.sustained_s)
+def largest_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """Return the largest relative error of results, each with all heads and sequences; inf for a NaN."""
+    errors = []
+    for result, reference in zip(results, exact, strict=True):
+        heads = reference.shape[0] if reference.dim() == 3 else 1
+        actual = result.detach()[-1, -heads:].to(reference.dtype).view_as(reference)
+        errors.append(float((actual - reference).norm() / reference.norm()))
+    return max(error if error == error else inf for error in errors)

@@ -22,7 +22,8 @@ TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the tri
 @contextmanager
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between processors."""
-    store: dist.Store = dist.HashStore() if rank.world_size == 1 else _store(rank)
+    alone = rank.world_size == 1
+    store: dist.Store = dist.HashStore() if alone else _store_at(rank.rendezvous, rank.rank == 0, rank.world_size)
     dist.init_process_group(
         backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.PrefixStore(f"trial {rank.sequence_number}", store),
@@ -35,15 +36,11 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         yield
     except BaseException:
         # Destroying a group of GPUs waits for the other ranks, which may wait for this one. The driver ends the gang.
-        if rank.world_size == 1:
+        if alone:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
     forget_process_groups()  # otherwise the next trial gets this trial's groups from a cache
-
-
-def _store(rank: Rank) -> dist.Store:
-    return _store_at(rank.rendezvous, rank.rank == 0, rank.world_size)
 
 
 @cache

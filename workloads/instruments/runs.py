@@ -11,8 +11,9 @@ import torch
 
 from workloads.api.contract import Energy
 from workloads.api.gpus.energy import SHORTEST_S
+from workloads.instruments.device import MIB, flush_mib
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
-from workloads.instruments.timing import calls_in_reading, sustained_times, time_steps
+from workloads.instruments.timing import calls_in_reading, event_metrics, sustained_times, time_steps
 
 # Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
 PAUSES_S = (5.0, 15.0)
@@ -22,17 +23,16 @@ NO_RUN = "a single call is too short for the energy counter: set space.sustained
 
 @dataclass(frozen=True)
 class TimedCalls:
-    """The times of a call.
-
-    Attributes:
-        times_s: seconds of each reading, a mean of `calls`.
-        readings: the GPU's clock, power and temperature meanwhile.
-        calls: that one reading spans.
-    """
+    """The seconds of each reading, a mean of `calls`, and the state of the GPU meanwhile."""
 
     times_s: tuple[float, ...]
     readings: GpuReadings
     calls: int
+
+    def metrics(self, device: torch.device) -> dict[str, float]:
+        """Return the GPU's clock, power and temperature, and on a GPU how it was timed."""
+        timer = {} if device.type == "cpu" else event_metrics(device) | {"calls_per_reading": float(self.calls)}
+        return self.readings.metrics() | timer
 
 
 def time_untainted(
@@ -79,15 +79,29 @@ def run_sustained(
     return SustainedRun(times_s, readings.energy(steps_in_window), metrics)
 
 
-def without_run(device: torch.device) -> SustainedRun:
-    """Return what stands for a run that was not requested."""
-    return SustainedRun(energy=None if device.type == "cpu" else Energy(missing=NO_RUN))
+def run_copies(
+    step: Callable[[], object],
+    copy: Callable[[], Callable[[], object]],
+    step_bytes: int,
+    device: torch.device,
+    *,
+    step_time_s: float,
+    seconds: float,
+) -> SustainedRun:
+    """Run a step back to back with `copy()`s of it over other memory, together more than the cache holds.
+
+    Nothing runs where `seconds` is 0.
+    """
+    if not seconds:
+        return SustainedRun(energy=None if device.type == "cpu" else Energy(missing=NO_RUN))
+    steps = [step, *(copy() for _ in range(flush_mib(device) * MIB // step_bytes))]
+    return run_sustained(steps, device, step_time_s=step_time_s, seconds=seconds)
 
 
 def measure_energy(step: Callable[[], object], device: torch.device, step_time_s: float) -> Energy | None:
     """Run a call back to back for as long as the device's counter needs, which changes every 20 to 100 ms.
 
-    `step_time_s` is the approximate time of one. On a CPU, and where no driver reads the GPU, nothing runs.
+    On a CPU, and where no driver reads the GPU, nothing runs.
     """
     gpu = find_gpu(device)
     if gpu is None:

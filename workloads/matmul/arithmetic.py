@@ -14,6 +14,8 @@ from workloads.matmul import MatmulParameters, rules
 SELECTED = ("cublas", "cublaslt", "ck")
 CUDA_LIBRARIES = {"Cublas": "cublas", "Cublaslt": "cublaslt"}
 ROCM_LIBRARIES = {"Cublas": "hipblas", "Cublaslt": "hipblaslt", "Ck": "ck"}
+# The switches that round partial sums, by data type.
+REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")}
 
 
 @contextmanager
@@ -23,60 +25,41 @@ def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None
     Raises:
         Infeasible: this build of PyTorch does not have the library.
     """
-    settings = torch.backends.cuda.matmul
+    settings, backend = torch.backends.cuda.matmul, parameters.backend
     reduced = rules.executed_accumulation(parameters, architecture) == "reduced"
-    before = (
-        settings.allow_tf32,
-        settings.allow_bf16_reduced_precision_reduction,
-        settings.allow_fp16_reduced_precision_reduction,
-    )
-    library = torch.backends.cuda.preferred_blas_library()
+    # fp32 is never executed as tf32, which is another type with another peak.
+    switches = {"allow_tf32": parameters.dtype == "tf32"} | dict.fromkeys(REDUCING.values(), reduced)
+    before = {name: getattr(settings, name) for name in switches}
+    library_before = torch.backends.cuda.preferred_blas_library()
+    if backend == "torch" and architecture.startswith("gfx") and rules.sums_into_fp32_output(parameters):
+        backend = "cublas"  # hipblasGemmEx: otherwise PyTorch may take either library, see rules.UNPROMISED
     try:
-        # fp32 is never executed as tf32, which is another type with another peak.
-        settings.allow_tf32 = parameters.dtype == "tf32"
-        settings.allow_bf16_reduced_precision_reduction = reduced
-        settings.allow_fp16_reduced_precision_reduction = reduced
-        _select_library(parameters, architecture)
+        for name, value in switches.items():
+            setattr(settings, name, value)
+        if backend in SELECTED:
+            try:
+                torch.backends.cuda.preferred_blas_library(backend)
+            except RuntimeError as error:  # a build without CK, for example
+                raise Infeasible(f"backend={parameters.backend}: {str(error).splitlines()[0]}") from error
         yield
     finally:
-        (
-            settings.allow_tf32,
-            settings.allow_bf16_reduced_precision_reduction,
-            settings.allow_fp16_reduced_precision_reduction,
-        ) = before
-        torch.backends.cuda.preferred_blas_library(library)
-
-
-def _select_library(parameters: MatmulParameters, architecture: str) -> None:
-    backend = parameters.backend
-    if backend == "torch" and architecture.startswith("gfx") and rules.sums_into_fp32_output(parameters):
-        backend = "cublas"  # hipblasGemmEx: otherwise PyTorch may take either library, see rules._check_fp32_output
-    if backend not in SELECTED:
-        return
-    try:
-        torch.backends.cuda.preferred_blas_library(backend)
-    except RuntimeError as error:  # a build without CK, for example
-        raise Infeasible(f"backend={parameters.backend}: {str(error).splitlines()[0]}") from error
+        for name, value in before.items():
+            setattr(settings, name, value)
+        torch.backends.cuda.preferred_blas_library(library_before)
 
 
 def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
     """Return what products sum in now: PyTorch's setting for 16-bit types on NVIDIA GPUs, else the rule's."""
-    settings = torch.backends.cuda.matmul
-    setting = {
-        "bf16": settings.allow_bf16_reduced_precision_reduction,
-        "fp16": settings.allow_fp16_reduced_precision_reduction,
-    }.get(parameters.dtype)
-    if setting is None or not architecture.startswith("sm") or parameters.backend not in rules.LIBRARY_BACKENDS:
+    switch = REDUCING.get(parameters.dtype)
+    if switch is None or not architecture.startswith("sm") or parameters.backend not in rules.LIBRARY_BACKENDS:
         return rules.executed_accumulation(parameters, architecture)
-    return "reduced" if setting else "fp32"
+    return "reduced" if getattr(torch.backends.cuda.matmul, switch) else "fp32"
 
 
 def executed_backend(parameters: MatmulParameters) -> str:
     """Return the library that PyTorch has selected, which may refuse one on some GPUs; else the requested backend."""
-    if parameters.backend not in SELECTED:
-        return parameters.backend
     name = _preferred()
-    return CUDA_LIBRARIES.get(name, name.lower())
+    return CUDA_LIBRARIES.get(name, name.lower()) if parameters.backend in SELECTED else parameters.backend
 
 
 def library(parameters: MatmulParameters, architecture: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,14 +14,24 @@ import torch
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
 from workloads.instruments import device as devices
-from workloads.instruments.device import MIB, flush_mib
-from workloads.instruments.runs import SustainedRun, run_sustained, time_untainted, without_run
-from workloads.instruments.timing import event_metrics
+from workloads.instruments.runs import run_copies, time_untainted
 from workloads.matmul import MatmulParameters, rules, tunable
-from workloads.matmul.accuracy import relative_error, tolerance
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
-from workloads.matmul.operands import Operands, make_operands
+from workloads.matmul.operands import Operands, make_operands, take_rows
 from workloads.precision.formats import rocm_of_build
+
+# Largest relative error ‖C - ref‖ / ‖ref‖ of a correct product: the rounding of the result itself (half a unit in the
+# last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each with a margin for a library's
+# order of summation. The fast accumulators of fp8 keep 14 bits.
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
+
+# tf32 rounds its operands to 11 bits. Rounded to nearest, random operands give 2.9e-4, truncated ones 7.7e-4, at any k
+# up to 20480. An H200 gives 2.8e-4 to 3.0e-4 (k from 512 to 16384, both libraries, torch 2.11). gfx942 truncates them
+# and rounds the sum of every four products down (MMA-Sim, arXiv:2511.10909): hipBLASLt on an MI300X gave 7.7e-4 at
+# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: hipBLASLt emulates tf32
+# by bf16 there (ROCm/hipBLASLt#1806), which is not native.
+TF32_TOLERANCE = {"gfx942": 2e-3}
+TF32_TOLERANCE_ELSEWHERE = 1e-3
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
@@ -37,23 +46,60 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     device = devices.device_of(rank)
     architecture = devices.architecture(device)
     _check_support(parameters, architecture)
-    shape = parameters.shape()
+    shape, recipe = parameters.shape(), RECIPES[parameters.dtype]
+    generator = torch.Generator(device=device)
     with arithmetic(parameters, architecture):
-        run = _run(parameters, device, architecture)
-    error = _checked_error(parameters, run, architecture)
-    rows, columns = run.c.shape
-    shape_metrics = {"m": float(rows), "n": float(columns), "k": float(shape.k)} if parameters.model else {}
+        _warm_up(device, parameters.warmup_s)
+        operands = make_operands(parameters, device, generator.manual_seed(parameters.seed), architecture)
+        with _tuned(parameters, operands) as tuning:
+            timed = time_untainted(
+                operands.multiply,
+                device,
+                warmup=parameters.warmup,
+                repeats=parameters.repeats,
+                cold_cache=parameters.statistic.endswith("_cold"),
+            )
+            sustained = run_copies(
+                operands.multiply,
+                lambda: make_operands(parameters, device, generator, architecture).multiply,
+                operands.bytes,
+                device,
+                step_time_s=statistics.median(timed.times_s),
+                seconds=parameters.sustained_s,
+            )
+            c = operands.fetch(operands.multiply())
+        # Read back, while the switches are set.
+        executed = _executed(parameters, operands, c, architecture)
+        machine_info: dict[str, Any] = timed.readings.machine_info() | {
+            "layout": operands.layout,
+            "output_dtype": str(c.dtype).removeprefix("torch."),
+            "operands": str(operands.a.dtype),
+            "accumulation": executed_accumulation(parameters, architecture),
+            **library(parameters, architecture),
+        }
+    error, limit = relative_error(operands.a, operands.b, c), tolerance(recipe.matrix_dtype, architecture)
+    if not error <= limit:
+        raise ArithmeticError(
+            f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
+            f"more than {limit:.0e}"
+        )
+    metrics = {"relative_error": error}
+    if parameters.model:
+        metrics |= {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)}
+    metrics |= timed.metrics(device) | dict(sustained.metrics)
+    if tuning is not None:
+        machine_info["tuned_kernel"], metrics["tuning_s"] = tuning.kernel, tuning.seconds
     return Measurement(
-        executed=run.executed,
-        step_times_s=run.times_s,
-        sustained_step_times_s=run.sustained.times_s,
+        executed=executed | {"repeats": len(timed.times_s), "seed": generator.initial_seed()},
+        step_times_s=timed.times_s,
+        sustained_step_times_s=sustained.times_s,
         independent=True,
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
-        matrix_dtype=RECIPES[parameters.dtype].matrix_dtype,
-        energy=run.sustained.energy,
-        metrics={"relative_error": error, **shape_metrics, **run.metrics},
-        machine_info=devices.machine_info(device) | run.machine_info,
+        matrix_dtype=recipe.matrix_dtype,
+        energy=sustained.energy,
+        metrics=metrics,
+        machine_info=devices.machine_info(device) | machine_info,
     )
 
 
@@ -72,105 +118,9 @@ def _check_support(parameters: MatmulParameters, architecture: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A timed product.
-
-    Attributes:
-        c: the result C[m, n].
-        executed: the parameters as executed.
-        times_s: seconds of each repeat.
-        sustained: the back-to-back run.
-        metrics, machine_info: of the measurement, without what follows from the result.
-    """
-
-    operands: Operands
-    c: torch.Tensor
-    executed: dict[str, Any]
-    times_s: tuple[float, ...]
-    sustained: SustainedRun
-    metrics: dict[str, float]
-    machine_info: dict[str, Any]
-
-
-def _run(parameters: MatmulParameters, device: torch.device, architecture: str) -> _Run:
-    """Time the product under the arithmetic settings of the caller, and read back what was executed."""
-    _warm_up(device, parameters.warmup_s)
-    generator = torch.Generator(device=device).manual_seed(parameters.seed)
-    operands = make_operands(parameters, device, generator, architecture)
-    with _tuned(parameters, operands) as tuning:
-        timed = time_untainted(
-            operands.multiply,
-            device,
-            warmup=parameters.warmup,
-            repeats=parameters.repeats,
-            cold_cache=parameters.statistic.endswith("_cold"),
-        )
-        step_time_s = statistics.median(timed.times_s)
-        sustained = _sustain(operands, parameters, architecture, generator, step_time_s)
-        c = operands.fetch(operands.multiply())
-    machine_info = timed.readings.machine_info() | {
-        "layout": operands.layout,
-        "output_dtype": str(c.dtype).removeprefix("torch."),
-        "operands": str(operands.a.dtype),
-        "accumulation": executed_accumulation(parameters, architecture),
-        **library(parameters, architecture),
-    }
-    metrics = timed.readings.metrics() | dict(sustained.metrics)
-    if device.type != "cpu":
-        metrics |= event_metrics(device) | {"calls_per_reading": float(timed.calls)}
-    if tuning is not None:
-        machine_info["tuned_kernel"], metrics["tuning_s"] = tuning.kernel, tuning.seconds
-    executed = _executed(parameters, operands, c, architecture) | {
-        "repeats": len(timed.times_s),
-        "seed": generator.initial_seed(),
-    }
-    return _Run(operands, c, executed, timed.times_s, sustained, metrics, machine_info)
-
-
-def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
-    """Return the parameters as executed, read back where that is possible."""
-    executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    if parameters.model is None:
-        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * _values_per_element(operands.a)}
-    if parameters.accumulation != "auto":
-        executed["accumulation"] = executed_accumulation(parameters, architecture)
-    if parameters.layout != "auto":
-        executed["layout"] = operands.layout
-    return executed | {"backend": executed_backend(parameters)}
-
-
-@contextmanager
-def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable.Tuning | None]:
-    """Let PyTorch run the kernel that TunableOp finds for the product until the block ends, if that is the backend."""
-    if parameters.backend != "tunable":
-        yield None
-        return
-    rotating_mib = flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
-    product = f"{parameters.dtype} {parameters.shape()}"
-    with tunable.tuned(operands.multiply, product, rotating_mib) as tuning:
-        yield tuning
-
-
-def _checked_error(parameters: MatmulParameters, run: _Run, architecture: str) -> float:
-    """Return the relative error of the result. Raises ArithmeticError if it exceeds the format's tolerance."""
-    error, shape = relative_error(run.operands.a, run.operands.b, run.c), parameters.shape()
-    limit = tolerance(RECIPES[parameters.dtype].matrix_dtype, architecture)
-    if not error <= limit:
-        raise ArithmeticError(
-            f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
-            f"more than {limit:.0e}"
-        )
-    return error
-
-
-def _values_per_element(matrix: torch.Tensor) -> int:
-    return 2 if matrix.dtype == torch.float4_e2m1fn_x2 else 1
-
-
 @cache
 def _warm_up(device: torch.device, seconds: float) -> None:
-    """Load the device for so many seconds, once per process and duration."""
+    """Load the device for `seconds`, once per process and duration."""
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
     c = torch.empty_like(a)
@@ -182,18 +132,40 @@ def _warm_up(device: torch.device, seconds: float) -> None:
             torch.cuda.synchronize(device)
 
 
-def _sustain(
-    operands: Operands,
-    parameters: MatmulParameters,
-    architecture: str,
-    generator: torch.Generator,
-    step_time_s: float,
-) -> SustainedRun:
-    """Run the product back to back over operands that the cache cannot hold, if that is requested."""
-    device = operands.a.device
-    if not parameters.sustained_s:
-        return without_run(device)
-    copies = flush_mib(device) * MIB // operands.bytes
-    buffers = [operands, *(make_operands(parameters, device, generator, architecture) for _ in range(copies))]
-    steps = [buffer.multiply for buffer in buffers]
-    return run_sustained(steps, device, step_time_s=step_time_s, seconds=parameters.sustained_s)
+@contextmanager
+def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable.Tuning | None]:
+    """Let PyTorch run the kernel that TunableOp finds for the product until the block ends, if that is the backend."""
+    if parameters.backend != "tunable":
+        yield None
+        return
+    rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
+    with tunable.tuned(operands.multiply, f"{parameters.dtype} {parameters.shape()}", rotating_mib) as tuning:
+        yield tuning
+
+
+def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
+    """Return the parameters as executed, read back where that is possible."""
+    executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    if parameters.model is None:
+        values_per_element = 2 if operands.a.dtype == torch.float4_e2m1fn_x2 else 1
+        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * values_per_element}
+    if parameters.accumulation != "auto":
+        executed["accumulation"] = executed_accumulation(parameters, architecture)
+    if parameters.layout != "auto":
+        executed["layout"] = operands.layout
+    return executed | {"backend": executed_backend(parameters)}
+
+
+def tolerance(matrix_dtype: str, architecture: str) -> float:
+    """Return the largest relative error of a correct product on a device."""
+    if matrix_dtype == "tf32":
+        return TF32_TOLERANCE.get(architecture.partition(":")[0], TF32_TOLERANCE_ELSEWHERE)
+    return TOLERANCE[matrix_dtype]
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:
+    """Return ‖C - A·B‖ / ‖A·B‖ over evenly spaced rows and columns of C, with A·B computed in fp64."""
+    i = torch.linspace(0, c.shape[0] - 1, min(rows, c.shape[0]), device=c.device).long()
+    j = torch.linspace(0, c.shape[1] - 1, min(columns, c.shape[1]), device=c.device).long()
+    reference = take_rows(a, i) @ take_rows(b.t(), j).t()
+    return float((c[i][:, j].double() - reference).norm() / reference.norm())

@@ -6,7 +6,6 @@ rules are those of PyTorch 2.11 to 2.13; the files named are in aten/src/ATen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from workloads.api.recipes import RECIPES, unsupported_output_reason, unsupported_shape_reason
@@ -23,13 +22,22 @@ REDUCIBLE = ("bf16", "fp16", "fp8_tensorwise", "fp8_rowwise")
 # Formats with scales that TunableOp dispatches (native/cuda/ScaledBlas.cpp, _tunable_scaled_gemm_rocm). It has no
 # branch for 4-bit types, which would run no kernel at all.
 TUNABLE_SCALED = ("fp8_tensorwise", "fp8_rowwise")
+# Backends that do not promise their library for an fp32 result of 16-bit operands on ROCm (cuda/CUDABlas.cpp): CK
+# raises, TunableOp is passed over ("TODO: Support tuning"), and a call of hipBLASLt that finds no kernel continues with
+# hipblasGemmEx and says so in a warning only.
+UNPROMISED = {
+    "ck": "CK has no such product",
+    "tunable": "PyTorch passes TunableOp over",
+    "cublaslt": "PyTorch may run hipblasGemmEx instead of hipBLASLt",
+}
 
 
 def unsupported_backend_reason(backend: str, architecture: str) -> str:
     """Return why a device does not support a backend; empty if it does."""
     if architecture.startswith("cpu"):
         return "" if backend == "torch" else "for GPUs only"
-    if backend == "ck" and _base(architecture) not in CK_ARCHITECTURES:
+    # The driver adds features to an architecture: gfx942:sramecc+:xnack-.
+    if backend == "ck" and architecture.partition(":")[0] not in CK_ARCHITECTURES:
         return f"for {', '.join(CK_ARCHITECTURES)} only: PyTorch has products by Composable Kernel there"
     if backend == "tunable" and not _is_rocm(architecture):
         return "for AMD GPUs only: elsewhere TunableOp knows the default kernel alone (torch.cuda.tunable)"
@@ -73,18 +81,14 @@ def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
 
 def _check_scaled(parameters: MatmulParameters, architecture: str) -> str:
     backend, dtype = parameters.backend, parameters.dtype
-    if not _is_scaled(dtype) or backend == "torch" or (backend == "tunable" and dtype in TUNABLE_SCALED):
+    if RECIPES[dtype].matrix_dtype not in ("fp8", "fp4"):
         return ""
-    return f"backend={backend} does not support dtype={dtype}: set backend=torch"
-
-
-def _check_scaled_shape(parameters: MatmulParameters, architecture: str) -> str:
-    if not _is_scaled(parameters.dtype):
-        return ""
+    if backend != "torch" and not (backend == "tunable" and dtype in TUNABLE_SCALED):
+        return f"backend={backend} does not support dtype={dtype}: set backend=torch"
     shape = parameters.shape()
     if shape.layout != "nt":
-        return f"dtype={parameters.dtype} supports layout=nt only, not layout={shape.layout}"
-    return unsupported_shape_reason(parameters.dtype, shape.m, shape.n, shape.k, architecture)
+        return f"dtype={dtype} supports layout=nt only, not layout={shape.layout}"
+    return unsupported_shape_reason(dtype, shape.m, shape.n, shape.k, architecture)
 
 
 def _check_generated(parameters: MatmulParameters, architecture: str) -> str:
@@ -110,48 +114,21 @@ def _unreducible_reason(parameters: MatmulParameters) -> str:
     return ""
 
 
-def _check_fp32_output(parameters: MatmulParameters, architecture: str) -> str:
-    """Check the routes of 16-bit operands to an fp32 result on ROCm.
-
-    cuda/CUDABlas.cpp: CK raises, and TunableOp is passed over ("TODO: Support tuning"). A call of hipBLASLt that finds
-    no kernel continues with hipblasGemmEx and says so in a warning only, so that hipBLASLt cannot be promised.
-    """
-    if not _is_rocm(architecture) or not sums_into_fp32_output(parameters):
+def _check_rocm_library(parameters: MatmulParameters, architecture: str) -> str:
+    backend, dtype = parameters.backend, parameters.dtype
+    if not _is_rocm(architecture):
         return ""
-    reason = {
-        "ck": "CK has no such product",
-        "tunable": "PyTorch passes TunableOp over",
-        "cublaslt": "PyTorch may run hipblasGemmEx instead of hipBLASLt",
-    }.get(parameters.backend)
-    where = f"output_dtype=fp32 of {parameters.dtype} on ROCm"
-    return f"backend={parameters.backend}: {reason} for {where}; set backend=cublas" if reason else ""
+    # hipBLASLt alone has tf32: the other routes call hipblasSgemm or fp32 CK.
+    if dtype == "tf32" and backend in ("cublas", "ck"):
+        return f"backend={backend} computes fp32 on ROCm, not tf32; set backend=cublaslt"
+    if backend in UNPROMISED and sums_into_fp32_output(parameters):
+        reason = f"{UNPROMISED[backend]} for output_dtype=fp32 of {dtype} on ROCm"
+        return f"backend={backend}: {reason}; set backend=cublas"
+    return ""
 
 
-def _check_tf32(parameters: MatmulParameters, architecture: str) -> str:
-    """Check that the library has tf32 on ROCm: hipBLASLt alone, as the other routes call hipblasSgemm or fp32 CK."""
-    if parameters.dtype != "tf32" or not _is_rocm(architecture) or parameters.backend not in ("cublas", "ck"):
-        return ""
-    return f"backend={parameters.backend} computes fp32 on ROCm, not tf32; set backend=cublaslt"
-
-
-CHECKS: tuple[Callable[[MatmulParameters, str], str], ...] = (
-    _check_scaled,
-    _check_scaled_shape,
-    _check_generated,
-    _check_reduced,
-    _check_fp32_output,
-    _check_tf32,
-)
-
-
-def _is_scaled(dtype: str) -> bool:
-    return RECIPES[dtype].matrix_dtype in ("fp8", "fp4")
+CHECKS = (_check_scaled, _check_generated, _check_reduced, _check_rocm_library)
 
 
 def _is_rocm(architecture: str) -> bool:
     return architecture.startswith("gfx")
-
-
-def _base(architecture: str) -> str:
-    """Return the architecture without the features that the driver adds: gfx942 of gfx942:sramecc+:xnack-."""
-    return architecture.partition(":")[0]

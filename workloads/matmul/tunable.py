@@ -10,8 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch.cuda import tunable
@@ -21,8 +21,7 @@ from torch.cuda import tunable
 MAX_TUNING_MS = 30
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """A finished search.
 
     Attributes:
@@ -32,6 +31,9 @@ class Tuning:
 
     kernel: str
     seconds: float
+
+
+_chosen_kernels: dict[str, str] = {}
 
 
 @contextmanager
@@ -48,28 +50,20 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
     tunable.set_rotating_buffer_size(rotating_mib)
     tunable.enable(True)
     try:
-        yield _search(multiply, product)
+        known = set(_results())
+        started = time.perf_counter()
+        tunable.tuning_enable(True)
+        try:
+            multiply()
+            torch.cuda.synchronize()
+        finally:
+            tunable.tuning_enable(False)  # otherwise a product of another shape within the block would be tuned
+        seconds = time.perf_counter() - started
+        if new := [result for result in _results() if result not in known]:
+            _chosen_kernels[product] = new[-1][2]
+        yield Tuning(_chosen_kernels.get(product, "unknown"), seconds)
     finally:
         tunable.enable(False)
-
-
-_chosen_kernels: dict[str, str] = {}
-
-
-def _search(multiply: Callable[[], object], product: str) -> Tuning:
-    """Tune the product, unless TunableOp has done so in this process."""
-    known = set(_results())
-    started = time.perf_counter()
-    tunable.tuning_enable(True)
-    try:
-        multiply()
-        torch.cuda.synchronize()
-    finally:
-        tunable.tuning_enable(False)  # otherwise a product of another shape within the block would be tuned
-    seconds = time.perf_counter() - started
-    if new := [result for result in _results() if result not in known]:
-        _chosen_kernels[product] = new[-1][2]
-    return Tuning(_chosen_kernels.get(product, "unknown"), seconds)
 
 
 def _results() -> list[tuple[str, str, str, float]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api.contract import Measurement, Rank, Workload
+
+# Bytes that each operation moves for a byte of the buffer.
+MOVED = {"copy": 2, "read": 1, "write": 1}
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,37 @@ class Memory(Workload):
     finalists = 0  # each point is a result
 
     def run(self, parameters: MemoryParameters, rank: Rank) -> Measurement:
-        from workloads.memory.run import measure
+        """Time the operation on a buffer of ones, with the last-level cache flushed before each call on a GPU.
 
-        return measure(parameters, rank)
+        Raises:
+            ArithmeticError: the result is wrong.
+        """
+        import torch
+
+        from workloads.instruments import device as devices
+        from workloads.instruments.runs import time_untainted
+        from workloads.instruments.timing import event_metrics
+
+        device, operation = devices.device_of(rank), parameters.operation
+        source = torch.ones(parameters.mib * devices.MIB // 4, device=device)
+        target = torch.zeros_like(source) if operation != "read" else torch.zeros(1, device=device)
+        calls: dict[str, Callable[[], object]] = {
+            "copy": lambda: target.copy_(source),
+            "write": lambda: target.fill_(1),
+            "read": lambda: torch.sum(source, dim=0, keepdim=True, out=target),
+        }
+        times = {"warmup": parameters.warmup, "repeats": parameters.repeats}
+        timed = time_untainted(calls[operation], device, **times, cold_cache=device.type != "cpu")
+        # A sum of many ones in fp32 is rounded.
+        is_sum = operation == "read" and abs(float(target) / source.numel() - 1) < 1e-3
+        if not is_sum and not torch.equal(target, source):
+            raise ArithmeticError(f"operation={operation}: the result is wrong")
+        executed = {"operation": operation, "mib": source.nbytes // devices.MIB, "warmup": parameters.warmup}
+        return Measurement(
+            executed=executed | {"repeats": len(timed.times_s)},
+            step_times_s=timed.times_s,
+            independent=True,
+            bytes_per_step=MOVED[operation] * source.nbytes,
+            metrics=timed.readings.metrics() | event_metrics(device),
+            machine_info=devices.machine_info(device) | timed.readings.machine_info(),
+        )

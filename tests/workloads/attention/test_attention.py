@@ -14,9 +14,9 @@ from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible, ParameterMismatch, Rank
 from workloads.api.trial import run_trial
 from workloads.attention import Attention, AttentionParameters, kernels, rules, run
-from workloads.attention.accuracy import TOLERANCE, exact_results, largest_error
 from workloads.attention.kernels import build_calls, draw_inputs, selected
 from workloads.attention.rules import KernelName, unsupported_kernel_reason
+from workloads.attention.run import TOLERANCE, exact_results, largest_error
 
 SMALL = AttentionParameters(
     sequence_length=48, heads=4, kv_heads=2, head_size=16, dtype="fp32", statistic="median_warm", warmup=1, repeats=2
@@ -61,7 +61,7 @@ def test_results_are_right_over_grouped_heads_and_several_sequences(causal: bool
 def test_the_reference_is_the_same_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw_inputs(SMALL, torch.device("cpu"), torch.Generator().manual_seed(1))
     whole = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=True)
-    monkeypatch.setattr("workloads.attention.accuracy.CHUNK_QUERIES", 20)
+    monkeypatch.setattr("workloads.attention.run.CHUNK_QUERIES", 20)
     parts = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=True)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)

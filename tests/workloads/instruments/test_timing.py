@@ -1,4 +1,4 @@
-"""Timing on a GPU: the cost of events, many calls in a reading, cold devices. On a CPU, the GPU is a stand-in."""
+"""Timing on a GPU: the cost of events, many calls in a reading, cold caches. On a CPU, the GPU is a stand-in."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workloads.matmul.accuracy import relative_error, tolerance
+from workloads.matmul.gemm import relative_error, tolerance
 
 MI300X, H200 = "gfx942:sramecc+:xnack-", "sm90"
 

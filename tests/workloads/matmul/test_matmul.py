@@ -14,7 +14,7 @@ from workloads.api.trial import describe_mismatches, run_trial
 from workloads.instruments import device as devices
 from workloads.instruments import timing
 from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
-from workloads.matmul.accuracy import TOLERANCE, relative_error, tolerance
+from workloads.matmul.gemm import TOLERANCE, relative_error, tolerance
 from workloads.matmul.operands import E2M1, TORCH_DTYPES, make_operands, take_rows
 from workloads.models.model import TRAINED_MODELS, GemmShape, gemm_shape
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from workloads.api.contract import Rank
-from workloads.memory import Memory, MemoryParameters
-from workloads.memory.run import MOVED
+from workloads.memory import MOVED, Memory, MemoryParameters
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
