@@ -10,9 +10,9 @@ A format that the device's matrix units do not support is emulated: its error is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from importlib import import_module
+from typing import Any, ClassVar, Literal, get_args
 
 from workloads.api.contract import Machine, Measurement, Rank, Workload
 from workloads.api.recipes import Support, support, unsupported_rate_reason
@@ -22,11 +22,11 @@ Recipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp
 Format = Literal["fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"]
 TrainingRecipe = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp", "fp8_blockwise", "mxfp8"]
 
-NO_EMULATION = "fp8_blockwise"  # torchao emulates the products of its layer in no other format
+NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these layers
 # torchao 0.18's layer casts along columns with a CUDA kernel, and orders scales for NVIDIA's units.
 NVIDIA_LAYER = "mxfp8"
 
-
+# What a plan says below the formats.
 OF_PRODUCTS = "the error of an emulated one is measured, its speed is not"
 OF_LAYERS = f"{OF_PRODUCTS}; an unsupported one is refused"
 OF_CASTS = "a cast is timed on any device: this is about the products that take its result"
@@ -156,28 +156,41 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
     return f"unsupported on this device: {reason}" if reason else ""
 
 
-def describe_support(recipes: Sequence[str], architecture: str, note: str) -> str:
-    """Return a line for each recipe: native, emulated or unsupported on this device, and why.
+class PrecisionWorkload(Workload):
+    """One of the four.
 
-    Args:
-        architecture: as in `workloads.api.recipes`.
-        note: the last line: `OF_PRODUCTS`, `OF_LAYERS` or `OF_CASTS`.
+    Attributes:
+        recipes: whose support its plan describes, with a note as the last line.
+        module: measures it.
     """
-    if not architecture:
-        return "the architecture of the device is unknown, and so is what it multiplies natively"
-    width = max(map(len, recipes))
-    lines = [f"on {architecture.split()[0]}, the matrix units take:"]
-    for recipe in recipes:
-        level, reason = support(gemm_format(recipe), architecture)
-        if note == OF_LAYERS and recipe == NO_EMULATION and level is Support.EMULATED:
-            level, reason = Support.UNSUPPORTED, f"{reason}, and torchao has no emulation of its layer"
-        if note == OF_LAYERS and (unsupported := unsupported_layer_reason(recipe, architecture)):
-            level, reason = Support.UNSUPPORTED, unsupported
-        lines.append(f"  {recipe:{width}}  {level.value}{': ' if reason else ''}{reason}")
-    return "\n".join([*lines, note])
+
+    recipes: ClassVar[Any]
+    note: ClassVar[str]
+    module: ClassVar[str]
+    finalists = 0  # each point is a result; trials of training take minutes
+
+    def preview(self, parameters: Any, machine: Machine) -> str:
+        """Return a line for each recipe: native, emulated or unsupported on this device, and why."""
+        recipes, architecture = get_args(self.recipes), machine.architecture
+        if not architecture:
+            return "the architecture of the device is unknown, and so is what it multiplies natively"
+        width = max(map(len, recipes))
+        lines = [f"on {architecture.split()[0]}, the matrix units take:"]
+        for recipe in recipes:
+            level, reason = support(gemm_format(recipe), architecture)
+            if self.note == OF_LAYERS and recipe in NOT_EMULATED and level is Support.EMULATED:
+                level, reason = Support.UNSUPPORTED, f"{reason}, and torchao has no emulation of its layer"
+            if self.note == OF_LAYERS and (unsupported := unsupported_layer_reason(recipe, architecture)):
+                level, reason = Support.UNSUPPORTED, unsupported
+            lines.append(f"  {recipe:{width}}  {level.value}{': ' if reason else ''}{reason}")
+        return "\n".join([*lines, self.note])
+
+    def run(self, parameters: Any, rank: Rank) -> Measurement:
+        measurement: Measurement = import_module(f"workloads.precision.{self.module}").measure(parameters, rank)
+        return measurement
 
 
-class Gemm(Workload):
+class Gemm(PrecisionWorkload):
     """Time a GEMM in a low-precision recipe against bf16 and measure its error (`workload=precision`)."""
 
     name = "precision"
@@ -187,18 +200,10 @@ class Gemm(Workload):
     # Recipe and bf16 in turns, cold cache, operands converted beforehand. The cost of events is subtracted, and the
     # flush reads and writes (new in 2, here and below).
     benchmark_version = "gemm/2"
-    finalists = 0  # each point is a result
-
-    def preview(self, parameters: GemmParameters, machine: Machine) -> str:
-        return describe_support(get_args(Recipe), machine.architecture, OF_PRODUCTS)
-
-    def run(self, parameters: GemmParameters, rank: Rank) -> Measurement:
-        from workloads.precision.gemm import measure
-
-        return measure(parameters, rank)
+    recipes, note, module = Recipe, OF_PRODUCTS, "gemm"
 
 
-class Casts(Workload):
+class Casts(PrecisionWorkload):
     """Time the casts from bf16 to a low-precision format (`workload=precision_casts`)."""
 
     name = "precision_casts"
@@ -206,18 +211,10 @@ class Casts(Workload):
     work = ("format", "direction")
     ways = ("implementation", "warmup", "repeats", "seed")
     benchmark_version = "cast/2"
-    finalists = 0  # each point is a result
-
-    def preview(self, parameters: CastParameters, machine: Machine) -> str:
-        return describe_support(get_args(Format), machine.architecture, OF_CASTS)
-
-    def run(self, parameters: CastParameters, rank: Rank) -> Measurement:
-        from workloads.precision.casts import measure
-
-        return measure(parameters, rank)
+    recipes, note, module = Format, OF_CASTS, "casts"
 
 
-class Linear(Workload):
+class Linear(PrecisionWorkload):
     """Time linear layers in a training recipe against bf16 and measure their errors (`workload=precision_linear`)."""
 
     name = "precision_linear"
@@ -225,18 +222,10 @@ class Linear(Workload):
     work = ("recipe", "model", "part")
     ways = ("warmup", "repeats", "seed")
     benchmark_version = "linear/2"
-    finalists = 0  # each point is a result
-
-    def preview(self, parameters: LinearParameters, machine: Machine) -> str:
-        return describe_support(get_args(TrainingRecipe), machine.architecture, OF_LAYERS)
-
-    def run(self, parameters: LinearParameters, rank: Rank) -> Measurement:
-        from workloads.precision.linear import measure
-
-        return measure(parameters, rank)
+    recipes, note, module = TrainingRecipe, OF_LAYERS, "linear"
 
 
-class Training(Workload):
+class Training(PrecisionWorkload):
     """Time training steps in a recipe and report the loss (`workload=precision_training`)."""
 
     name = "precision_training"
@@ -244,13 +233,5 @@ class Training(Workload):
     work = ("recipe", "scope", "model", "layers", "sequence_length", "batch")
     ways = ("warmup", "steps", "seed")
     benchmark_version = "training/2"
-    finalists = 0  # trials take minutes
     finals_rounds = 3
-
-    def preview(self, parameters: TrainingParameters, machine: Machine) -> str:
-        return describe_support(get_args(TrainingRecipe), machine.architecture, OF_LAYERS)
-
-    def run(self, parameters: TrainingParameters, rank: Rank) -> Measurement:
-        from workloads.precision.training import measure
-
-        return measure(parameters, rank)
+    recipes, note, module = TrainingRecipe, OF_LAYERS, "training"

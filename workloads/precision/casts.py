@@ -31,7 +31,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     device = devices.device_of(rank)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     matrix = torch.randn(parameters.rows, parameters.columns, device=device, dtype=torch.bfloat16, generator=generator)
-    cast = _cast(parameters, devices.architecture(device))
+    cast = _build_cast(parameters, devices.architecture(device))
     try:
         outputs = cast(matrix)
     except compile_error() as error:
@@ -40,18 +40,17 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
         ) from error
     with monitor_gpu(device) as watch:
         (times_s,) = time_in_turns([lambda: cast(matrix)], device, warmup=parameters.warmup, repeats=parameters.repeats)
-    moved_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (matrix, *outputs))
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         | {"rows": matrix.shape[0], "columns": matrix.shape[1], "repeats": len(times_s)},
         step_times_s=times_s,
-        bytes_per_step=float(moved_bytes),
+        bytes_per_step=float(sum(tensor.nbytes for tensor in (matrix, *outputs))),
         metrics=watch.metrics() | event_metrics(device),
         machine_info=devices.machine_info(device),
     )
 
 
-def _cast(parameters: CastParameters, architecture: str) -> Cast:
+def _build_cast(parameters: CastParameters, architecture: str) -> Cast:
     """Return the cast that the parameters name. It returns all data and scale tensors.
 
     Raises:
@@ -77,61 +76,53 @@ def _cast(parameters: CastParameters, architecture: str) -> Cast:
 
 def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
     """Return torchao's cast by plain PyTorch operations, with scales along rows or columns."""
-    if format_name.startswith("fp8"):
-        return _eager_fp8_cast(format_name, direction, architecture)
-    return _eager_microscaling_cast(format_name, direction)
+    if format_name in ("fp8_tensorwise", "fp8_rowwise"):
+        return _eager_float8_cast(format_name, direction, getattr(torch, fp8_dtype(architecture)))
+    if format_name == "fp8_blockwise":
+        from torchao.quantization import Float8Tensor
+        from torchao.quantization.granularity import PerBlock
 
+        fp8, block = getattr(torch, fp8_dtype(architecture)), [1, 128] if direction == "rows" else [128, 1]
 
-def _eager_fp8_cast(format_name: str, direction: str, architecture: str) -> Cast:
-    from torchao.float8 import ScalingGranularity
-    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-    from torchao.float8.float8_training_tensor import LinearMMConfig
-    from torchao.quantization import Float8Tensor
-    from torchao.quantization.granularity import PerBlock
+        def blockwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            converted: Any = Float8Tensor.from_hp(x, fp8, PerBlock(block))
+            return converted.qdata, converted.scale
 
-    if format_name == "fp8_tensorwise" and direction == "columns":
-        raise Infeasible("fp8_tensorwise has one scale for the whole matrix and no direction. Set direction=rows")
-    fp8 = getattr(torch, fp8_dtype(architecture))
-    scaled_dim = -1 if direction == "rows" else 0
-
-    def tensorwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        converted: Any = hp_tensor_to_float8_dynamic(x, fp8, LinearMMConfig())
-        return converted._data, converted._scale
-
-    def rowwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        converted: Any = hp_tensor_to_float8_dynamic(
-            x, fp8, LinearMMConfig(), scaling_granularity=ScalingGranularity.AXISWISE, axiswise_dim=scaled_dim
-        )
-        return converted._data, converted._scale
-
-    def blockwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        converted: Any = Float8Tensor.from_hp(x, fp8, PerBlock([1, 128] if direction == "rows" else [128, 1]))
-        return converted.qdata, converted.scale
-
-    return {"fp8_tensorwise": tensorwise, "fp8_rowwise": rowwise, "fp8_blockwise": blockwise}[format_name]
-
-
-def _eager_microscaling_cast(format_name: str, direction: str) -> Cast:
-    """Return the cast to a format with one scale for each 16 (nvfp4) or 32 values."""
+        return blockwise
+    # One scale for each 16 (nvfp4) or 32 values.
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
     from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
-    def transposed_for_columns(x: torch.Tensor) -> torch.Tensor:
-        return x if direction == "rows" else x.t().contiguous()
+    element = torch.float8_e4m3fn if format_name == "mxfp8" else torch.float4_e2m1fn_x2
 
-    def mx(x: torch.Tensor, element: torch.dtype) -> tuple[torch.Tensor, ...]:
-        return tuple(to_mx(transposed_for_columns(x), element, 32, ScaleCalculationMode.RCEIL))
+    def microscaling(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x if direction == "rows" else x.t().contiguous()
+        if format_name == "nvfp4":
+            return tuple(nvfp4_quantize(x, 16, per_tensor_amax_to_scale(x.abs().max())))
+        return tuple(to_mx(x, element, 32, ScaleCalculationMode.RCEIL))
 
-    def nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = transposed_for_columns(x)
-        return tuple(nvfp4_quantize(x, 16, per_tensor_amax_to_scale(x.abs().max())))
+    return microscaling
 
-    return {
-        "mxfp8": lambda x: mx(x, torch.float8_e4m3fn),
-        "mxfp4": lambda x: mx(x, torch.float4_e2m1fn_x2),
-        "nvfp4": nvfp4,
-    }[format_name]
+
+def _eager_float8_cast(format_name: str, direction: str, fp8: torch.dtype) -> Cast:
+    """Return the cast with one scale for the whole matrix, or for each row or column."""
+    from torchao.float8 import ScalingGranularity
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import LinearMMConfig
+
+    options: dict[str, Any] = {}
+    if format_name == "fp8_rowwise":
+        dimension = -1 if direction == "rows" else 0
+        options = {"scaling_granularity": ScalingGranularity.AXISWISE, "axiswise_dim": dimension}
+    elif direction == "columns":
+        raise Infeasible("fp8_tensorwise has one scale for the whole matrix and no direction. Set direction=rows")
+
+    def cast(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        converted: Any = hp_tensor_to_float8_dynamic(x, fp8, LinearMMConfig(), **options)
+        return converted._data, converted._scale
+
+    return cast
 
 
 def _kernel_cast(format_name: str, direction: str, architecture: str) -> Cast:

@@ -70,22 +70,17 @@ def scale_layout(recipe: str) -> ScaleLayout:
 
 
 def require_torchao() -> None:
-    """Check that torchao is installed.
-
-    Raises:
-        Infeasible: torchao is not installed.
-    """
+    """Check that torchao is installed. Raises Infeasible if it is not."""
     if importlib.util.find_spec("torchao") is None:
         raise Infeasible("torchao is not installed: pip install 'gpu-sweeper[precision]'")
 
 
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:
-    """Return matrix[rows, k] as torchao's tensor in a format with scales along k.
+    """Return matrix[rows, k] in bf16 as torchao's tensor in a format with scales along k.
 
     The tensor has the attributes `qdata` and `scale` and the method `dequantize`.
 
     Args:
-        matrix: in bf16.
         role: "weight" or "activation". In fp8_blockwise a weight has blocks of 128 x 128, an activation of 1 x 128.
         architecture: as in `workloads.api.recipes`; it decides which 8-bit type is used.
     """
@@ -97,17 +92,12 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
     from torchao.quantization.quantize_.common import KernelPreference
 
     if recipe.startswith("fp8"):
-        blocks = [128, 128] if role == "weight" else [1, 128]
-        granularity = {
-            "fp8_tensorwise": PerTensor(),
-            "fp8_rowwise": PerRow(),
-            "fp8_blockwise": PerBlock(blocks),
-        }[recipe]
+        blocks = PerBlock([128, 128] if role == "weight" else [1, 128])
         # From fp32, because torchao gives the scales the matrix's data type and bf16 would round them.
         return Float8Tensor.from_hp(
             matrix.float(),
             float8_dtype=getattr(torch, fp8_dtype(architecture)),
-            granularity=granularity,
+            granularity={"fp8_tensorwise": PerTensor(), "fp8_rowwise": PerRow(), "fp8_blockwise": blocks}[recipe],
             kernel_preference=KernelPreference.TORCH,
         )
     if recipe == "nvfp4":
@@ -119,9 +109,7 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
 def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ on the matrix units, with C in bf16.
 
-    Args:
-        a: A from `convert`.
-        b: B from `convert`.
+    A and B are from `convert`.
 
     Raises:
         Infeasible: this build of PyTorch takes block scales in an order that torchao does not write.
@@ -129,31 +117,31 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     from torch.nn import functional
     from torch.nn.functional import ScalingType, SwizzleType
 
+    data, scales = [a.qdata, b.qdata], [a.scale, b.scale]
+    types: list[Any] = [ScalingType.RowWise] * 2
     options: dict[str, Any] = {"use_fast_accum": recipe in ("fp8_tensorwise", "fp8_rowwise")}
-    data = [a.qdata, b.qdata]
     if recipe == "fp8_tensorwise":
-        scales, scaling_types = [a.scale.reshape(()), b.scale.reshape(())], [ScalingType.TensorWise] * 2
+        scales, types = [scale.reshape(()) for scale in scales], [ScalingType.TensorWise] * 2
     elif recipe == "fp8_rowwise":
-        scales, scaling_types = [a.scale, b.scale.t()], [ScalingType.RowWise] * 2
+        scales[1] = scales[1].t()
     elif recipe == "fp8_blockwise":
-        (a_scale, a_type), (b_scale, b_type) = _block_scales(a), _block_scales(b)
-        scales, scaling_types = [a_scale, b_scale], [a_type, b_type]
+        for i, matrix in enumerate((a, b)):  # in cuBLASLt's layout
+            if matrix.block_size[0] == 1:  # [rows, k / 128], contiguous along the rows
+                scales[i], types[i] = matrix.scale.t().contiguous().t(), ScalingType.BlockWise1x128
+            else:  # [k / 128, rows / 128], contiguous along k, with k / 128 padded to a multiple of four
+                padded = functional.pad(matrix.scale, (0, -matrix.scale.shape[1] % 4), value=1.0)
+                scales[i], types[i] = padded.t(), ScalingType.BlockWise128x128
     else:
         layout = scale_layout(recipe)
-        block_type, swizzle = layout.scaling_type, layout.swizzle
-        block_scales = [_order_block_scales(x.scale, layout) for x in (a, b)]
+        scales, types = [_order_block_scales(scale, layout) for scale in scales], [layout.scaling_type] * 2
+        options |= {"swizzle_a": layout.swizzle, "swizzle_b": layout.swizzle}
         if recipe != "mxfp8":
             data = [x.view(torch.float4_e2m1fn_x2) for x in data]
         if recipe == "nvfp4":  # one scale for each 16 numbers and one for the whole matrix
-            a_scales, b_scales = ([block, x.per_tensor_scale] for block, x in zip(block_scales, (a, b), strict=True))
-            options |= {name: [swizzle, SwizzleType.NO_SWIZZLE] for name in ("swizzle_a", "swizzle_b")}
-            types = [block_type, ScalingType.TensorWise]
-            return lambda: functional.scaled_mm(data[0], data[1].t(), a_scales, types, b_scales, types, **options)
-        scales, scaling_types = block_scales, [block_type] * 2
-        options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
-    return lambda: functional.scaled_mm(
-        data[0], data[1].t(), scales[0], scaling_types[0], scales[1], scaling_types[1], **options
-    )
+            scales = [[scale, x.per_tensor_scale] for scale, x in zip(scales, (a, b), strict=True)]
+            types = [[layout.scaling_type, ScalingType.TensorWise]] * 2
+            options |= {name: [layout.swizzle, SwizzleType.NO_SWIZZLE] for name in ("swizzle_a", "swizzle_b")}
+    return lambda: functional.scaled_mm(data[0], data[1].t(), scales[0], types[0], scales[1], types[1], **options)
 
 
 def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
@@ -168,20 +156,6 @@ def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tenso
     from torchao.prototype.mx_formats.utils import to_blocked
 
     return to_blocked(scale)
-
-
-def _block_scales(matrix: Any) -> tuple[torch.Tensor, Any]:
-    """Return the scales of 1 x 128 or 128 x 128 blocks in cuBLASLt's layout, and their scaling type.
-
-    Scales of 1 x 128 blocks are [rows, k / 128] and contiguous along the rows. Those of 128 x 128 blocks are
-    [k / 128, rows / 128] and contiguous along k, with k / 128 padded to a multiple of four.
-    """
-    from torch.nn.functional import ScalingType
-
-    if matrix.block_size[0] == 1:
-        return matrix.scale.t().contiguous().t(), ScalingType.BlockWise1x128
-    padded = torch.nn.functional.pad(matrix.scale, (0, -matrix.scale.shape[1] % 4), value=1.0)
-    return padded.t(), ScalingType.BlockWise128x128
 
 
 def sqnr_db(exact: torch.Tensor, actual: torch.Tensor) -> float:

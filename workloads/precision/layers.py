@@ -12,9 +12,8 @@ from torch import nn
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import Support, support
 from workloads.estimator.precisions import find_precision
-from workloads.precision import gemm_format, unsupported_layer_reason
+from workloads.precision import NOT_EMULATED, gemm_format, unsupported_layer_reason
 
-NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these layers
 # The names in torchao.float8 of the recipes that it converts.
 FLOAT8_RECIPES = {
     "fp8_tensorwise": "tensorwise",
@@ -43,47 +42,67 @@ def apply_recipe(
         Infeasible: torchao has no such layer for this device, or the recipe does not support the layers' sizes.
         RuntimeError: torchao left a layer unconverted.
     """
-    if recipe == "bf16":
-        return module, _unranked_reason(*support("bf16", architecture))
-    multiple = find_precision(recipe).multiple
     state, reason = support(gemm_format(recipe), architecture)
+    emulate = state is not Support.NATIVE
+    unranked = f"emulated: {reason}" if emulate else ""
+    if recipe == "bf16":
+        return module, unranked
+    multiple = find_precision(recipe).multiple
     sizes = {size for layer in module.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape}
     if unfit_sizes := sorted(size for size in sizes | {tokens} if size % multiple):
         raise Infeasible(f"{recipe} needs inputs, outputs and tokens in multiples of {multiple}, not {unfit_sizes[0]}")
     if unsupported := unsupported_layer_reason(recipe, architecture):
         raise Infeasible(unsupported)
-    if recipe in NOT_EMULATED and state is not Support.NATIVE:
+    if recipe in NOT_EMULATED and emulate:
         raise Infeasible(f"torchao has no emulation of its {recipe} layer, and {reason}")
     names = [name for name, layer in module.named_modules() if _is_converted(layer, name)]
-    converted = _convert(module, recipe, emulate=state is not Support.NATIVE, gathers_fp8=gathers_fp8)
+    if recipe in FLOAT8_RECIPES:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = dataclasses.replace(
+            Float8LinearConfig.from_recipe_name(FLOAT8_RECIPES[recipe]),
+            emulate=emulate,
+            enable_fsdp_float8_all_gather=gathers_fp8,
+        )
+        converted = convert_to_float8_training(module, config=config, module_filter_fn=_is_converted)
+    else:
+        from torchao.float8.float8_linear_utils import swap_linear_layers
+
+        converted = swap_linear_layers(module, _layer_converter(recipe, emulate), module_filter_fn=_is_converted)
     layers = dict(converted.named_modules())
     if unconverted := [name for name in names if type(layers[name]) is nn.Linear]:
         raise RuntimeError(f"torchao did not convert the layer {unconverted[0]} to {recipe}: it would compute in bf16")
-    return converted, _unranked_reason(state, reason)
-
-
-def _unranked_reason(state: Support, reason: str) -> str:
-    return "" if state is Support.NATIVE else f"emulated: {reason}"
+    return converted, unranked
 
 
 def _is_converted(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and name.rpartition(".")[2] != "lm_head"
 
 
-def _convert(module: nn.Module, recipe: str, *, emulate: bool, gathers_fp8: bool) -> nn.Module:
-    if recipe in FLOAT8_RECIPES:
-        return _convert_to_float8(module, FLOAT8_RECIPES[recipe], emulate=emulate, gathers_fp8=gathers_fp8)
-    if recipe == "mxfp8":
-        return _convert_to_mxfp8(module, emulate)
-    return _convert_to_blockwise(module) if recipe == "fp8_blockwise" else _convert_to_nvfp4(module)
+def _layer_converter(recipe: str, emulate: bool) -> Callable[[nn.Linear], nn.Module]:
+    """Return the function that makes a layer of fp8_blockwise, nvfp4 or mxfp8 of a linear one."""
+    if recipe == "fp8_blockwise":
+        from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinear
 
+        return Float8BlockwiseLinear.from_float
+    if recipe == "nvfp4":
+        from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4Linear
 
-def _convert_to_float8(module: nn.Module, float8_recipe: str, *, emulate: bool, gathers_fp8: bool) -> nn.Module:
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        return NVFP4Linear.from_linear
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common import KernelPreference
 
-    config = Float8LinearConfig.from_recipe_name(float8_recipe)
-    config = dataclasses.replace(config, emulate=emulate, enable_fsdp_float8_all_gather=gathers_fp8)
-    return convert_to_float8_training(module, config=config, module_filter_fn=_is_converted)
+    preference = KernelPreference.EMULATED if emulate else KernelPreference.AUTO
+
+    def convert(layer: nn.Linear) -> nn.Module:
+        with torch.device("meta"):
+            converted = MXFP8Linear(
+                layer.in_features, layer.out_features, bias=layer.bias is not None, kernel_preference=preference
+            )
+        converted.weight, converted.bias = layer.weight, layer.bias
+        return converted
+
+    return convert
 
 
 def read_recipe(layer: nn.Module) -> str:
@@ -103,41 +122,6 @@ def gathers_fp8(layer: nn.Module) -> bool:
     """Return whether FSDP casts the layer's weight to fp8 before it gathers it."""
     config = getattr(layer, "config", None)
     return bool(getattr(config, "enable_fsdp_float8_all_gather", False))
-
-
-def _swap_linear_layers(module: nn.Module, convert: Callable[[nn.Linear], nn.Module]) -> nn.Module:
-    from torchao.float8.float8_linear_utils import swap_linear_layers
-
-    return swap_linear_layers(module, convert, module_filter_fn=_is_converted)
-
-
-def _convert_to_blockwise(module: nn.Module) -> nn.Module:
-    from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinear
-
-    return _swap_linear_layers(module, Float8BlockwiseLinear.from_float)
-
-
-def _convert_to_mxfp8(module: nn.Module, emulate: bool) -> nn.Module:
-    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-    from torchao.quantization.quantize_.common import KernelPreference
-
-    kernel_preference = KernelPreference.EMULATED if emulate else KernelPreference.AUTO
-
-    def convert(layer: nn.Linear) -> nn.Module:
-        with torch.device("meta"):
-            converted = MXFP8Linear(
-                layer.in_features, layer.out_features, bias=layer.bias is not None, kernel_preference=kernel_preference
-            )
-        converted.weight, converted.bias = layer.weight, layer.bias
-        return converted
-
-    return _swap_linear_layers(module, convert)
-
-
-def _convert_to_nvfp4(module: nn.Module) -> nn.Module:
-    from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4Linear
-
-    return _swap_linear_layers(module, NVFP4Linear.from_linear)
 
 
 def fill_buffers(module: nn.Module, seed: int) -> None:

@@ -11,12 +11,11 @@ from torch import nn
 
 from workloads.api.contract import Energy, Measurement, Rank
 from workloads.instruments import device as devices
-from workloads.instruments.runs import measure_energy
-from workloads.instruments.telemetry import monitor_gpu
-from workloads.instruments.timing import event_metrics, time_in_turns
+from workloads.instruments.timing import time_in_turns
 from workloads.llama.model import swiglu
 from workloads.models.model import MODELS
 from workloads.precision import LinearParameters, formats, gemm_format, layers
+from workloads.precision.gemm import time_against_bf16
 
 
 class SwiGLU(nn.Module):
@@ -41,66 +40,45 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
         Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
     """
     formats.require_torchao()
-    device = devices.device_of(rank)
-    architecture = devices.architecture(device)
+    device, recipe, tokens = devices.device_of(rank), parameters.recipe, parameters.tokens
+    architecture, shape = devices.architecture(device), MODELS[parameters.model]
     torch.compiler.reset()
     devices.release_memory(device)
     torch.manual_seed(parameters.seed)
+    in_features, out_features = shape.linear("qkv") if parameters.part == "qkv" else (shape.hidden_size,) * 2
     with device:
-        exact, out_features = _build_layers(parameters)
-        x = torch.randn(parameters.tokens, MODELS[parameters.model].hidden_size, dtype=torch.bfloat16)
+        exact: nn.Module = (
+            nn.Sequential(nn.Linear(in_features, out_features, bias=False))
+            if parameters.part == "qkv"
+            else SwiGLU(shape.hidden_size, shape.intermediate_size)
+        )
+        x = torch.randn(tokens, shape.hidden_size, dtype=torch.bfloat16)
     baseline = copy.deepcopy(exact).bfloat16()
-    converted, unranked = layers.apply_recipe(
-        copy.deepcopy(baseline), parameters.recipe, architecture, parameters.tokens
-    )
-    d_out = torch.randn(parameters.tokens, out_features, device=device, dtype=torch.bfloat16)
+    converted, unranked = layers.apply_recipe(copy.deepcopy(baseline), recipe, architecture, tokens)
+    d_out = torch.randn(tokens, out_features, device=device, dtype=torch.bfloat16)
     metrics = _errors_db(exact, converted, x, d_out)
-    flops = 6.0 * parameters.tokens * sum(layer.weight.numel() for layer in _linear_layers(baseline))
     del exact
     energy: Energy | None = None
     times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
     if not unranked:
-        modules = [converted] if parameters.recipe == "bf16" else [converted, baseline]
-        times_s, energy, gpu_metrics = _time_modules(parameters, modules, x, d_out)
+        modules = [converted] if recipe == "bf16" else [converted, baseline]
+        steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
+        times_s, energy, gpu_metrics = time_against_bf16(steps, device, parameters)
         metrics |= gpu_metrics
-        if parameters.recipe != "bf16":
+        if recipe != "bf16":
             metrics["predicted_speedup"] = predict_speedup(parameters, baseline, architecture, device)
     return Measurement(
         executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
         step_times_s=times_s[0],
         baseline_step_times_s=times_s[1] if len(times_s) > 1 else (),
         unranked=unranked,
-        flops_per_step=flops,
-        matrix_dtype="bf16" if parameters.recipe == "bf16" else "fp8",
+        flops_per_step=6.0 * tokens * sum(layer.weight.numel() for layer in _linear_layers(baseline)),
+        matrix_dtype="bf16" if recipe == "bf16" else "fp8",
         energy=energy,
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | {"layers": ", ".join(sorted({type(module).__name__ for module in converted.modules()}))},
     )
-
-
-def _build_layers(parameters: LinearParameters) -> tuple[nn.Module, int]:
-    """Return the layers in fp32 and their number of output features."""
-    shape = MODELS[parameters.model]
-    if parameters.part == "mlp":
-        return SwiGLU(shape.hidden_size, shape.intermediate_size), shape.hidden_size
-    in_features, out_features = shape.linear("qkv")
-    return nn.Sequential(nn.Linear(in_features, out_features, bias=False)), out_features
-
-
-def _time_modules(
-    parameters: LinearParameters, modules: list[nn.Module], x: torch.Tensor, d_out: torch.Tensor
-) -> tuple[tuple[tuple[float, ...], ...], Energy | None, dict[str, float]]:
-    """Time training steps of the modules in turns.
-
-    Returns:
-        The times of each module, the energy of the first one, and the GPU's metrics.
-    """
-    steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
-    with monitor_gpu(x.device) as watch:
-        times_s = time_in_turns(steps, x.device, warmup=parameters.warmup, repeats=parameters.repeats)
-    energy = measure_energy(steps[0], x.device, statistics.median(times_s[0]))
-    return times_s, energy, watch.metrics() | event_metrics(x.device)
 
 
 def _linear_layers(module: nn.Module) -> list[nn.Linear]:
@@ -152,6 +130,10 @@ def predict_speedup(
     # With weight gradients in bf16, one GEMM of three stays in bf16 and neither of its operands is cast.
     bf16_gemms, casts = (1, (1, 2, 1)) if parameters.recipe == "fp8_rowwise_gw_hp" else (0, (2, 2, 2))
     bf16_s = gemms_s = moved_bytes = 0.0
+
+    def medians_s(*steps: Callable[[], object]) -> list[float]:
+        return [statistics.median(times_s) for times_s in time_in_turns(steps, device, warmup=2, repeats=10)]
+
     for layer in _linear_layers(baseline):
         out_features, in_features = layer.weight.shape
         x = torch.randn(parameters.tokens, in_features, device=device, dtype=torch.bfloat16)
@@ -161,25 +143,15 @@ def predict_speedup(
             formats.convert(low_format, matrix, role, architecture)
             for matrix, role in ((x, "activation"), (weight, "weight"))
         ]
-        times_s = time_in_turns(
-            [
-                formats.native_gemm(low_format, *operands),
-                lambda x=x, weight=weight, out=out: torch.mm(x, weight.t(), out=out),  # type: ignore[misc]
-            ],
-            device,
-            warmup=2,
-            repeats=10,
+        gemm_s, bf16_gemm_s = medians_s(
+            formats.native_gemm(low_format, *operands),
+            lambda x=x, weight=weight, out=out: torch.mm(x, weight.t(), out=out),  # type: ignore[misc]
         )
-        gemm_s, bf16_gemm_s = (statistics.median(repeats_s) for repeats_s in times_s)
         gemms_s += (3 - bf16_gemms) * gemm_s + bf16_gemms * bf16_gemm_s
         bf16_s += 3 * bf16_gemm_s
         moved_bytes += sum(3.0 * count * matrix.numel() for count, matrix in zip(casts, (x, weight, out), strict=True))
-    return bf16_s / (gemms_s + moved_bytes / _copy_bytes_per_s(device))
-
-
-def _copy_bytes_per_s(device: torch.device) -> float:
-    """Measure the memory's bandwidth in a copy; reads and writes both count."""
+    # The memory's bandwidth in a copy; reads and writes both count.
     source = torch.empty(2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    (times_s,) = time_in_turns([lambda: target.copy_(source)], device, warmup=2, repeats=10)
-    return 2 * source.numel() / statistics.median(times_s)
+    (copy_s,) = medians_s(lambda: target.copy_(source))
+    return bf16_s / (gemms_s + moved_bytes / (2 * source.numel() / copy_s))

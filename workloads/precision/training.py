@@ -13,7 +13,7 @@ from torch import nn
 
 from workloads.api.contract import Measurement, Rank
 from workloads.instruments import device as devices
-from workloads.instruments.telemetry import GpuReadings, monitor_gpu
+from workloads.instruments.telemetry import monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import synthetic_tokens
 from workloads.llama.model import Block, Llama, rope_table
@@ -21,58 +21,6 @@ from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.precision import TrainingParameters, formats, layers
-
-
-def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
-    """Time the training steps after the first `warmup` ones, which train the model too.
-
-    All that the recipe does not convert is in bf16. The loss is the last step's, on tokens that no earlier step has
-    trained on.
-
-    Raises:
-        Infeasible: torchao is not installed, or has no such layers for this device or these sizes, or no fused
-            attention supports them.
-        ArithmeticError: the loss, or the block's gradient, became NaN.
-    """
-    formats.require_torchao()
-    device = devices.device_of(rank)
-    architecture = devices.architecture(device)
-    torch.compiler.reset()
-    devices.release_memory(device)
-    shape = MODELS[parameters.model]
-    generator = torch.Generator(device=device).manual_seed(parameters.seed)
-    tokens = parameters.batch * parameters.sequence_length
-    rope = rope_table(shape, parameters.sequence_length, device)
-    build = _build_block_training if parameters.scope == "block" else _build_model_training
-    attention = AttentionShape.of_model(shape, parameters.sequence_length, torch.bfloat16)
-    with fused_attention(attention, device) as kernel:
-        training = build(parameters, device, generator, architecture, rope, tokens)
-        with monitor_gpu(device) as watch:
-            times_s, losses = _run_steps(training, parameters, watch)
-    is_model = parameters.scope == "model"
-    layers = (parameters.layers or shape.layers) if is_model else 1
-    counted = replace(shape, layers=layers, vocabulary=shape.vocabulary if is_model else 0)
-    flops = model_flops_per_token(counted, parameters.sequence_length)
-    metrics = watch.metrics()
-    if device.type == "cuda":
-        metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    if parameters.scope == "model":
-        metrics |= {"loss": losses[-1], "first_loss": losses[0]}
-    return Measurement(
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-        | {"steps": len(times_s) - parameters.warmup},
-        step_times_s=() if training.unranked else tuple(times_s[parameters.warmup :]),
-        unranked=training.unranked,
-        flops_per_step=flops * tokens,
-        tokens_per_step=tokens,
-        # Attention and lm_head stay in bf16, so a step has no common peak to compute an MFU from.
-        matrix_dtype=parameters.recipe,
-        energy=None if training.unranked else watch.energy(parameters.steps),
-        metrics=metrics,
-        machine_info=devices.machine_info(device)
-        | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))}
-        | ({"attention": f"scaled_dot_product_attention ({kernel})"} if kernel else {}),
-    )
 
 
 class _Training(NamedTuple):
@@ -89,40 +37,73 @@ class _Training(NamedTuple):
     unranked: str
 
 
-def _run_steps(
-    training: _Training, parameters: TrainingParameters, readings: GpuReadings
-) -> tuple[list[float], list[float]]:
-    """Return the seconds and the loss of each step. Raises ArithmeticError if a loss is NaN."""
+def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
+    """Time the training steps after the first `warmup` ones, which train the model too.
+
+    All that the recipe does not convert is in bf16. The loss is the last step's, on tokens that no earlier step has
+    trained on.
+
+    Raises:
+        Infeasible: torchao is not installed, or has no such layers for this device or these sizes, or no fused
+            attention supports them.
+        ArithmeticError: the loss, or the block's gradient, became NaN.
+    """
+    formats.require_torchao()
+    device = devices.device_of(rank)
+    torch.compiler.reset()
+    devices.release_memory(device)
+    shape, length, is_model = MODELS[parameters.model], parameters.sequence_length, parameters.scope == "model"
+    build = _build_model_training if is_model else _build_block_training
     times_s, losses = [], []
-    for number in range(parameters.warmup + parameters.steps):
-        if number == parameters.warmup:
-            readings.begin_steps()
-        started = time.perf_counter()
-        losses.append(float(training.step()))  # waits for the device
-        times_s.append(time.perf_counter() - started)
+    with fused_attention(AttentionShape.of_model(shape, length, torch.bfloat16), device) as kernel:
+        training = build(parameters, device)
+        with monitor_gpu(device) as watch:
+            for number in range(parameters.warmup + parameters.steps):
+                if number == parameters.warmup:
+                    watch.begin_steps()
+                started = time.perf_counter()
+                losses.append(float(training.step()))  # waits for the device
+                times_s.append(time.perf_counter() - started)
     if nan_steps := [number for number, loss in enumerate(losses) if math.isnan(loss)]:
         raise ArithmeticError(f"the loss became NaN after {nan_steps[0]} steps")
-    return times_s, losses
+    trained_layers = (parameters.layers or shape.layers) if is_model else 1
+    counted = replace(shape, layers=trained_layers, vocabulary=shape.vocabulary if is_model else 0)
+    metrics = watch.metrics()
+    if device.type == "cuda":
+        metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    if is_model:
+        metrics |= {"loss": losses[-1], "first_loss": losses[0]}
+    tokens = parameters.batch * length
+    return Measurement(
+        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        | {"steps": len(times_s) - parameters.warmup},
+        step_times_s=() if training.unranked else tuple(times_s[parameters.warmup :]),
+        unranked=training.unranked,
+        flops_per_step=model_flops_per_token(counted, length) * tokens,
+        tokens_per_step=tokens,
+        # Attention and lm_head stay in bf16, so a step has no common peak to compute an MFU from.
+        matrix_dtype=parameters.recipe,
+        energy=None if training.unranked else watch.energy(parameters.steps),
+        metrics=metrics,
+        machine_info=devices.machine_info(device)
+        | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))}
+        | ({"attention": f"scaled_dot_product_attention ({kernel})"} if kernel else {}),
+    )
 
 
-def _build_block_training(
-    parameters: TrainingParameters,
-    device: torch.device,
-    generator: torch.Generator,
-    architecture: str,
-    rope: torch.Tensor,
-    tokens: int,
-) -> _Training:
+def _build_block_training(parameters: TrainingParameters, device: torch.device) -> _Training:
     """Build the training of one block: forward and backward."""
-    shape = MODELS[parameters.model]
+    shape, length = MODELS[parameters.model], parameters.sequence_length
+    generator = torch.Generator(device=device).manual_seed(parameters.seed)
+    rope = rope_table(shape, length, device)
     with device:
         block = Block(shape).bfloat16()
     for parameter in block.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02, generator=generator)
-    module, unranked = layers.apply_recipe(block, parameters.recipe, architecture, tokens)
+    module, unranked = _apply_recipe(block, parameters, device)
     compiled = torch.compile(module, dynamic=False) if device.type != "cpu" else module
-    size = (parameters.batch, parameters.sequence_length, shape.hidden_size)
+    size = (parameters.batch, length, shape.hidden_size)
     x = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator).requires_grad_()
     d_out = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator)
 
@@ -137,31 +118,24 @@ def _build_block_training(
     return _Training(step, module, unranked)
 
 
-def _build_model_training(
-    parameters: TrainingParameters,
-    device: torch.device,
-    generator: torch.Generator,
-    architecture: str,
-    rope: torch.Tensor,
-    tokens: int,
-) -> _Training:
+def _build_model_training(parameters: TrainingParameters, device: torch.device) -> _Training:
     """Build the training of the whole model with AdamW. Every block is compiled by itself."""
+    shape, length = MODELS[parameters.model], parameters.sequence_length
+    rope = rope_table(shape, length, device)
     with device:
         torch.set_default_dtype(torch.bfloat16)
         try:
-            model = Llama(MODELS[parameters.model], layers=parameters.layers)
+            model = Llama(shape, layers=parameters.layers)
         finally:
             torch.set_default_dtype(torch.float32)
-    model.initialize(generator)
-    _, unranked = layers.apply_recipe(model.blocks, parameters.recipe, architecture, tokens)
+    model.initialize(torch.Generator(device=device).manual_seed(parameters.seed))
+    _, unranked = _apply_recipe(model.blocks, parameters, device)
     if device.type != "cpu":
         for block in model.blocks:
             block.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=parameters.learning_rate, fused=device.type != "cpu")
-    steps = parameters.warmup + parameters.steps
-    sequences = synthetic_tokens(
-        model.shape.vocabulary, steps * parameters.batch, parameters.sequence_length + 1, parameters.seed
-    )
+    count = (parameters.warmup + parameters.steps) * parameters.batch
+    sequences = synthetic_tokens(model.shape.vocabulary, count, length + 1, parameters.seed)
     batches = iter(sequences.to(device).split(parameters.batch))
 
     def step() -> torch.Tensor:
@@ -173,3 +147,8 @@ def _build_model_training(
         return loss.detach()
 
     return _Training(step, model, unranked)
+
+
+def _apply_recipe(module: nn.Module, parameters: TrainingParameters, device: torch.device) -> tuple[nn.Module, str]:
+    tokens = parameters.batch * parameters.sequence_length
+    return layers.apply_recipe(module, parameters.recipe, devices.architecture(device), tokens)
