@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from sweeper.commands.plan.problem import Problem, build_problem
-from sweeper.commands.plan.request import PlanRequest
+from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate

@@ -29,7 +29,7 @@ from sweeper.cli.output_file import check_output_file, writing
 from sweeper.cli.parser import CommandParser
 from sweeper.commands.plan.answer import Answer, answer, scale
 from sweeper.commands.plan.request import read_request
-from sweeper.commands.plan.view import show
+from sweeper.commands.plan.text import show
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.formats.files import render
 

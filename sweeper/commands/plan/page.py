@@ -1,27 +1,23 @@
-"""An answer as one HTML file that opens offline and prints: the text of the plan, and its pictures."""
+"""An answer as one HTML file that opens offline and prints: the text of the plan, and its pictures as inline SVG.
+
+Positions in pictures are in percent, so that they fit any width and text keeps its size.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
-from sweeper.commands.plan.pictures import (
-    MEMORY_COLOURS,
-    STEP_COLOURS,
-    Bar,
-    Point,
-    draw_bars,
-    draw_scaling,
-    draw_timeline,
-)
-from sweeper.commands.plan.rounding import round_to_band
-from sweeper.commands.plan.text import differences_table, layouts_table, list_sections
+from sweeper.commands.plan.text import differences_table, layouts_table, list_sections, round_to_band
 from workloads.estimator.bands import bands, find_band
+from workloads.estimator.schedules import Kind
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.step import rank_seconds
-from workloads.estimator.timeline import build_timeline
+from workloads.estimator.timeline import Operation, build_timeline
 from workloads.estimator.words import describe
 
 STYLE = """
@@ -42,35 +38,90 @@ svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 """
 MAX_BARS = 4
 DRAWN_MICROBATCHES = 2  # times the ranks of a pipeline: what follows repeats
+BAR_HEIGHT, ROW_HEIGHT = 26, 18  # pixels
+# Shades of one colour for one kind of use: computation blue, communication orange and red, then the rest.
+STEP_COLOURS = {
+    "products": "#0072B2",
+    "attention": "#3b94c8",
+    "head_and_loss": "#77b8dd",
+    "other_compute": "#b3d7ec",
+    "tensor_parallel": "#D55E00",
+    "context_parallel": "#e07f33",
+    "expert_parallel": "#E69F00",
+    "data_parallel": "#f0bd57",
+    "pipeline": "#f6dca3",
+    "bubble": "#999999",
+    "copies": "#CC79A7",
+    "optimizer": "#009E73",
+}
+MEMORY_COLOURS = {
+    "parameters": "#0072B2",
+    "gathered": "#56B4E9",
+    "gradients": "#009E73",
+    "optimizer_states": "#CC79A7",
+    "activations": "#E69F00",
+    "working": "#D55E00",
+    "runtime": "#999999",
+    "reserved": "#cccccc",
+}
+PASS_COLOURS: Mapping[Kind, str] = {
+    "forward": "#0072B2",
+    "backward": "#009E73",
+    "backward_input": "#E69F00",
+    "backward_weight": "#CC79A7",
+}
+PASS_NAMES: Mapping[Kind, str] = {
+    "forward": "forward",
+    "backward": "backward",
+    "backward_input": "backward for inputs",
+    "backward_weight": "backward for weights",
+}
+CHUNK_SHADES = 5  # shades of stages of one rank
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stacked bar: its parts by name in one unit, and the text above it."""
+
+    text: str
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value with its band, by number of GPUs."""
+
+    gpus: int
+    value: float
+    low: float
+    high: float
 
 
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     """Return the HTML of a plan; `scaling` has the fastest layout by number of GPUs."""
     cluster, error_share = answer.problem.cluster, find_band(answer.problem.job).error_share
-    title = f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}"
-    sections = [
-        _section("Where the time goes", _draw_steps(answer)),
-        _section("Where the memory goes", _draw_memory(answer)),
-        _draw_pipeline(answer),
-        _draw_scaling(answer, scaling),
-        _compare(answer, error_share),
-        _section("The fastest layouts", _table(*layouts_table(answer, error_share))),
-    ]
-    style = (files("sweeper.pages") / "page.css").read_text() + STYLE
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>{style}</style></head><body><h1>{escape(title)}</h1>"
-        f"{_write_sections(answer)}{''.join(sections)}</body></html>"
-    )
-
-
-def _write_sections(answer: Answer) -> str:
+    title = escape(f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}")
     items = "".join(
         f"<dt>{escape(name)}</dt>" + "".join(f"<dd>{escape(line)}</dd>" for line in lines)
         for name, lines in list_sections(answer)
     )
-    return f"<dl class='plan'>{items}</dl>"
+    sections = [
+        _section("Where the time goes", _draw_steps(answer, error_share)),
+        _section("Where the memory goes", _draw_memory(answer)),
+        _draw_pipeline(answer),
+        _draw_scaling(scaling, error_share),
+    ]
+    if answer.faster is not None:
+        table = _table(*differences_table(answer.best, answer.faster, error_share))
+        sections.append(_section("The given layout and the fastest", table))
+    sections.append(_section("The fastest layouts", _table(*layouts_table(answer, error_share))))
+    style = (files("sweeper.pages") / "page.css").read_text() + STYLE
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>"
+        f"<dl class='plan'>{items}</dl>{''.join(sections)}</body></html>"
+    )
 
 
 def _section(title: str, content: str, note: str = "") -> str:
@@ -78,12 +129,21 @@ def _section(title: str, content: str, note: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{paragraph}{content}</section>"
 
 
-def _draw_steps(answer: Answer) -> str:
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heading)
+    classes = ["number"] * (len(heading) - 1) + ["text"]
+    cells = [
+        [f"<td class='{kind}'>{escape(cell)}</td>" for kind, cell in zip(classes, row, strict=True)] for row in rows
+    ]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _draw_steps(answer: Answer, error_share: float) -> str:
     """Return the step of the fastest layout of each of the fastest divisions of the GPUs.
 
     Where fields were given, the fastest of all stands before them.
     """
-    error_share = find_band(answer.problem.job).error_share
     by_division: dict[tuple[object, ...], Candidate] = {}
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout
@@ -97,26 +157,40 @@ def _draw_steps(answer: Answer) -> str:
     return draw_bars(bars, STEP_COLOURS, "s", error_share=error_share)
 
 
-def _compare(answer: Answer, error_share: float) -> str:
-    if answer.faster is None:
-        return ""
-    table = _table(*differences_table(answer.best, answer.faster, error_share))
-    return _section("The given layout and the fastest", table)
-
-
 def _draw_memory(answer: Answer) -> str:
     usable_gib = USABLE_MEMORY * answer.problem.cluster.device.memory_gib
     stages = answer.best.estimate.stages
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
     ranks = {stages.index(answer.best.estimate.memory): "fullest"} | ranks
-    bars = [
-        Bar(
-            f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {usable_gib:.0f} GiB usable",
-            vars(stages[rank]),
-        )
-        for rank, name in ranks.items()
-    ]
+    bars = []
+    for rank, name in ranks.items():
+        text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {usable_gib:.0f} GiB usable"
+        bars.append(Bar(text, vars(stages[rank])))
     return draw_bars(bars, MEMORY_COLOURS, "GiB", error_share=bands()["memory"].error_share, limit=usable_gib)
+
+
+def draw_bars(
+    bars: Sequence[Bar], colours: Mapping[str, str], unit: str, *, error_share: float, limit: float = 0.0
+) -> str:
+    """Return stacked bars of one scale, with their legend; a line marks the limit if there is one.
+
+    Args:
+        error_share: of the estimates, which says how many digits their titles have.
+    """
+    largest = max([limit, *(sum(bar.parts.values()) for bar in bars)])
+    used = {name: colour for name, colour in colours.items() if any(bar.parts.get(name) for bar in bars)}
+    x = f"{100 * limit / largest:.2f}%"
+    mark = f"<line x1='{x}' x2='{x}' y1='0' y2='{BAR_HEIGHT}' stroke='var(--ink)' stroke-width='2'/>" if limit else ""
+    rows = []
+    for bar in bars:
+        pieces, start = [], 0.0
+        for name, colour in used.items():
+            value = bar.parts.get(name, 0.0)
+            title = f"{name}: {round_to_band(value, error_share)} {unit}"
+            pieces.append(_rect(start, 100 * value / largest, BAR_HEIGHT, colour, title))
+            start += 100 * value / largest
+        rows.append(f"<p class='label'>{escape(bar.text)}</p>{_svg(BAR_HEIGHT, ''.join(pieces) + mark)}")
+    return f"{_legend(used)}{''.join(rows)}"
 
 
 def _draw_pipeline(answer: Answer) -> str:
@@ -125,24 +199,59 @@ def _draw_pipeline(answer: Answer) -> str:
         return ""
     seconds = rank_seconds(answer.best_job, answer.problem.cluster)
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
-    operations = build_timeline(layout, seconds, drawn)
     rest = "" if drawn == layout.microbatches else f" of {layout.microbatches:,}; the others repeat the middle"
     stages = "; shades are the stages of a rank" if layout.stages_per_rank > 1 else ""
     note = f"Schedule {layout.schedule}, {drawn} micro-batches{rest}{stages}. Sends between ranks are not drawn."
-    return _section("The pipeline", draw_timeline(operations), note)
+    return _section("The pipeline", _draw_timeline(build_timeline(layout, seconds, drawn)), note)
 
 
-def _draw_scaling(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
+def _draw_timeline(operations: Sequence[Operation]) -> str:
+    """Return a row for each pipeline rank, with its passes in the colours of their kinds."""
+    end_s = max(operation.stop_s for operation in operations)
+    rows: dict[int, list[str]] = {}
+    for item in sorted(operations, key=lambda operation: operation.rank):
+        action = item.action
+        title = f"micro-batch {action.microbatch}, stage {action.chunk} of the rank, {PASS_NAMES[action.kind]}"
+        start, share = 100 * item.start_s / end_s, 100 * (item.stop_s - item.start_s) / end_s
+        opacity = 1 - 0.7 * (action.chunk % CHUNK_SHADES) / CHUNK_SHADES
+        shade = f" class='pass' fill-opacity='{opacity:.2g}'"
+        rows.setdefault(item.rank, []).append(_rect(start, share, ROW_HEIGHT, PASS_COLOURS[action.kind], title, shade))
+    drawn = "".join(
+        f"<div class='rank'><span>{rank}</span>{_svg(ROW_HEIGHT, ''.join(pieces))}</div>"
+        for rank, pieces in rows.items()
+    )
+    kinds = {operation.action.kind for operation in operations}
+    legend = _legend({PASS_NAMES[kind]: colour for kind, colour in PASS_COLOURS.items() if kind in kinds})
+    axis = f"<div class='rank note'><span>rank</span><span>0</span><span class='end'>{end_s:.2g} s</span></div>"
+    return f"{legend}{drawn}{axis}"
+
+
+def _legend(colours: Mapping[str, str]) -> str:
+    parts = (f"<span><i style='background:{colour}'></i>{escape(name)}</span>" for name, colour in colours.items())
+    return f"<div class='legend'>{''.join(parts)}</div>"
+
+
+def _svg(height: int, content: str) -> str:
+    return f"<svg class='bar' height='{height}' role='img'>{content}</svg>"
+
+
+def _rect(x: float, width: float, height: int, colour: str, title: str, more: str = "") -> str:
+    if width <= 0:
+        return ""
+    box = f"x='{x:.3f}%' y='0' width='{width:.3f}%' height='{height}' fill='{colour}'{more}"
+    return f"<rect {box}><title>{escape(title)}</title></rect>"
+
+
+def _draw_scaling(scaling: Mapping[int, Candidate], error_share: float) -> str:
     if len(scaling) < 2:
         return ""
-    error_share = find_band(answer.problem.job).error_share
-    rates = [(gpus, candidate.estimate.tokens_per_s_per_gpu) for gpus, candidate in scaling.items()]
-    points = [Point(gpus, rate, rate * (1 - error_share), rate * (1 + error_share)) for gpus, rate in rates]
+    rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
+    points = [Point(gpus, rate, rate * (1 - error_share), rate * (1 + error_share)) for gpus, rate in rates.items()]
     rows = [
         [
             f"{gpus:,}",
             round_to_band(candidate.estimate.step.total_s, error_share),
-            round_to_band(candidate.estimate.tokens_per_s_per_gpu, error_share),
+            round_to_band(rates[gpus], error_share),
             round_to_band(tokens_of_a_day(candidate.estimate) / 1e9, error_share),
             describe(candidate.layout),
         ]
@@ -153,13 +262,44 @@ def _draw_scaling(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     return _section("Scaling", draw_scaling(points, "tokens/s per GPU") + _table(heading, rows), note)
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in heading)
-    *_, last = range(len(heading))
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td class='{'text' if n == last else 'number'}'>{escape(cell)}</td>" for n, cell in enumerate(row))
-        + "</tr>"
-        for row in rows
+def draw_scaling(points: Sequence[Point], unit: str) -> str:
+    """Return a line over the number of GPUs, on a logarithmic axis, with its band."""
+    highest = max(point.high for point in points)
+    power = 10 ** math.floor(math.log10(highest))
+    # A quarter of the top is a round number.
+    top = next(factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if factor * power >= highest)
+    span = max(1.0, math.log2(points[-1].gpus / points[0].gpus))
+    xs = [4 + 90 * math.log2(point.gpus / points[0].gpus) / span for point in points]
+    line, low, high = (
+        [(x, _y(value, top)) for x, value in zip(xs, values, strict=True)]
+        for values in ([p.value for p in points], [p.low for p in points], [p.high for p in points])
     )
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    axes = []
+    for step in range(5):
+        y = _y(top * step / 4, top)
+        label = f"{top * step / 4:,.0f}{f' {unit}, by number of GPUs' if step == 4 else ''}"
+        axes.append(f"<line x1='0' x2='100%' y1='{y:.2f}%' y2='{y:.2f}%' stroke='var(--grid)'/>")
+        axes.append(f"<text x='0' y='{y:.2f}%' dy='-3'>{escape(label)}</text>")
+    for place, (point, x) in enumerate(zip(points, xs, strict=True)):
+        if place % 2 == (len(points) - 1) % 2:
+            axes.append(f"<text x='{x:.2f}%' y='98%' text-anchor='middle'>{point.gpus:,}</text>")
+    dots = "".join(
+        f"<circle cx='{x:.2f}%' cy='{y:.2f}%' r='4' fill='#0072B2'><title>{point.gpus:,} GPUs: "
+        f"{point.value:,.0f} {unit} ({point.low:,.0f} to {point.high:,.0f})</title></circle>"
+        for (x, y), point in zip(line, points, strict=True)
+    )
+    shapes = (
+        f"<svg viewBox='0 0 100 100' preserveAspectRatio='none' width='100%' height='100%'>"
+        f"<polygon points='{_list_points([*high, *reversed(low)])}' fill='#0072B2' fill-opacity='.2'/>"
+        f"<polyline points='{_list_points(line)}' fill='none' stroke='#0072B2' stroke-width='2' "
+        "vector-effect='non-scaling-stroke'/></svg>"
+    )
+    return f"<svg class='scaling' height='300' role='img'>{''.join(axes)}{shapes}{dots}</svg>"
+
+
+def _y(value: float, top: float) -> float:
+    return 90 - 82 * value / top
+
+
+def _list_points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.2f},{y:.2f}" for x, y in points)

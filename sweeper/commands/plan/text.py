@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from dataclasses import fields
+from itertools import zip_longest
+
+from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
-from sweeper.commands.plan.rounding import format_share, round_change, round_to_band
-from sweeper.common.format import count
+from sweeper.common.format import count, format_number
+from sweeper.pages.terminal import draw, terminal_width
 from workloads.estimator.bands import find_band
-from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
-from workloads.estimator.questions import Comparison
+from workloads.estimator.estimate import JobEstimate
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.models.model import find_trained_name
@@ -19,8 +23,30 @@ INDENT = " " * 10  # before the text of each line; its first word stands there
 Rows = tuple[list[str], list[list[str]]]
 
 
+def show(answer: Answer) -> None:
+    """Print the answer."""
+    error_share = find_band(answer.problem.job).error_share
+    console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
+    _print_lines(console, head_lines(answer))
+    console.print(draw(*parts_table(answer.best.estimate, error_share), 3, console.width))
+    console.print(draw(*layouts_table(answer, error_share), 5, console.width))
+    if answer.faster is not None:
+        _print_lines(console, comparison_lines(answer))
+        console.print(draw(*differences_table(answer.best, answer.faster, error_share), 4, console.width))
+    _print_lines(console, tail_lines(answer))
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    """Print lines; what does not fit into the terminal goes on below, indented like the text after the first word."""
+    for line in lines:
+        wrapper = textwrap.TextWrapper(console.width, subsequent_indent=INDENT, drop_whitespace=True)
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        wrapper.initial_indent = INDENT if line.startswith(INDENT) else ""
+        console.print("\n".join(wrapper.wrap(line.removeprefix(wrapper.initial_indent))), soft_wrap=True)
+
+
 def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
-    """Return the words of the first column with the lines beside them, without the tables."""
+    """Return the words of the first column with the lines of each, without the tables."""
     sections: list[tuple[str, list[str]]] = []
     for line in [*head_lines(answer), *comparison_lines(answer), *tail_lines(answer)]:
         word, text = line[: len(INDENT)].strip(), line[len(INDENT) :]
@@ -32,46 +58,7 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 def head_lines(answer: Answer) -> list[str]:
     """Return what was searched, and the best layout."""
-    error_share = find_band(answer.problem.job).error_share
-    return _describe_problem(answer, error_share) + _describe_best(answer, error_share)
-
-
-def comparison_lines(answer: Answer) -> list[str]:
-    """Return why the given layout is slower than the fastest; nothing where it is the fastest."""
-    if answer.faster is None or answer.comparison is None:
-        return []
-    return _describe_comparison(answer.faster, answer.comparison, find_band(answer.problem.job).error_share)
-
-
-def tail_lines(answer: Answer) -> list[str]:
-    """Return what would change the best layout, a whole training, and how far the estimate can be believed."""
-    job, cluster = answer.problem.job, answer.problem.cluster
-    band = find_band(job)
-    unsure = band.missing(job, cluster)
-    if answer.problem.calibration:
-        unsure = [*unsure, "the band is that of estimates with the tables' rates, not with rates measured here"]
-    reason = f"90% of {band.runs} published runs are within it, each estimated by what other sources show"
-    return [
-        *_describe_alternatives(answer),
-        *_describe_training(answer, band.error_share),
-        f"band      {'at least ' if unsure else ''}{band.error_share:.0%}: {reason} (benchmarks/results/planner.md)",
-        *(f"unsure    {line}" for line in (*unsure, *_describe_untrained(answer), *answer.best.estimate.not_modelled)),
-    ]
-
-
-def _describe_untrained(answer: Answer) -> list[str]:
-    """Return that this project's trainer does not train the planned model, where it does not."""
-    job = answer.problem.job
-    if job.trainer != "own" or find_trained_name(job.model):
-        return []
-    return [
-        f"workload=parallel does not train {answer.model}, which conf/model does not have: the plan is of a trainer "
-        "like it; trainer= names another one"
-    ]
-
-
-def _describe_problem(answer: Answer, error_share: float) -> list[str]:
-    problem, result = answer.problem, answer.result
+    problem, result, error_share = answer.problem, answer.result, find_band(answer.problem.job).error_share
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
     tokens = job.layout.global_batch * job.sequence_length
@@ -99,42 +86,33 @@ def _describe_problem(answer: Answer, error_share: float) -> list[str]:
             f"{gpus:,} GPUs {round_to_band(rate / 1e9, error_share)} G" for gpus, rate in answer.rates.items()
         )
         lines.append(f"reached   by {last} tokens a day" + (f"; too few are {fewer[-1]}" if fewer else ""))
-    return lines
-
-
-def _describe_best(answer: Answer, error_share: float) -> list[str]:
-    best, device = answer.best, answer.problem.cluster.device
-    estimate = best.estimate
-    step_s = estimate.step.total_s
+    estimate = answer.best.estimate
+    step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
     low, high = (round_to_band(step_s * factor, error_share) for factor in (1 - error_share, 1 + error_share))
-    rate = round_to_band(estimate.tokens_per_s_per_gpu, error_share)
-    memory = estimate.memory
     return [
-        f"best      {describe(best.layout)}",
-        f"          step {round_to_band(step_s, error_share)} s ({low} to {high}), {rate} tokens/s per GPU, MFU {mfu}, "
+        *lines,
+        f"best      {describe(answer.best.layout)}",
+        f"{INDENT}step {round_to_band(step_s, error_share)} s ({low} to {high}), "
+        f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)} G tokens a day",
-        f"          memory {memory.total_gib:.0f} GiB of {USABLE_MEMORY * device.memory_gib:.0f} usable; the framework "
+        f"{INDENT}memory {memory.total_gib:.0f} GiB of {USABLE_MEMORY * device.memory_gib:.0f} usable; the framework "
         f"reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved",
     ]
 
 
 def parts_table(estimate: JobEstimate, error_share: float) -> Rows:
     """Return the table of where the time and the memory go, side by side."""
-    step, memory = estimate.step, estimate.memory
-    times = [(item.name, getattr(step, item.name)) for item in fields(StepTime)]
-    times = sorted((pair for pair in times if pair[1] > 0), key=lambda pair: -pair[1])
-    sizes = [(item.name, getattr(memory, item.name)) for item in fields(StageMemory)]
-    sizes = sorted((pair for pair in sizes if pair[1] > 0), key=lambda pair: -pair[1])
-    rows = []
-    for index in range(max(len(times), len(sizes))):
-        row = ["", "", "", "", ""]
-        if index < len(times):
-            name, seconds = times[index]
-            row[:3] = [name, round_to_band(1e3 * seconds, error_share), format_share(seconds / step.total_s)]
-        if index < len(sizes):
-            row[3:] = [sizes[index][0], f"{sizes[index][1]:.1f}"]
-        rows.append(row)
+    times, sizes = (
+        sorted(((name, value) for name, value in vars(parts).items() if value > 0), key=lambda pair: -pair[1])
+        for parts in (estimate.step, estimate.memory)
+    )
+    total_s = estimate.step.total_s
+    times_cells = [
+        [name, round_to_band(1e3 * seconds, error_share), format_share(seconds / total_s)] for name, seconds in times
+    ]
+    sizes_cells = [[name, f"{gib:.1f}"] for name, gib in sizes]
+    rows = [[*(left or ["", "", ""]), *(right or ["", ""])] for left, right in zip_longest(times_cells, sizes_cells)]
     return ["step", "ms", "%", "memory of a GPU", "GiB"], rows
 
 
@@ -159,50 +137,77 @@ def layouts_table(answer: Answer, error_share: float) -> Rows:
     return ["step s", "slower %", "MFU %", "GiB", "layout, where they differ"], rows
 
 
-def _describe_comparison(faster: Candidate, comparison: Comparison, error_share: float) -> list[str]:
-    told = "" if comparison.slower_share > error_share else "; within the band of an estimate, so measure both"
+def comparison_lines(answer: Answer) -> list[str]:
+    """Return why the given layout is slower than the fastest; nothing where it is the fastest."""
+    faster, comparison = answer.faster, answer.comparison
+    if faster is None or comparison is None:
+        return []
+    is_clear = comparison.slower_share > find_band(answer.problem.job).error_share
+    band = "" if is_clear else "; within the band of an estimate, so measure both"
     return [
-        f"slower    by {format_share(comparison.slower_share)}% than {describe(faster.layout)}{told}",
+        f"slower    by {format_share(comparison.slower_share)}% than {describe(faster.layout)}{band}",
         f"{INDENT}{comparison.sentences}",
     ]
 
 
 def differences_table(given: Candidate, faster: Candidate, error_share: float) -> Rows:
     """Return the table of where the steps of a given layout and of a faster one differ."""
-    pairs = {item.name: _milliseconds(item.name, given, faster) for item in fields(StepTime)}
-    pairs = dict(sorted(pairs.items(), key=lambda item: item[1][1] - item[1][0]))
-    pairs["step"] = _milliseconds("total_s", given, faster)
-    rows = [
-        [name, *(round_to_band(value, error_share) for value in pair), round_change(pair[0] - pair[1], error_share)]
-        for name, pair in pairs.items()
-        if any(pair)
-    ]
+    given_step, faster_step = given.estimate.step, faster.estimate.step
+    names = [item.name for item in fields(given_step)]
+    names.sort(key=lambda name: getattr(faster_step, name) - getattr(given_step, name))
+    pairs = {name: (getattr(given_step, name), getattr(faster_step, name)) for name in names}
+    pairs["step"] = (given_step.total_s, faster_step.total_s)
+    rows = []
+    for name, pair in pairs.items():
+        if any(pair):
+            difference_ms = 1e3 * pair[0] - 1e3 * pair[1]
+            times = [round_to_band(1e3 * seconds, error_share) for seconds in pair]
+            rows.append([name, *times, "+" * (difference_ms > 0) + round_to_band(difference_ms, error_share)])
     return ["ms", "given", "fastest", "difference"], rows
 
 
-def _milliseconds(name: str, *candidates: Candidate) -> tuple[float, ...]:
-    return tuple(1e3 * getattr(candidate.estimate.step, name) for candidate in candidates)
-
-
-def _describe_alternatives(answer: Answer) -> list[str]:
-    rate = answer.best.estimate.tokens_per_s_per_gpu
+def tail_lines(answer: Answer) -> list[str]:
+    """Return what would change the best layout, a whole training, and how far the estimate can be trusted."""
+    problem, estimate, training = answer.problem, answer.best.estimate, answer.training
+    band = find_band(problem.job)
+    error_share = band.error_share
+    unsure = band.missing(problem.job, problem.cluster)
+    if problem.calibration:
+        unsure = [*unsure, "the band is that of estimates with the tables' rates, not with rates measured here"]
     lines = []
     for name, candidate in answer.alternatives.items():
-        gain = candidate.estimate.tokens_per_s_per_gpu / rate - 1
+        gain = candidate.estimate.tokens_per_s_per_gpu / estimate.tokens_per_s_per_gpu - 1
         is_same = describe(candidate.layout) == describe(answer.best.layout)
         changed = "" if is_same else f", then with {describe(candidate.layout)}"
         if round(100 * gain):
             lines.append(f"with      {name}: {100 * gain:+.0f}%{changed}")
-    return lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
+    lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
+    if training is not None:
+        cost = "" if training.cost is None else f", cost {round_to_band(training.cost, error_share)}"
+        lines.append(
+            f"training  {round_to_band(training.days, error_share)} days, "
+            f"{round_to_band(training.gpu_hours, error_share)} GPU-hours{cost}; {100 * training.lost_share:.1f}% of it "
+            f"is lost to {round_to_band(training.failures, error_share)} failures and to checkpoints"
+        )
+    reason = f"90% of {band.runs} published runs are within it, each estimated by what other sources show"
+    lines.append(
+        f"band      {'at least ' if unsure else ''}{error_share:.0%}: {reason} (benchmarks/results/planner.md)"
+    )
+    if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
+        missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
+        unsure = [*unsure, f"{missing}: the plan is of a trainer like it; trainer= names another one"]
+    return lines + [f"unsure    {line}" for line in (*unsure, *estimate.not_modelled)]
 
 
-def _describe_training(answer: Answer, error_share: float) -> list[str]:
-    training = answer.training
-    if training is None:
-        return []
-    cost = "" if training.cost is None else f", cost {round_to_band(training.cost, error_share)}"
-    return [
-        f"training  {round_to_band(training.days, error_share)} days, "
-        f"{round_to_band(training.gpu_hours, error_share)} GPU-hours{cost}; {100 * training.lost_share:.1f}% of it is "
-        f"lost to {round_to_band(training.failures, error_share)} failures and to checkpoints"
-    ]
+def round_to_band(value: float, error_share: float) -> str:
+    """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58."""
+    if not value or not math.isfinite(value):
+        return format_number(value)
+    place = math.floor(math.log10(abs(value) * max(error_share, 1e-4)) + 1e-9)
+    rounded = round(value, -place) + 0.0
+    return f"{rounded:,.{max(0, -place)}f}"
+
+
+def format_share(share: float) -> str:
+    """Return a share of 1 in whole percent."""
+    return f"{100 * share:.0f}"

@@ -8,7 +8,7 @@ import pytest
 
 from sweeper.commands.plan.answer import answer
 from sweeper.commands.plan.request import read_request
-from sweeper.commands.plan.view import show
+from sweeper.commands.plan.text import show
 from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.preflight.calibration import (
     Attention,

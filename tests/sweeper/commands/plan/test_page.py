@@ -10,8 +10,7 @@ import pytest
 
 from sweeper.commands.plan.answer import Answer, answer, scale
 from sweeper.commands.plan.main import run
-from sweeper.commands.plan.page import build_page
-from sweeper.commands.plan.pictures import Bar, Point, draw_bars, draw_scaling
+from sweeper.commands.plan.page import Bar, Point, build_page, draw_bars, draw_scaling
 from sweeper.commands.plan.request import read_request
 from tests.support import browser
 from workloads.api.errors import UserInputError

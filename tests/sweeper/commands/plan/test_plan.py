@@ -15,9 +15,8 @@ import pytest
 
 from sweeper.commands.plan.answer import answer, search, tokens_of_a_day
 from sweeper.commands.plan.main import run
-from sweeper.commands.plan.problem import TOKENS_PER_STEP, build_problem, default_batch
-from sweeper.commands.plan.request import read_request
-from sweeper.commands.plan.rounding import round_to_band
+from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
+from sweeper.commands.plan.text import round_to_band
 from sweeper.preflight.corrections import Correction, Place, keep
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
