@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.instruments.timing import time_in_turns
-from workloads.llama import fp8_blocks_kernels, fp8_kernels
-from workloads.llama.fp8 import Fp8Matrix
-from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, build_block_math
+from workloads.llama.fp8_block import FP8_RECIPES, GRANULARITIES, build_block_math
+from workloads.llama.fp8_launch import TritonCasts
+from workloads.llama.fp8_quantize import multiply
 from workloads.llama.model import Block, rope_table
 from workloads.models.model import MODELS, TRAINED_MODELS, Model
 from workloads.offload.device_rates import select_attention_kernel
 
 LENGTH = 8192
 LOAD_S = 3.0
-CASTS = {"fp8_tensorwise": fp8_kernels, "fp8_blockwise": fp8_blocks_kernels}
+CASTS = {recipe: TritonCasts(granularity) for recipe, granularity in GRANULARITIES.items()}
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -48,7 +49,7 @@ def build_passes(shape: Model, tokens: int) -> tuple[Calls, dict[str, dict[str, 
     weights = {name: draw(*size).mul_(0.02).add_(len(size) == 1) for name, size in sizes.items()}
     x, d_out, rope = draw(tokens, shape.hidden_size), draw(tokens, shape.hidden_size), rope_table(shape, LENGTH, device)
     calls, results = Calls(), dict[str, dict[str, Tensor]]()
-    for recipe in BLOCK_MATH_CLASSES:
+    for recipe in ("", *FP8_RECIPES):
         block = build_block_math(shape, kernel, recipe, compiled=True)
         operands = block.cast_weights(weights)
         out, activations = block.forward(operands, x, rope, None)
@@ -80,15 +81,12 @@ def build_products(shape: Model, tokens: int) -> Calls:
         weight, x, d = draw(outputs, inputs), draw(tokens, inputs), draw(tokens, outputs)
         for recipe, casts in CASTS.items():
             rows, columns = casts.cast_weight(weight, rows=True, columns=True)
-            (x_rows, x_columns), (d_rows, d_columns) = casts.cast_both(x), casts.cast_both(d)
+            (x_rows, x_columns), (d_rows, d_columns) = (casts.cast(y, rows=True, columns=True) for y in (x, d))
             pairs = {"forward": (x_rows, rows), "input gradient": (d_rows, columns)}
             pairs["weight gradient"] = (d_columns, x_columns)
             for name, pair in pairs.items():
-                _append(
-                    calls,
-                    f"{recipe}: products, {name}",
-                    lambda c=casts, p=pair, f=name == "forward": c.multiply(*p, fast=f),
-                )
+                call = partial(multiply, *pair, fast=name == "forward")
+                _append(calls, f"{recipe}: products, {name}", call)
         for name, pair in {
             "forward": (x, weight.t()),
             "input gradient": (d, weight),
@@ -118,19 +116,19 @@ def build_casts(shape: Model, tokens: int) -> tuple[Calls, dict[str, int]]:
     calls, moved_bytes = Calls(), {}
     for recipe, casts in CASTS.items():
         scale = casts.norm_scale(weight)
-        arguments = {
-            "cast_rows": (gate,),
-            "cast_columns": (gate,),
-            "cast_both": (gate,),
-            "norm_rows": (x, weight, eps, scale),
-            "add_and_norm_rows": (x, addend, weight, eps, scale),
-            "norm_backward": (x, weight, d_out, later, eps, scale),
-            "swiglu_rows": (gate, up),
-            "swiglu_backward": (gate, up, d_hidden),
+        norm = (weight, eps, scale)
+        named: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+            "cast_rows": (partial(casts.cast, rows=True), (gate,)),
+            "cast_columns": (partial(casts.cast, columns=True), (gate,)),
+            "cast_both": (partial(casts.cast, rows=True, columns=True), (gate,)),
+            "norm_rows": (lambda *values, c=casts: c.add_and_norm(*values)[1], (x, None, *norm)),
+            "add_and_norm_rows": (casts.add_and_norm, (x, addend, *norm)),
+            "norm_backward": (casts.norm_backward, (x, weight, d_out, later, eps, scale)),
+            "swiglu_rows": (casts.swiglu, (gate, up)),
+            "swiglu_backward": (casts.swiglu_backward, (gate, up, d_hidden)),
         }
-        for name, values in arguments.items():
-            cast = getattr(casts, name)
-            calls[f"{recipe}: {name}"] = lambda f=cast, v=values: f(*v)
+        for name, (cast, values) in named.items():
+            calls[f"{recipe}: {name}"] = partial(cast, *values)
             moved_bytes[f"{recipe}: {name}"] = _count_bytes(values) + _count_bytes(cast(*values))
     calls["copy"] = gate.clone
     return calls, moved_bytes | {"copy": 2 * gate.nbytes}
@@ -139,7 +137,7 @@ def build_casts(shape: Model, tokens: int) -> tuple[Calls, dict[str, int]]:
 def _count_bytes(values: Any) -> int:
     if isinstance(values, Tensor):
         return values.nbytes
-    return sum(_count_bytes(value) for value in values) if isinstance(values, (tuple, Fp8Matrix)) else 0
+    return sum(_count_bytes(value) for value in values) if isinstance(values, (tuple, list)) else 0
 
 
 def measure_medians_s(calls: Calls, repeats: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workloads.llama.fp8 import Fp8Matrix
+from workloads.llama.fp8_quantize import Fp8Matrix
 
 E4M3_MAX = 448.0
 

@@ -1,34 +1,84 @@
-"""The casts of `workloads.llama.fp8` in Triton, each fused with the elementwise operations before it.
+"""The kernels of fp8 casts in Triton, each fused with the elementwise operations before it; `fp8_launch` calls them.
 
-A matrix needs its largest magnitude before it can be cast, so every cast is two passes over its inputs: the first
-computes the values and keeps their maximum alone, the second computes them again and writes them in fp8. Values are
-computed in fp32 from bf16 inputs and rounded once.
-
-The products of a Hopper GPU take operands that are contiguous along the summed dimension. So a matrix
-[tokens, features] is written by rows for products that sum over features, by columns (transposed) for those that sum
-over tokens, or both from one tile that is read once.
+Values are computed in fp32 from bf16 inputs and rounded once. Kernels of granularity `tensor` take a scale that an
+earlier kernel has found, those of granularity `block` find the scales of the blocks that they write
+(`workloads.llama.fp8_quantize`).
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from workloads.llama.fp8 import FP8, Fp8Matrix, halve, multiply, norm_scale
-from workloads.llama.fp8_scale_kernels import find_scale
-from workloads.llama.fp8_swiglu_kernels import swiglu_backward, swiglu_rows
-from workloads.llama.norm_kernels import differentiate_norm
-
-__all__ = ["add_and_norm_rows", "cast_both", "cast_columns", "cast_rows", "cast_weight", "halve", "multiply"]
-__all__ += ["norm_backward", "norm_rows", "norm_scale", "swiglu_backward", "swiglu_rows"]
-
-CAST_TILE = {"BLOCK_TOKENS": 128, "BLOCK_FEATURES": 64, "num_warps": 8}  # the fastest of six on an H200
 
 
 @triton.jit
-def _cast_kernel(  # type: ignore[no-untyped-def]
+def scale_of(amax):  # type: ignore[no-untyped-def]
+    """`workloads.llama.fp8_quantize.scale_of`: scales from the largest magnitudes, on the bits of fp32."""
+    bits = amax.to(tl.int32, bitcast=True)
+    exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
+    value = (exponent << 23).to(tl.float32, bitcast=True)
+    return tl.where(bits >= 0x7F800000, float("nan"), value)
+
+
+# ── tensor: scales ──
+
+
+@triton.jit
+def amax_kernel(x, partial, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    peak = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        peak = tl.maximum(peak, tl.abs(tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)))
+    tl.store(partial + tl.program_id(0), tl.max(peak, 0))
+
+
+@triton.jit
+def swiglu_amax_kernel(gate, up, partial, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    peak = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
+        u = tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
+        peak = tl.maximum(peak, tl.abs(g * tl.sigmoid(g) * u))
+    tl.store(partial + tl.program_id(0), tl.max(peak, 0))
+
+
+@triton.jit
+def swiglu_derivatives(g, u, d):  # type: ignore[no-untyped-def]
+    """Return the output, and the gradients of gate and up."""
+    sigmoid = tl.sigmoid(g)
+    silu = g * sigmoid
+    return silu * u, d * u * sigmoid * (1.0 + g * (1.0 - sigmoid)), d * silu
+
+
+@triton.jit
+def swiglu_backward_amax_kernel(  # type: ignore[no-untyped-def]
+    gate, up, d_hidden, hidden_partial, d_partial, numel, BLOCK: tl.constexpr
+):
+    hidden_peak = tl.zeros([BLOCK], tl.float32)
+    d_peak = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
+        u = tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
+        d = tl.load(d_hidden + at, mask=at < numel, other=0.0).to(tl.float32)
+        hidden, d_gate, d_up = swiglu_derivatives(g, u, d)
+        hidden_peak = tl.maximum(hidden_peak, tl.abs(hidden))
+        d_peak = tl.maximum(d_peak, tl.maximum(tl.abs(d_gate), tl.abs(d_up)))
+    tl.store(hidden_partial + tl.program_id(0), tl.max(hidden_peak, 0))
+    tl.store(d_partial + tl.program_id(0), tl.max(d_peak, 0))
+
+
+@triton.jit
+def scale_kernel(partial, scale, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(scale, scale_of(tl.max(tl.load(partial + tl.arange(0, COUNT)), 0)))
+
+
+# ── tensor: casts ──
+
+
+@triton.jit
+def cast_tensor_kernel(  # type: ignore[no-untyped-def]
     x,
     scale,
     row_factors,
@@ -62,68 +112,8 @@ def _cast_kernel(  # type: ignore[no-untyped-def]
         tl.store(columns + n[:, None] * tokens + t[None, :], transposed, mask=inside)
 
 
-def _launch_cast(
-    x: Tensor,
-    scale: Tensor,
-    *,
-    rows: bool,
-    columns: bool,
-    factors: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    tile = CAST_TILE
-    tokens, features = x.shape
-    row_target = torch.empty(tokens, features, dtype=FP8, device=x.device) if rows else x
-    column_target = torch.empty(features, tokens, dtype=FP8, device=x.device) if columns else x
-    grid = (triton.cdiv(tokens, tile["BLOCK_TOKENS"]) * triton.cdiv(features, tile["BLOCK_FEATURES"]),)
-    row_factors, column_factors = factors or (scale, scale)
-    _cast_kernel[grid](
-        x,
-        scale,
-        row_factors,
-        column_factors,
-        row_target,
-        column_target,
-        tokens,
-        features,
-        NORM=factors is not None,
-        ROWS=rows,
-        COLUMNS=columns,
-        **tile,
-    )
-    return row_target, column_target
-
-
-def cast_rows(x: Tensor) -> Fp8Matrix:
-    """Return x in fp8."""
-    scale = find_scale(x)
-    return Fp8Matrix(_launch_cast(x, scale, rows=True, columns=False)[0], scale)
-
-
-def cast_columns(x: Tensor) -> Fp8Matrix:
-    """Return the transpose of x in fp8."""
-    scale = find_scale(x)
-    return Fp8Matrix(_launch_cast(x, scale, rows=False, columns=True)[1], scale)
-
-
-def cast_both(x: Tensor) -> tuple[Fp8Matrix, Fp8Matrix]:
-    """Return x and its transpose in fp8."""
-    scale = find_scale(x)
-    rows, columns = _launch_cast(x, scale, rows=True, columns=True)
-    return Fp8Matrix(rows, scale), Fp8Matrix(columns, scale)
-
-
-def cast_weight(weight: Tensor, *, rows: bool, columns: bool) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:
-    """Return a weight and its transpose in fp8, each where it is wanted."""
-    scale = find_scale(weight)
-    by_rows, by_columns = _launch_cast(weight, scale, rows=rows, columns=columns)
-    return Fp8Matrix(by_rows, scale) if rows else None, Fp8Matrix(by_columns, scale) if columns else None
-
-
-# ── the norm ──
-
-
 @triton.jit
-def _norm_kernel(  # type: ignore[no-untyped-def]
+def norm_tensor_kernel(  # type: ignore[no-untyped-def]
     x, addend, weight, scale, total, rows, features, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
     t = tl.program_id(0).to(tl.int64)
@@ -140,26 +130,248 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(rows + t * features + n, value.to(rows.dtype.element_ty), mask=inside)
 
 
-def norm_rows(x: Tensor, weight: Tensor, eps: float, scale: Tensor) -> Fp8Matrix:
-    """Return the norm of x in fp8."""
-    rows = torch.empty(x.shape, dtype=FP8, device=x.device)
-    block = triton.next_power_of_2(x.shape[1])
-    _norm_kernel[(len(x),)](x, x, weight, scale, x, rows, x.shape[1], eps, ADD=False, BLOCK=block, num_warps=4)
-    return Fp8Matrix(rows, scale)
+@triton.jit
+def swiglu_tensor_kernel(gate, up, scale, rows, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
+    value = g * tl.sigmoid(g) * u * (1.0 / tl.load(scale))
+    tl.store(rows + at, value.to(rows.dtype.element_ty), mask=at < numel)
 
 
-def add_and_norm_rows(x: Tensor, addend: Tensor, weight: Tensor, eps: float, scale: Tensor) -> tuple[Tensor, Fp8Matrix]:
-    """Return x + addend in their data type, and the norm of that in fp8."""
-    total, rows = torch.empty_like(x), torch.empty(x.shape, dtype=FP8, device=x.device)
-    block = triton.next_power_of_2(x.shape[1])
-    _norm_kernel[(len(x),)](x, addend, weight, scale, total, rows, x.shape[1], eps, ADD=True, BLOCK=block, num_warps=4)
-    return total, Fp8Matrix(rows, scale)
+@triton.jit
+def swiglu_backward_tensor_kernel(  # type: ignore[no-untyped-def]
+    gate,
+    up,
+    d_hidden,
+    hidden_scale,
+    d_scale,
+    hidden_columns,
+    d_rows,
+    d_columns,
+    tokens,
+    features,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_FEATURES: tl.constexpr,
+):
+    tiles = tl.cdiv(features, BLOCK_FEATURES)
+    t = ((tl.program_id(0) // tiles) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
+    n = ((tl.program_id(0) % tiles) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)).to(tl.int64)
+    inside = (t[:, None] < tokens) & (n[None, :] < features)
+    at = t[:, None] * features + n[None, :]
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(d_hidden + at, mask=inside, other=0.0).to(tl.float32)
+    hidden, d_gate, d_up = swiglu_derivatives(g, u, d)
+    inverse = 1.0 / tl.load(d_scale)
+    dtype = d_rows.dtype.element_ty
+    at = t[:, None] * (2 * features) + n[None, :]
+    tl.store(d_rows + at, (d_gate * inverse).to(dtype), mask=inside)
+    tl.store(d_rows + at + features, (d_up * inverse).to(dtype), mask=inside)
+    inside = (n[:, None] < features) & (t[None, :] < tokens)
+    at = n[:, None] * tokens + t[None, :]
+    # The scale is read again, so that rows and columns are converted separately: with shared conversions ptxas 12.8
+    # (Triton 3.6, sm90) writes a quarter of the columns wrong.
+    inverse = 1.0 / tl.load(d_scale, volatile=True)
+    tl.store(d_columns + at, tl.trans((d_gate * inverse).to(dtype)), mask=inside)
+    tl.store(d_columns + at + features.to(tl.int64) * tokens, tl.trans((d_up * inverse).to(dtype)), mask=inside)
+    hidden *= 1.0 / tl.load(hidden_scale)
+    tl.store(hidden_columns + at, tl.trans(hidden.to(dtype)), mask=inside)
 
 
-def norm_backward(
-    x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor
-) -> tuple[Tensor, Tensor, Fp8Matrix]:
-    """Return the gradient of x plus `d_residual`, that of weight, and the transpose of the norm of x in fp8."""
-    d_x, d_weight, factors = differentiate_norm(x, weight, d_out, d_residual, eps)
-    columns = _launch_cast(x, scale, rows=False, columns=True, factors=(factors, weight))[1]
-    return d_x, d_weight, Fp8Matrix(columns, scale)
+# ── block: casts ──
+# A program writes whole blocks: 128 features of a token by rows, 128 tokens of a feature by columns (transposed).
+
+
+@triton.jit
+def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, features, block):  # type: ignore[no-untyped-def]
+    """Write a tile [tokens, 128 features] to rows[tokens, features] at t and n, which are the block's features."""
+    scale = scale_of(tl.max(tl.abs(value), 1))
+    tl.store(scales + block.to(tl.int64) * tokens + t, scale, mask=has_token)
+    cast = (value * (1.0 / scale)[:, None]).to(rows.dtype.element_ty)
+    tl.store(rows + t[:, None] * features + n[None, :], cast, mask=has_token[:, None] & has_feature[None, :])
+
+
+@triton.jit
+def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, features, block):  # type: ignore[no-untyped-def]
+    """Write a tile [128 tokens, features] to columns[features, tokens] at n and t, which are the block's tokens."""
+    scale = scale_of(tl.max(tl.abs(value), 0))
+    tl.store(scales + block.to(tl.int64) * features + n, scale, mask=has_feature)
+    cast = tl.trans((value * (1.0 / scale)[None, :]).to(columns.dtype.element_ty))
+    tl.store(columns + n[:, None] * tokens + t[None, :], cast, mask=has_feature[:, None] & has_token[None, :])
+
+
+@triton.jit
+def cast_block_kernel(  # type: ignore[no-untyped-def]
+    x,
+    row_factors,
+    column_factors,
+    rows,
+    row_scales,
+    columns,
+    column_scales,
+    tokens,
+    features,
+    NORM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_FEATURES: tl.constexpr,
+):
+    """Cast x, or with NORM its norm: x times the factor of its row times that of its column."""
+    tiles = tl.cdiv(features, BLOCK_FEATURES)
+    token_tile, feature_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    t = (token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
+    n = (feature_tile * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)).to(tl.int64)
+    has_token, has_feature = t < tokens, n < features
+    inside = has_token[:, None] & has_feature[None, :]
+    value = tl.load(x + t[:, None] * features + n[None, :], mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        row_factor = tl.load(row_factors + t, mask=has_token, other=0.0)
+        column_factor = tl.load(column_factors + n, mask=has_feature, other=0.0).to(tl.float32)
+        value = value * row_factor[:, None] * column_factor[None, :]
+    if ROWS:
+        store_rows(value, rows, row_scales, t, n, has_token, has_feature, tokens, features, feature_tile)
+    if COLUMNS:
+        store_columns(value, columns, column_scales, t, n, has_token, has_feature, tokens, features, token_tile)
+
+
+@triton.jit
+def cast_weight_block_kernel(  # type: ignore[no-untyped-def]
+    weight,
+    rows,
+    row_scales,
+    columns,
+    column_scales,
+    outputs,
+    inputs,
+    row_scales_stride,
+    column_scales_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tiles = inputs // BLOCK
+    output_tile, input_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    m = (output_tile * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    k = (input_tile * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    value = tl.load(weight + m[:, None] * inputs + k[None, :]).to(tl.float32)
+    scale = scale_of(tl.max(tl.max(tl.abs(value), 1), 0))
+    value *= 1.0 / scale
+    if ROWS:
+        tl.store(row_scales + output_tile * row_scales_stride + input_tile, scale)
+        tl.store(rows + m[:, None] * inputs + k[None, :], value.to(rows.dtype.element_ty))
+    if COLUMNS:
+        tl.store(column_scales + input_tile * column_scales_stride + output_tile, scale)
+        tl.store(columns + k[:, None] * outputs + m[None, :], tl.trans(value.to(columns.dtype.element_ty)))
+
+
+@triton.jit
+def norm_block_kernel(  # type: ignore[no-untyped-def]
+    x,
+    addend,
+    weight,
+    total,
+    rows,
+    row_scales,
+    tokens,
+    features,
+    eps,
+    ADD: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the norm of one token, and with ADD what it is of. SIZE: a power of two of at least `features`."""
+    t = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, SIZE)
+    inside = n < features
+    value = tl.load(x + t * features + n, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(addend + t * features + n, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + t * features + n, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    value *= 1.0 / tl.sqrt(tl.sum(value * value, 0) / features + eps)
+    value *= tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
+    blocks = tl.reshape(value, (SIZE // BLOCK, BLOCK))
+    scale = scale_of(tl.max(tl.abs(blocks), 1))
+    b = tl.arange(0, SIZE // BLOCK)
+    tl.store(row_scales + b.to(tl.int64) * tokens + t, scale, mask=b * BLOCK < features)
+    cast = tl.reshape((blocks * (1.0 / scale)[:, None]).to(rows.dtype.element_ty), (SIZE,))
+    tl.store(rows + t * features + n, cast, mask=inside)
+
+
+@triton.jit
+def swiglu_block_kernel(  # type: ignore[no-untyped-def]
+    gate, up, rows, scales, tokens, features, BLOCK_TOKENS: tl.constexpr, BLOCK_FEATURES: tl.constexpr
+):
+    tiles = tl.cdiv(features, BLOCK_FEATURES)
+    tile = tl.program_id(0) % tiles
+    t = ((tl.program_id(0) // tiles) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
+    n = (tile * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)).to(tl.int64)
+    at, inside = t[:, None] * features + n[None, :], (t[:, None] < tokens) & (n[None, :] < features)
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    store_rows(g * tl.sigmoid(g) * u, rows, scales, t, n, t < tokens, n < features, tokens, features, tile)
+
+
+@triton.jit
+def swiglu_backward_block_kernel(  # type: ignore[no-untyped-def]
+    gate,
+    up,
+    d_hidden,
+    hidden,
+    hidden_scales,
+    d,
+    d_scales,
+    tokens,
+    features,
+    ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_FEATURES: tl.constexpr,
+):
+    """Write the gradients of gate and up side by side: by rows with ROWS, else by columns, and then `hidden` too."""
+    tiles = tl.cdiv(features, BLOCK_FEATURES)
+    token_tile, feature_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    t = (token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
+    n = (feature_tile * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)).to(tl.int64)
+    has_token, has_feature = t < tokens, n < features
+    at, inside = t[:, None] * features + n[None, :], has_token[:, None] & has_feature[None, :]
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    later = tl.load(d_hidden + at, mask=inside, other=0.0).to(tl.float32)
+    value, d_gate, d_up = swiglu_derivatives(g, u, later)
+    width = 2 * features
+    if ROWS:
+        store_rows(d_gate, d, d_scales, t, n, has_token, has_feature, tokens, width, feature_tile)
+        store_rows(d_up, d, d_scales, t, n + features, has_token, has_feature, tokens, width, feature_tile + tiles)
+    else:
+        store_columns(value, hidden, hidden_scales, t, n, has_token, has_feature, tokens, features, token_tile)
+        store_columns(d_gate, d, d_scales, t, n, has_token, has_feature, tokens, width, token_tile)
+        store_columns(d_up, d, d_scales, t, n + features, has_token, has_feature, tokens, width, token_tile)
+
+
+# ── the gradients of the RMS norm ──
+
+
+@triton.jit
+def norm_backward_kernel(  # type: ignore[no-untyped-def]
+    x, weight, d_out, d_residual, d_x, d_weight, factors, tokens, features, eps, BLOCK: tl.constexpr
+):
+    n = tl.arange(0, BLOCK)
+    inside = n < features
+    w = tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
+    d_w = tl.zeros([BLOCK], tl.float32)
+    for row in range(tl.program_id(0), tokens, tl.num_programs(0)):
+        at = row * features + n
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
+        later = tl.load(d_residual + at, mask=inside, other=0.0).to(tl.float32)
+        factor = 1.0 / tl.sqrt(tl.sum(value * value, 0) / features + eps)
+        normed = value * factor
+        d_w += d * normed
+        d *= w
+        gradient = (d - normed * (tl.sum(d * normed, 0) / features)) * factor + later
+        tl.store(d_x + at, gradient.to(d_x.dtype.element_ty), mask=inside)
+        tl.store(factors + row, factor)
+    tl.store(d_weight + tl.program_id(0) * features + n, d_w, mask=inside)

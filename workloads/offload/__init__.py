@@ -26,8 +26,8 @@ class OffloadParameters:
         model: the model that is trained.
         sequence_length: tokens of each sequence.
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
-        dtype: data type of weights, gradients and activations. With fp8_tensorwise (`workloads.llama.fp8`) and
-            fp8_blockwise (`workloads.llama.fp8_blocks`) they are bf16, and the operands of the matrix products of
+        dtype: data type of weights, gradients and activations. With fp8_tensorwise and fp8_blockwise
+            (`workloads.llama.fp8_quantize`) they are bf16, and the operands of the matrix products of
             blocks are fp8; embedding, attention and head stay in bf16.
         master_weights: keep a copy of the weights in fp32, which AdamW updates. With dtype=fp32 the weights are that.
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale

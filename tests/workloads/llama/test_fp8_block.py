@@ -13,8 +13,8 @@ from torch.nn import functional
 from tests.support.fp8_matrices import E4M3_MAX, relative_error
 from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.block import BlockMath
-from workloads.llama.fp8 import FP8
-from workloads.llama.fp8_block import BLOCK_MATH_CLASSES, FP8_RECIPES, BlockwiseFp8BlockMath, Fp8BlockMath
+from workloads.llama.fp8_block import FP8_RECIPES, build_block_math
+from workloads.llama.fp8_quantize import FP8
 from workloads.llama.model import Block, apply_rotary_emb, rope_table
 from workloads.models.model import MODELS, Model
 
@@ -78,7 +78,7 @@ class BlockwiseProduct(torch.autograd.Function):
         return d_x, d_weight, None, d_out.sum(0)
 
 
-RECIPES = [(Fp8BlockMath, TensorwiseProduct), (BlockwiseFp8BlockMath, BlockwiseProduct)]
+PRODUCTS = {"fp8_tensorwise": TensorwiseProduct, "fp8_blockwise": BlockwiseProduct}
 
 
 class Bf16(torch.autograd.Function):
@@ -142,20 +142,18 @@ def differentiate(block_math: BlockMath, saved: tuple[str, ...] | None = None) -
     return {"out": out, "x": d_x} | gradients
 
 
-@pytest.mark.parametrize(("math_class", "product"), RECIPES, ids=lambda part: getattr(part, "recipe", ""))
+@pytest.mark.parametrize("recipe", PRODUCTS)
 @pytest.mark.parametrize("model", ["llama_tiny", "with biases"])
-def test_a_block_in_fp8_is_autograds_with_rounded_operands(
-    model: str, math_class: type[BlockMath], product: type[torch.autograd.Function]
-) -> None:
+def test_a_block_in_fp8_is_autograds_with_rounded_operands(model: str, recipe: str) -> None:
     """They differ by the last bit of bf16, far less than the recipe changes them."""
     shape = MODELS["llama_tiny"] if model == "llama_tiny" else Model(2, 128, 4, 2, 32, 384, 512, qkv_bias=True)
     weights, x, d_out = draw_block(shape)
     leaves = {name: weight.float().requires_grad_() for name, weight in weights.items()}
     leaf_x = x.float().requires_grad_()
-    out = run_block_under_autograd(leaves, leaf_x, shape, product)
+    out = run_block_under_autograd(leaves, leaf_x, shape, PRODUCTS[recipe])
     out.backward(d_out.float())
     expected = {"out": out.detach(), "x": leaf_x.grad} | {name: leaf.grad for name, leaf in leaves.items()}
-    in_fp8 = differentiate(math_class(shape, KERNELS["cpu"], compiled=False))
+    in_fp8 = differentiate(build_block_math(shape, KERNELS["cpu"], recipe, compiled=False))
     in_bf16 = differentiate(BlockMath(shape, KERNELS["cpu"], compiled=False))
     assert in_fp8.keys() == expected.keys()
     for name, value in expected.items():
@@ -166,7 +164,7 @@ def test_a_block_in_fp8_is_autograds_with_rounded_operands(
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
 def test_gradients_in_fp8_point_where_those_in_bf16_do(recipe: str) -> None:
-    in_fp8 = differentiate(BLOCK_MATH_CLASSES[recipe](SHAPE, KERNELS["cpu"], compiled=False))
+    in_fp8 = differentiate(build_block_math(SHAPE, KERNELS["cpu"], recipe, compiled=False))
     in_bf16 = differentiate(BlockMath(SHAPE, KERNELS["cpu"], compiled=False))
     for name, value in in_bf16.items():
         cosine = functional.cosine_similarity(in_fp8[name].float().flatten(), value.float().flatten(), dim=0)
@@ -176,7 +174,7 @@ def test_gradients_in_fp8_point_where_those_in_bf16_do(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
 @pytest.mark.parametrize("saved", [("x",), ("x", "attn_out", "lse"), ("x", "q", "kv", "attn_out", "lse", "residual")])
 def test_recomputed_activations_give_the_same_gradients_in_fp8(saved: tuple[str, ...], recipe: str) -> None:
-    block_math = BLOCK_MATH_CLASSES[recipe](SHAPE, KERNELS["cpu"], compiled=False)
+    block_math = build_block_math(SHAPE, KERNELS["cpu"], recipe, compiled=False)
     expected = differentiate(block_math)
     for name, value in differentiate(block_math, saved).items():
         assert torch.equal(value, expected[name]), name

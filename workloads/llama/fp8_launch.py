@@ -1,0 +1,203 @@
+"""The casts of `workloads.llama.fp8_quantize` by the kernels of `workloads.llama.fp8_kernels`.
+
+With granularity `tensor` a matrix needs its largest magnitude before it can be cast, so every cast is two passes over
+its inputs: the first computes the values and keeps their maximum alone, the second computes them again and writes them
+in fp8. A block's scale depends on the block alone, so with granularity `block` every cast reads its inputs once.
+
+The products of a Hopper GPU take operands that are contiguous along the summed dimension. So a matrix
+[tokens, features] is written by rows for products that sum over features, by columns (transposed) for those that sum
+over tokens, or both from one tile that is read once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from workloads.llama import fp8_kernels as kernels
+from workloads.llama.fp8_quantize import BLOCK, FP8, SCALE_MULTIPLE, Casts, Fp8Matrix
+
+FLAT_BLOCK = 1024  # numbers that a program reads at a time
+REDUCING_PROGRAMS = 2048  # programs that share a reduction over a whole matrix
+NORM_BACKWARD_PROGRAMS = 1056  # eight for each multiprocessor of an H200
+
+# The fastest of three to eight each on an H200, with granularity `tensor` of six.
+CAST_TENSOR_TILE = {"BLOCK_TOKENS": 128, "BLOCK_FEATURES": 64, "num_warps": 8}
+SWIGLU_BACKWARD_TENSOR_TILE = {"BLOCK_TOKENS": 64, "BLOCK_FEATURES": 64, "num_warps": 8}
+CAST_ROWS_TILE = {"BLOCK_TOKENS": 64, "BLOCK_FEATURES": BLOCK, "num_warps": 8}
+CAST_COLUMNS_TILE = {"BLOCK_TOKENS": BLOCK, "BLOCK_FEATURES": 64, "num_warps": 4}
+CAST_BOTH_TILE = {"BLOCK_TOKENS": BLOCK, "BLOCK_FEATURES": BLOCK, "num_warps": 8}
+SWIGLU_TILE = {"BLOCK_TOKENS": 32, "BLOCK_FEATURES": BLOCK, "num_warps": 4}
+SWIGLU_BACKWARD_ROWS_TILE = {"BLOCK_TOKENS": 64, "BLOCK_FEATURES": BLOCK, "num_warps": 8}
+SWIGLU_BACKWARD_COLUMNS_TILE = {"BLOCK_TOKENS": BLOCK, "BLOCK_FEATURES": 64, "num_warps": 8}
+
+
+class TritonCasts(Casts):
+    """`Casts` on a GPU."""
+
+    def cast(self, x: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
+        if self.granularity == "block":
+            return _cast_blocks(x, rows, columns)
+        partial = _allocate_partial_maxima(x.device)
+        kernels.amax_kernel[(REDUCING_PROGRAMS,)](x, partial, x.numel(), BLOCK=FLAT_BLOCK)
+        return _cast_tensor(x, _find_scale(partial), rows, columns)
+
+    def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
+        if self.granularity == "tensor":
+            return self.cast(weight, rows=rows, columns=columns)
+        outputs, inputs = weight.shape
+        by_rows = _allocate_weight(outputs, inputs, weight.device) if rows else None
+        by_columns = _allocate_weight(inputs, outputs, weight.device) if columns else None
+        strides = [matrix.scale.stride(0) if matrix else 0 for matrix in (by_rows, by_columns)]
+        targets = (*(by_rows or (weight, weight)), *(by_columns or (weight, weight)))
+        kernels.cast_weight_block_kernel[(outputs * inputs // BLOCK**2,)](
+            weight, *targets, outputs, inputs, *strides, ROWS=rows, COLUMNS=columns, BLOCK=BLOCK, num_warps=8
+        )
+        return [matrix for matrix in (by_rows, by_columns) if matrix is not None]
+
+    def add_and_norm(
+        self, x: Tensor, addend: Tensor | None, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Fp8Matrix]:
+        tokens, features = x.shape
+        total = x if addend is None else torch.empty_like(x)
+        inputs, has_addend = (x, x if addend is None else addend, weight), addend is not None
+        size = triton.next_power_of_2(features)
+        if scale is None:
+            rows = _allocate_blocks(tokens, features, x.device)
+            kernels.norm_block_kernel[(tokens,)](
+                *inputs, total, *rows, tokens, features, eps, ADD=has_addend, SIZE=size, BLOCK=BLOCK, num_warps=4
+            )
+        else:
+            rows = _allocate_tensor(tokens, features, scale)
+            kernels.norm_tensor_kernel[(tokens,)](
+                *inputs, scale, total, rows.data, features, eps, ADD=has_addend, BLOCK=size, num_warps=4
+            )
+        return total, rows
+
+    def norm_backward(
+        self, x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor, Fp8Matrix]:
+        tokens, features = x.shape
+        d_x = torch.empty_like(x)
+        row_factors = torch.empty(tokens, dtype=torch.float32, device=x.device)  # of each row of x in its norm
+        programs = min(NORM_BACKWARD_PROGRAMS, tokens)
+        d_weight = torch.empty(programs, features, dtype=torch.float32, device=x.device)
+        tensors = (x, weight, d_out, d_residual, d_x, d_weight, row_factors)
+        block = triton.next_power_of_2(features)
+        kernels.norm_backward_kernel[(programs,)](*tensors, tokens, features, eps, BLOCK=block, num_warps=4)
+        factors = (row_factors, weight)
+        if scale is None:
+            (columns,) = _cast_blocks(x, False, True, factors)
+        else:
+            (columns,) = _cast_tensor(x, scale, False, True, factors)
+        return d_x, d_weight.sum(0).to(weight.dtype), columns
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Fp8Matrix:
+        (tokens, features), numel = gate.shape, gate.numel()
+        if self.granularity == "block":
+            rows, tile = _allocate_blocks(tokens, features, gate.device), SWIGLU_TILE
+            grid = _grid(tokens, features, tile)
+            kernels.swiglu_block_kernel[grid](gate, up, *rows, tokens, features, **tile)
+            return rows
+        partial = _allocate_partial_maxima(gate.device)
+        kernels.swiglu_amax_kernel[(REDUCING_PROGRAMS,)](gate, up, partial, numel, BLOCK=FLAT_BLOCK)
+        rows = _allocate_tensor(tokens, features, _find_scale(partial))
+        grid = (triton.cdiv(numel, FLAT_BLOCK),)
+        kernels.swiglu_tensor_kernel[grid](gate, up, rows.scale, rows.data, numel, BLOCK=FLAT_BLOCK)
+        return rows
+
+    def swiglu_backward(self, gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
+        device, (tokens, features) = gate.device, gate.shape
+        inputs = (gate, up, d_hidden)
+        if self.granularity == "tensor":
+            partials = _allocate_partial_maxima(device), _allocate_partial_maxima(device)
+            kernels.swiglu_backward_amax_kernel[(REDUCING_PROGRAMS,)](
+                *inputs, *partials, gate.numel(), BLOCK=FLAT_BLOCK
+            )
+            hidden_scale, d_scale = (_find_scale(partial) for partial in partials)
+            hidden, columns = (
+                _allocate_tensor(features, tokens, hidden_scale),
+                _allocate_tensor(2 * features, tokens, d_scale),
+            )
+            rows, tile = _allocate_tensor(tokens, 2 * features, d_scale), SWIGLU_BACKWARD_TENSOR_TILE
+            targets = (hidden_scale, d_scale, hidden.data, rows.data, columns.data)
+            grid = _grid(tokens, features, tile)
+            kernels.swiglu_backward_tensor_kernel[grid](*inputs, *targets, tokens, features, **tile)
+            return hidden, rows, columns
+        # Two kernels, since a tile of 128 x 128 with three results does not fit into registers. `features` is a
+        # multiple of 128.
+        hidden, columns = (_allocate_blocks(width, tokens, device) for width in (features, 2 * features))
+        rows = _allocate_blocks(tokens, 2 * features, device)
+        for is_rows, d, tile in (
+            (True, rows, SWIGLU_BACKWARD_ROWS_TILE),
+            (False, columns, SWIGLU_BACKWARD_COLUMNS_TILE),
+        ):
+            grid = _grid(tokens, features, tile)
+            kernels.swiglu_backward_block_kernel[grid](*inputs, *hidden, *d, tokens, features, ROWS=is_rows, **tile)
+        return hidden, rows, columns
+
+
+def _grid(tokens: int, features: int, tile: dict[str, int]) -> tuple[int]:
+    return (triton.cdiv(tokens, tile["BLOCK_TOKENS"]) * triton.cdiv(features, tile["BLOCK_FEATURES"]),)
+
+
+# ── granularity `tensor` ──
+
+
+def _allocate_partial_maxima(device: torch.device) -> Tensor:
+    return torch.empty(REDUCING_PROGRAMS, dtype=torch.float32, device=device)
+
+
+def _find_scale(partial_maxima: Tensor) -> Tensor:
+    scale = torch.empty((), dtype=torch.float32, device=partial_maxima.device)
+    kernels.scale_kernel[(1,)](partial_maxima, scale, COUNT=len(partial_maxima))
+    return scale
+
+
+def _allocate_tensor(rows: int, summed: int, scale: Tensor) -> Fp8Matrix:
+    return Fp8Matrix(torch.empty(rows, summed, dtype=FP8, device=scale.device), scale)
+
+
+def _cast_tensor(
+    x: Tensor, scale: Tensor, rows: bool, columns: bool, factors: tuple[Tensor, Tensor] | None = None
+) -> list[Fp8Matrix]:
+    """Return x with this scale; with factors x times that of its row times that of its column."""
+    tile, (tokens, features) = CAST_TENSOR_TILE, x.shape
+    by_rows = _allocate_tensor(tokens, features, scale) if rows else None
+    by_columns = _allocate_tensor(features, tokens, scale) if columns else None
+    targets = [matrix.data if matrix else x for matrix in (by_rows, by_columns)]
+    arguments = (x, scale, *(factors or (scale, scale)), *targets, tokens, features)
+    options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns}
+    kernels.cast_tensor_kernel[_grid(tokens, features, tile)](*arguments, **options, **tile)
+    return [matrix for matrix in (by_rows, by_columns) if matrix is not None]
+
+
+# ── granularity `block` ──
+
+
+def _allocate_blocks(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
+    """Return a matrix with scales of 1 x 128, not initialized."""
+    data = torch.empty(rows, summed, dtype=FP8, device=device)
+    return Fp8Matrix(data, torch.empty(triton.cdiv(summed, BLOCK), rows, dtype=torch.float32, device=device))
+
+
+def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
+    """Return a matrix with scales of 128 x 128."""
+    padded = triton.cdiv(summed // BLOCK, SCALE_MULTIPLE) * SCALE_MULTIPLE
+    data = torch.empty(rows, summed, dtype=FP8, device=device)
+    return Fp8Matrix(data, torch.ones(rows // BLOCK, padded, dtype=torch.float32, device=device))
+
+
+def _cast_blocks(x: Tensor, rows: bool, columns: bool, factors: tuple[Tensor, Tensor] | None = None) -> list[Fp8Matrix]:
+    """Return x with its scales; with factors x times that of its row times that of its column."""
+    tile = CAST_BOTH_TILE if rows and columns else CAST_ROWS_TILE if rows else CAST_COLUMNS_TILE
+    tokens, features = x.shape
+    by_rows = _allocate_blocks(tokens, features, x.device) if rows else None
+    by_columns = _allocate_blocks(features, tokens, x.device) if columns else None
+    targets = (*(by_rows or (x, x)), *(by_columns or (x, x)))
+    options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns}
+    kernels.cast_block_kernel[_grid(tokens, features, tile)](
+        x, *(factors or (x, x)), *targets, tokens, features, **options, **tile
+    )
+    return [matrix for matrix in (by_rows, by_columns) if matrix is not None]

@@ -1,0 +1,187 @@
+"""Matrices in fp8, their products, and their casts in plain PyTorch. `workloads.llama.fp8_launch` has Triton's casts.
+
+Weights, activations and gradients are e4m3. A scale is a power of two that brings the largest magnitude of what it
+belongs to between 224 and 448, the largest number of the type. It is that of the numbers themselves, not of an earlier
+step. There are two granularities of scales, for two recipes of `workloads.api.recipes`:
+
+- tensor (`fp8_tensorwise`): a matrix has one scale. The norm of x is the exception: its scale is that of its upper
+  bound, the square root of its features times the norm's largest weight. The values of a matrix are so far above the
+  smallest normal number that a scale which is smaller by a power of two rounds nearly all of them alike.
+- block (`fp8_blockwise`): that of DeepSeek-V3's training (arXiv 2412.19437, section 3.3) with powers of two as scales.
+  An activation or a gradient has a scale for each 128 numbers that a product sums over, so it is cast again for
+  products that sum over tokens. A weight has one for each 128 x 128, which holds for its transpose too. No scale
+  depends on other blocks: a cast reads its input once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from workloads.llama.model import swiglu
+
+Granularity = Literal["tensor", "block"]
+FP8 = torch.float8_e4m3fn
+BLOCK = 128  # numbers along the dimension that a product sums over; of a weight along both
+# cuBLASLt reads the scales of a weight in rows of a multiple of four.
+SCALE_MULTIPLE = 4
+
+
+class Fp8Matrix(NamedTuple):
+    """A matrix divided by its scale, contiguous along the dimension that products sum over.
+
+    Attributes:
+        data: [rows, summed] in fp8.
+        scale: fp32 on the matrix's device. One number; or of blocks [summed / 128, rows]; or of a weight's blocks
+            [rows / 128, summed / 128, in multiples of 4].
+    """
+
+    data: Tensor
+    scale: Tensor
+
+
+def scale_of(amax: Tensor) -> Tensor:
+    """Return the scale of this largest magnitude: the smallest power of two with amax / scale <= 448.
+
+    It is computed on the bits of fp32: 448 is 1.75 x 2^8, so a mantissa above 1.75 adds one to the exponent. The scale
+    of an infinite magnitude is NaN, because a conversion to fp8 would replace infinity by 448.
+    """
+    bits = amax.float().view(torch.int32)
+    exponent = (((bits + 0x1FFFFF) >> 23) - 8).clamp_min(1)
+    return (exponent << 23).view(torch.float32).where(amax.isfinite(), float("nan"))
+
+
+def halve(matrix: Fp8Matrix) -> tuple[Fp8Matrix, Fp8Matrix]:
+    """Return the upper and the lower half of a weight's rows."""
+    scales = matrix.scale.chunk(2) if matrix.scale.dim() else (matrix.scale, matrix.scale)
+    upper, lower = (Fp8Matrix(*parts) for parts in zip(matrix.data.chunk(2), scales, strict=True))
+    return upper, lower
+
+
+def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+    """Return a @ bᵀ, both [rows, summed] with scales of one granularity, in bf16. `b` may be a weight.
+
+    Args:
+        bias: added to every row, in bf16.
+        fast: sum in the matrix units' own accumulators, which have fewer bits than fp32. Without effect on blocks,
+            whose sums are added in fp32.
+    """
+    is_tensorwise, on_cpu = a.scale.dim() == 0, a.data.device.type == "cpu"
+    if is_tensorwise and on_cpu:
+        out = (a.data.float() @ b.data.float().t()) * (a.scale * b.scale)
+        return (out if bias is None else out + bias.float()).bfloat16()
+    if is_tensorwise:
+        one_scale = functional.ScalingType.TensorWise
+        return functional.scaled_mm(
+            a.data, b.data.t(), a.scale, one_scale, b.scale, one_scale, bias=bias, use_fast_accum=fast
+        )
+    if on_cpu:
+        out = (dequantize(a) @ dequantize(b).t()).bfloat16()
+    else:
+        row_blocks = functional.ScalingType.BlockWise1x128
+        b_blocks = functional.ScalingType.BlockWise128x128 if _has_weight_blocks(b) else row_blocks
+        out = functional.scaled_mm(a.data, b.data.t(), a.scale.t(), row_blocks, b.scale.t(), b_blocks)
+    return out if bias is None else out.add_(bias)
+
+
+def dequantize(matrix: Fp8Matrix) -> Tensor:
+    """Return a matrix with scales of blocks in fp32."""
+    rows, summed = matrix.data.shape
+    scale = matrix.scale.repeat_interleave(BLOCK, 0)[:rows] if _has_weight_blocks(matrix) else matrix.scale.t()
+    return matrix.data.float() * scale.repeat_interleave(BLOCK, 1)[:, :summed]
+
+
+def _has_weight_blocks(matrix: Fp8Matrix) -> bool:
+    """Return whether a matrix of more than four rows has scales of 128 x 128: those of 1 x 128 have another shape."""
+    rows, summed = matrix.data.shape
+    return matrix.scale.shape != (-(-summed // BLOCK), rows)
+
+
+class Casts:
+    """The casts of a transformer block's operands, each with the elementwise operations before it.
+
+    Weights [out, in] and activations [tokens, features] are cast by rows, for products that sum over the second
+    dimension, or by columns: that is their transpose, for products that sum over the first one.
+    """
+
+    def __init__(self, granularity: Granularity) -> None:
+        self.granularity = granularity
+
+    def norm_scale(self, weight: Tensor) -> Tensor | None:
+        """Return the scale of any RMS norm with this weight; None if each block has its own.
+
+        No feature's norm exceeds the square root of their number.
+        """
+        return scale_of(weight.float().abs().amax() * math.sqrt(len(weight))) if self.granularity == "tensor" else None
+
+    def cast(self, x: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
+        """Return x by rows, by columns, or both in this order."""
+        return [self._quantize(matrix) for matrix in (x,) * rows + (x.t(),) * columns]
+
+    def _quantize(self, x: Tensor, scale: Tensor | None = None) -> Fp8Matrix:
+        if self.granularity == "tensor":
+            scale = scale_of(x.abs().amax()) if scale is None else scale
+            return Fp8Matrix((x.float() / scale).to(FP8).contiguous(), scale)
+        padded = functional.pad(x.float(), (0, -x.shape[1] % BLOCK))
+        blocks = padded.unflatten(1, (-1, BLOCK))  # [rows, blocks, 128]
+        scale = scale_of(blocks.abs().amax(-1))
+        data = (blocks / scale[..., None]).flatten(1)[:, : x.shape[1]].to(FP8)
+        return Fp8Matrix(data.contiguous(), scale.t().contiguous())
+
+    def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
+        """Return a weight by rows, by columns, or both in this order; with the same scales. Blocks have to be whole."""
+        if self.granularity == "tensor":
+            return self.cast(weight, rows=rows, columns=columns)
+        blocks = weight.float().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [out / 128, 128, in / 128, 128]
+        scale = scale_of(blocks.abs().amax((1, 3)))
+        data = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1).to(FP8)
+        return [
+            Fp8Matrix(part.contiguous(), functional.pad(scales, (0, -scales.shape[1] % SCALE_MULTIPLE), value=1.0))
+            for part, scales in ((data, scale),) * rows + ((data.t(), scale.t()),) * columns
+        ]
+
+    def add_and_norm(
+        self, x: Tensor, addend: Tensor | None, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Fp8Matrix]:
+        """Return x + addend in their data type, or x without an addend, and the norm of that by rows.
+
+        `scale` is what `norm_scale` returns for the weight.
+        """
+        total = x if addend is None else x + addend
+        return total, self._quantize(_norm(total, weight, eps), scale)
+
+    def norm_backward(
+        self, x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor, Fp8Matrix]:
+        """Return the gradient of x plus `d_residual`, that of weight, and the norm of x by columns."""
+
+        def of_norm(x: Tensor, weight: Tensor) -> Tensor:
+            return _norm(x, weight, eps)
+
+        _, vjp = torch.func.vjp(of_norm, x.float(), weight.float())  # type: ignore[misc]
+        d_x, d_weight = vjp(d_out.float())
+        d_x, d_weight = (d_x + d_residual.float()).to(x.dtype), d_weight.to(weight.dtype)
+        return d_x, d_weight, self._quantize(_norm(x, weight, eps).t(), scale)
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Fp8Matrix:
+        """Return silu(gate) * up by rows."""
+        return self._quantize(swiglu(gate.float(), up.float()))
+
+    def swiglu_backward(self, gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
+        """Return the output by columns, and the gradients of gate and up side by side by rows and by columns.
+
+        With granularity `tensor` both gradients have one scale, so that one product sums over both.
+        """
+        hidden, vjp = torch.func.vjp(swiglu, gate.float(), up.float())  # type: ignore[misc]
+        d_gate_up = torch.cat(vjp(d_hidden.float()), dim=1)
+        (by_columns,) = self.cast(hidden, columns=True)
+        d_rows, d_columns = self.cast(d_gate_up, rows=True, columns=True)
+        return by_columns, d_rows, d_columns
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(x.float(), weight.shape, weight.float(), eps)
