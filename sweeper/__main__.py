@@ -6,9 +6,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from sweeper.cli.command import SUBCOMMANDS
 from sweeper.cli.exits import exit_with, interpreter
-
-SUBCOMMANDS = ("best", "calibrate", "doctor", "function", "history", "ingest", "list", "plan", "report")
 
 
 def main() -> None:

@@ -49,8 +49,8 @@ fsdp8=("${sweep[@]}" workload=parallel model=llama3_8b gpus=8 space.sequence_len
   space.dp_replicate=1 space.dp_shard=8 space.tp=1 space.cp=1 space.pp=1 space.stages_per_rank=1 space.schedule=1f1b
   space.micro_batch=1 space.checkpointing=selective space.reshard_after_forward=true space.dtype=bf16)
 
-check record 40 python -m sweeper doctor --record "$folder/machine.json"
-check doctor 90 python -m sweeper doctor --dir "$folder"
+check record 40 python -m sweeper doctor record "$folder/machine.json"
+check doctor 90 python -m sweeper doctor dir="$folder"
 # Partitions and power caps are in both. The published products, for the libraries and clocks:
 check product_cold 40 "${product[@]}" space.dtype=bf16 space.m=10240 space.n=15360 space.k=8192 space.statistic=mean_cold
 check product_warm 40 "${product[@]}" space.dtype=bf16 space.m=4352 space.n=13568 space.k=3840 space.statistic=fastest_warm

@@ -13,22 +13,23 @@ from sweeper.common.format import printable
 from workloads.api.errors import UserInputError
 
 
-def exit_with(command: Callable[[], int]) -> NoReturn:
-    """Exit with the code that a command returns, or that its error stands for."""
+def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
+    """Exit with the code that a command returns, or that its error stands for. `program` begins its messages."""
     try:
         code = command()
     except UserInputError as error:
-        code = fail(str(error), INVALID_INPUT)
+        code = fail(str(error), INVALID_INPUT, program)
     except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = COMPLETE
     except KeyboardInterrupt:
-        code = fail("interrupted before anything was started", INTERRUPTED)
+        before = " before anything was started" if program == "sweeper" else ""
+        code = fail(f"interrupted{before}", INTERRUPTED, program)
     sys.exit(code)
 
 
-def fail(message: str, code: int) -> int:
-    print(f"sweeper: {printable(message)}", file=sys.stderr)
+def fail(message: str, code: int, program: str = "sweeper") -> int:
+    print(f"{program}: {printable(message)}", file=sys.stderr)
     return code
 
 

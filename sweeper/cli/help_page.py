@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
-from collections.abc import Iterable
 from dataclasses import MISSING, replace
 from typing import Any
 
@@ -12,6 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from sweeper.cli.arguments import FLAGS, Arguments
+from sweeper.cli.command import SUBCOMMANDS, rows, wrap
 from sweeper.cli.explanation import explain
 from sweeper.cli.groups import GROUPS, compose_groups, list_choices, loaded_files
 from sweeper.config.files import ConfigFile
@@ -22,9 +21,6 @@ from workloads.api import registry
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, suggest
 
-# Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
-COLUMN, NARROW_COLUMN = 28, 8
-NARROW = 72
 MAX_DEFAULT = 70  # characters of a default; a longer one, such as a command line, is cut
 HEADER = """\
 sweeper measures how fast a GPU cluster is and finds the configuration that gets there.
@@ -69,11 +65,12 @@ def render_help(arguments: Arguments) -> str:
     groups = {group: ", ".join(list_choices(arguments, group)) for group in GROUPS}
     flags = {", ".join(names): meaning for names, _, meaning in FLAGS}
     parts = (
-        [_wrap(HEADER, width), "Examples:", _examples(width), _wrap(RESUMING, width)],
-        ["Flags:", _rows(flags.items(), width)],
-        ["Groups and their choices, group=choice:", _rows(groups.items(), width)],
-        ["Keys of a sweep, key=value:", _rows(sweep_rows(composed, files), width)],
-        [f"{title}:", _wrap(SPACE, width), _rows(workload_rows(composed, files), width)],
+        [wrap(HEADER, width), "Examples:", _examples(width), wrap(RESUMING, width)],
+        ["Subcommands, each with --help:", rows(SUBCOMMANDS.items(), width)],
+        ["Flags:", rows(flags.items(), width)],
+        ["Groups and their choices, group=choice:", rows(groups.items(), width)],
+        ["Keys of a sweep, key=value:", rows(sweep_rows(composed, files), width)],
+        [f"{title}:", wrap(SPACE, width), rows(workload_rows(composed, files), width)],
     )
     return "\n\n".join(block for part in parts for block in part)
 
@@ -157,42 +154,10 @@ def _format(value: Any) -> str:
     return text if len(text) <= MAX_DEFAULT else f"{text[:MAX_DEFAULT]}…"
 
 
-def _rows(rows: Iterable[tuple[str, str]], width: int) -> str:
-    """Return names with their meaning beside them, or below a long name."""
-    column = COLUMN if width >= NARROW else NARROW_COLUMN
-    lines = list[str]()
-    for name, meaning in rows:
-        wrapped = _wrap(meaning, width, " " * column).splitlines()
-        if len(name) + 4 <= column and wrapped:
-            wrapped[0] = f"  {name}{wrapped[0][len(name) + 2 :]}"
-        else:
-            lines.append(f"  {name}")
-        lines += wrapped
-    return "\n".join(lines)
-
-
 def _examples(width: int) -> str:
     """Return the commands, continued in further lines where they are long, each above its effect."""
     blocks = list[str]()
     for command, effect in EXAMPLES.items():
-        lines = _wrap(command, width - 2, "    ").replace("    ", "  ", 1)
-        blocks += [lines.replace("\n", " \\\n"), _wrap(effect, width, "      ")]
+        lines = wrap(command, width - 2, "    ").replace("    ", "  ", 1)
+        blocks += [lines.replace("\n", " \\\n"), wrap(effect, width, "      ")]
     return "\n".join(blocks)
-
-
-def _wrap(text: str, width: int, indent: str = "") -> str:
-    """Return the text in lines of at most `width`. A line that is indented already stays as it is."""
-    lines = list[str]()
-    for paragraph in text.splitlines() or [""]:
-        if paragraph.startswith(" ") or not paragraph:
-            lines.append(paragraph)
-        else:
-            lines += textwrap.wrap(
-                paragraph,
-                width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines)

@@ -50,7 +50,7 @@ def _explained_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        raise UserInputError(f"--store {mask(uri)}: {str(error).splitlines()[0][:200]}") from error
+        raise UserInputError(f"tracking.uri={mask(uri)}: {str(error).splitlines()[0][:200]}") from error
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def open_reader(uri: str) -> Reader:
         except sqlite3.OperationalError:
             pass  # the tables of another version, or an interrupted write: MLflow mends them
         except sqlite3.DatabaseError as error:
-            raise UserInputError(f"--store {uri}: {error}") from error
+            raise UserInputError(f"tracking.uri={uri}: {error}") from error
     from mlflow import MlflowClient
 
     with _explained_errors(uri):
@@ -216,18 +216,18 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
     """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise UserInputError(
-            f"{uri}: there is no such store. Run `python -m sweeper` to create one, or select another with --store"
+            f"{uri}: there is no such store. Run `python -m sweeper` to create one, or set tracking.uri="
         )
     reader = open_reader(uri)
     ids = reader.read_experiments()
     if experiment is not None and experiment not in ids:
-        raise UserInputError(f"--experiment {experiment}: unknown experiment. {suggest(experiment, ids)}")
+        raise UserInputError(f"tracking.experiment={experiment}: unknown experiment. {suggest(experiment, ids)}")
     selected = [ids[experiment]] if experiment else list(ids.values())
     parents = reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.SWEEP_KIND})
     names = {run.info.run_name for run in parents}
     if sweep is not None and sweep not in names:
         raise UserInputError(
-            f"--sweep {sweep}: unknown sweep. {suggest(sweep, names) if names else 'The store has no sweep.'}"
+            f"sweep={sweep}: unknown sweep. {suggest(sweep, names) if names else 'The store has no sweep.'}"
         )
     imported = [] if sweep else reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.IMPORTED_KIND})
     if not (parents or imported):

@@ -69,9 +69,9 @@ class Gate:
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
-            raise UserInputError(f"--threshold {self.threshold:g}: must be above 0 and below 1, such as 0.02")
+            raise UserInputError(f"threshold={self.threshold:g}: must be above 0 and below 1, such as 0.02")
         if not 0 <= self.between_runs < 1:
-            raise UserInputError(f"--between-runs {self.between_runs:g}: must be 0 or above and below 1, such as 0.02")
+            raise UserInputError(f"between_runs={self.between_runs:g}: must be 0 or above and below 1, such as 0.02")
 
     @property
     def tolerated(self) -> float:

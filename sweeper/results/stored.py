@@ -182,7 +182,7 @@ class StoredSweep:
         """
         if number not in self.records:
             last = f"0 to {max(self.records)}" if self.records else "none"
-            raise UserInputError(f"--trial {number}: {self.name} has no such trial. Available: {last}")
+            raise UserInputError(f"trial={number}: {self.name} has no such trial. Available: {last}")
         return self.records[number]
 
 
@@ -229,7 +229,7 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
     """
     sweeps = find_sweeps(directory)
     if not sweeps:
-        raise UserInputError(f"--dir {directory}: there is no sweep; `python -m sweeper` runs one")
+        raise UserInputError(f"dir={directory}: there is no sweep; `python -m sweeper` runs one")
     if name is None:
         return sweeps[0]
     for sweep in sweeps:

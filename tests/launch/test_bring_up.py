@@ -42,7 +42,7 @@ PYTHON = """#!/bin/bash
 best() {{ echo '{{"event": "end", "device": "AMD Instinct MI300X", "best": {{"metrics": {{'$1'}}}}}}' >&2; }}
 case "$*" in
   *verdict.py*) exec {python} "$@" ;;
-  *--record*) echo '{{"uuid": "12345678-9abc-def0-1234-56789abcdef0"}}' >"${{*: -1}}" ;;
+  *"doctor record"*) echo '{{"uuid": "12345678-9abc-def0-1234-56789abcdef0"}}' >"${{*: -1}}" ;;
   *timing_cost.py*) echo '{{"event_cost_us": 6.2, "reading_ms": 14.0, "slowdown_percent": 0.3}}' ;;
   *"sweeper doctor"*) printf '! n0 GPU 5: its power is limited\\n  amd-smi set\\n1 problem found\\n'; exit 1 ;;
   *k=3840*) sleep 30 ;;

@@ -286,7 +286,7 @@ def random_import(rng: random.Random) -> Case:
     words = [name, "--check"]
     for _ in range(rng.choice((0, 0, 0, 1))):
         words.insert(
-            rng.randint(0, 2), rng.choice(("--device=h100", "--device", "--dir=x", "--store=foo", "--x", "b.log"))
+            rng.randint(0, 2), rng.choice(("device=h100", "--device", "dir=x", "tracking.uri=foo", "--x", "b.log"))
         )
     return Case(words, {name: content})
 

@@ -228,7 +228,7 @@ class SharedSweeps:
     def report(self, format: str) -> str:
         """Return the report on all sweeps of the store, in one of its formats."""
         folder = self.folders[0]
-        command = [sys.executable, "-m", "sweeper", "report", "--store", self.store.uri, "--format", format]
+        command = [sys.executable, "-m", "sweeper", "report", f"tracking.uri={self.store.uri}", f"format={format}"]
         printed = subprocess.run(
             command, cwd=folder, env=environment(**self._variables), check=True, capture_output=True
         )

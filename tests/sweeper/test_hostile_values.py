@@ -158,7 +158,7 @@ def test_a_sweep_over_hostile_values_keeps_its_records(swept: tuple[Workspace, C
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
 def test_no_page_runs_a_script_of_a_value(swept: tuple[Workspace, CommandResult]) -> None:
     workspace, _ = swept
-    command = [sys.executable, "-m", "sweeper", "report", "--out", "all.html"]
+    command = [sys.executable, "-m", "sweeper", "report", "out=all.html"]
     made = subprocess.run(command, cwd=workspace.path, env=environment(), capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     pages = [workspace.path / "all.html", *workspace.path.rglob("report.html"), *workspace.path.rglob("plots.html")]

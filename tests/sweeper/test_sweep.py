@@ -53,7 +53,7 @@ def test_a_matmul_sweep_records_its_rate_for_the_leaderboard(finished_sweep: Fin
     assert m % 64 == 0 and n == 256 and k > 0
     end = json.loads(finished_sweep.result.err.strip().splitlines()[-1])
     assert kept.tflops == pytest.approx(end["finals"][0]["value"]["value"])
-    table = report(finished_sweep.workspace.path, "leaderboard", "--type", "fp32")
+    table = report(finished_sweep.workspace.path, "leaderboard", "type=fp32")
     assert kept.device in table.stdout and "mean of 5 rounds" in table.stdout
 
 

@@ -1,30 +1,30 @@
 """Print what runs the winner of a sweep again, or one of its trials.
 
-    python -m sweeper best [SWEEP] [--trial N] [--dir DIR]
+    python -m sweeper best
+    python -m sweeper best SWEEP trial=12
 
 Without a name: of the last sweep. Standard output has the trial with its figure, our command for it, the software that
-it ran with, and the paths of its files; each sweep keeps those of its winner in DIR/sweeps/SWEEP/best:
+it ran with, and the paths of its files; each sweep keeps those of its winner in DIR/sweeps/SWEEP/best, and those of
+another trial N in DIR/sweeps/SWEEP/files/N/run:
 
-sweep.sh            our command, with every parameter
-workload/best.yaml  the same as a file, which its first lines say how to run
-program/            of a trainer or another command: run.sh, which starts it, and its own configuration
-torchtitan/, megatron/  of workload=parallel: the layout as a file of these trainers, where they have it
-best.json           the figure with its interval, the parameters and the versions
+    sweep.sh            our command, with every parameter
+    workload/best.yaml  the same as a file, which its first lines say how to run
+    program/            of a trainer or another command: run.sh, which starts it, and its own configuration
+    torchtitan/, megatron/  of workload=parallel: the layout as a file of these trainers, where they have it
+    best.json           the figure with its interval, the parameters and the versions
 
---trial N           of trial N, whose files are written to DIR/sweeps/SWEEP/files/N/run
-
-With several objectives there is no winner: the trials on their front are listed, of which --trial N chooses one. The
+With several objectives there is no winner: the trials on their front are listed, of which trial=N chooses one. The
 files in best/ are of the best of them by the first objective.
 """
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from sweeper.cli.parser import CommandParser
+from sweeper.cli.command import Subcommand, word
 from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFiles, build_files
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord
@@ -38,23 +38,28 @@ from workloads.api.errors import UserInputError
 VERSIONS = ("torch", "cuda", "hip", "driver", "program")  # of what a measured process reports
 
 
-def main(words: list[str]) -> None:
-    """Run the command. The exit code is 2 for invalid input, and where a sweep has no winner."""
-    parser = CommandParser("sweeper best", __doc__)
-    parser.add_argument("sweep", nargs="?")
-    parser.add_argument("--trial", type=int)
-    parser.add_argument("--dir", default=".", type=Path)
-    parser.run(run, words)
+@dataclass(frozen=True, kw_only=True)
+class BestRequest:
+    """The trial to print.
+
+    Attributes:
+        sweep: a sweep in `dir`; by default the last one.
+        trial: number of a trial; by default the winner.
+        dir: results directory.
+    """
+
+    sweep: str | None = word("SWEEP", None)
+    trial: int | None = None
+    dir: str = "."
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the trial, or the front. Returns the exit code."""
-    sweep = find_sweep(args.dir, args.sweep)
-    if args.trial is None and sweep.front is not None:
+def run(request: BestRequest) -> int:
+    """Print the trial, or the front. The exit code is 2 for invalid input, and where a sweep has no winner."""
+    sweep = find_sweep(Path(request.dir), request.sweep)
+    if request.trial is None and sweep.front is not None:
         show_front(sweep, sweep.front)
         return 0
-    files = write_trial(sweep, args.trial)
-    print("\n".join(describe(files)))
+    print("\n".join(describe(write_trial(sweep, request.trial))))
     return 0
 
 
@@ -70,7 +75,7 @@ def show_front(sweep: StoredSweep, front: Front) -> None:
         console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
     if numbers:
         chosen = front.leader.number if front.leader else numbers[0]
-        console.print(f"choose one: python -m sweeper best {sweep.name} --trial {chosen}")
+        console.print(f"choose one: python -m sweeper best {sweep.name} trial={chosen}")
 
 
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
@@ -85,7 +90,7 @@ def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
     winner = sweep.winner
     if number is None:
         if winner is None:
-            raise UserInputError(f"{sweep.name}: no trial is complete; choose one with --trial N")
+            raise UserInputError(f"{sweep.name}: no trial is complete; choose one with trial=N")
         files = build_files(description, sweep.read_trial(winner.trial), winner, sweep.folder / FOLDER)
     else:
         record = sweep.read_trial(number)
@@ -125,3 +130,7 @@ def _versions(process: dict[str, object]) -> dict[str, object]:
 
 def _order(name: str) -> tuple[bool, str]:
     return name not in (LINE, OVERRIDES, RESULT), name
+
+
+COMMAND = Subcommand("best", __doc__, {"": (BestRequest, run)})
+main = COMMAND.main

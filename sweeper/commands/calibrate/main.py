@@ -1,6 +1,6 @@
 """Measure the rates of the GPUs and links that are here, for plans.
 
-    python -m sweeper calibrate [hardware=NAME] [dir=DIR] [cluster.address=ADDRESS] [cluster.insecure=true]
+    python -m sweeper calibrate hardware=h200 dir=results
 
 Runs sweeps of matrix products, memory copies, attention and, with several GPUs, collectives, for two to five minutes.
 Products and attention run back to back until clocks and power have settled, and are measured after that: the rates of
@@ -15,17 +15,17 @@ before that, delete DIR/calibration/HARDWARE.unfinished.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 
+from sweeper.cli.command import Cluster as ClusterSection
+from sweeper.cli.command import Subcommand
 from sweeper.cli.multirun import SweepQueue, run_queues
-from sweeper.cli.parser import CommandParser
 from sweeper.commands.calibrate import rates
 from sweeper.commands.calibrate.links import measured_topology
 from sweeper.commands.calibrate.rates import Row
@@ -50,26 +50,30 @@ from sweeper.preflight.devices import select_target
 from workloads.api.errors import UserInputError, suggest
 from workloads.estimator.cluster import Cluster, Device
 
-KEYS = ("hardware", "dir", "cluster.address", "cluster.insecure")
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateRequest:
+    """What to measure.
+
+    Attributes:
+        hardware: a kind of GPU that is here, or cpu.
+        dir: results directory; files are written to its folder calibration/.
+    """
+
+    hardware: str = "auto"
+    dir: str = "."
+    cluster: ClusterSection = field(default_factory=ClusterSection)
 
 
-def main(words: list[str]) -> None:
-    """Run the command."""
-    parser = CommandParser("sweeper calibrate", __doc__)
-    parser.add_argument("words", nargs="*", metavar="key=value")
-    parser.run(run, words)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(request: CalibrateRequest) -> int:
     """Measure, write the files and print what they replace. Returns the exit code."""
-    words = read_words(args.words)
-    directory = Path(words.get("dir", ".")).expanduser().resolve()
-    target = find_target(words)
+    directory = Path(request.dir).expanduser().resolve()
+    target = find_target(request)
     key = device_key(target.hardware)
     path = directory / FOLDER / f"{key}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    sweeps = plan_sweeps(target, begin_or_resume(unfinished, key), directory, _further(words, target))
+    sweeps = plan_sweeps(target, begin_or_resume(unfinished, key), directory, _further(request, target))
     code = run_queues([SweepQueue("", [sweep.words for sweep in sweeps.values()])])
     rows = {name: sweep.read_rows() for name, sweep in sweeps.items()}
     if code == INTERRUPTED or not rows["matmul"]:
@@ -86,30 +90,18 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def read_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of the command line. Raises UserInputError for a word that is no known key with a value."""
-    values = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if name not in KEYS or not sign or not value:
-            raise UserInputError(f"{word}: must be one of the keys with a value. {suggest(name, KEYS)}")
-        values[name] = value
-    return values
-
-
-def find_target(words: Mapping[str, str]) -> Target:
+def find_target(request: CalibrateRequest) -> Target:
     """Return the devices that are measured.
 
     Raises:
         UserInputError: for an unknown kind of device, or one that is not there.
     """
-    name, address = words.get("hardware", "auto"), words.get("cluster.address")
+    name, address, insecure = request.hardware, request.cluster.address, request.cluster.insecure
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if name not in kinds:
         raise UserInputError(f"hardware={name}: unknown hardware. {suggest(name, kinds)}")
     from sweeper.execution import cluster  # with Ray, which takes a second to import
 
-    insecure = words.get("cluster.insecure") == "true"
     ray_environment.prepare(address, insecure)
     nodes = cluster.discover_nodes(address, insecure)
     cluster.stop()
@@ -125,10 +117,12 @@ def begin_or_resume(unfinished: Path, hardware: str) -> str:
     return name
 
 
-def _further(words: Mapping[str, str], target: Target) -> list[str]:
+def _further(request: CalibrateRequest, target: Target) -> list[str]:
+    """Return the words of every sweep of the calibration."""
     known = target.hardware.name in catalogue() or not target.is_gpu
-    others = [f"{name}={value}" for name, value in words.items() if name.startswith("cluster.")]
-    return [f"hardware={target.hardware.name if known else 'auto'}", *others]
+    words = [f"hardware={target.hardware.name if known else 'auto'}"]
+    words += [f"cluster.address={request.cluster.address}"] if request.cluster.address else []
+    return [*words, "cluster.insecure=true"] if request.cluster.insecure else words
 
 
 def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Replacement]:
@@ -193,3 +187,7 @@ def _print_result(
     for written in (path, topology_path):
         if written.exists():
             console.print(f"written  {written}", soft_wrap=True)
+
+
+COMMAND = Subcommand("calibrate", __doc__, {"": (CalibrateRequest, run)})
+main = COMMAND.main

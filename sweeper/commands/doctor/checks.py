@@ -61,7 +61,7 @@ def _check_node(state: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(node, problem, "check which other processes run there", affects_results=False)
     if state["disk_gib"] < MIN_FREE_DISK_GIB:
         problem = f"only {state['disk_gib']:.1f} GiB of disk are free"
-        yield Finding(node, problem, "free some space, or set another --dir", affects_results=False)
+        yield Finding(node, problem, "free some space, or set another dir=", affects_results=False)
     for gpu in state["gpus"]:
         yield from check_gpu(f"{node} GPU {gpu['number']}", gpu)
     yield from check_amd_node(state)
@@ -106,9 +106,9 @@ def check_store(uri: str | None) -> Iterator[Finding]:
     if uri is None:
         return
     try:
-        check_uri(uri, "--uri ")
+        check_uri(uri)
     except UserInputError as error:
-        yield Finding("store", str(error), "start it, or set another --uri")
+        yield Finding("store", str(error), "start it, or set another tracking.uri=")
 
 
 def check_trial(name: str, result: TrialResult) -> Iterator[Finding]:

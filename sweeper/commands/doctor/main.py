@@ -1,27 +1,28 @@
 """Inventory and diagnose every node.
 
-    python -m sweeper doctor [--address HOST:PORT] [--dir DIR] [--uri URI] [--insecure] [--quick]
-    python -m sweeper doctor --record [FILE]
+    python -m sweeper doctor
+    python -m sweeper doctor cluster.address=auto dir=/data/sweeps --quick
+    python -m sweeper doctor record
 
-Checks every node's versions, memory and GPUs, and the MLflow server at --uri; runs a matrix product on each GPU and an
-all-reduce over all of them (skipped with --quick). Each problem is printed with its remedy. The exit code is 1 if one
-of them makes measurements wrong or slow; such problems are marked with "!".
+Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
+and an all-reduce over all of them (skipped with --quick). Each problem is printed with its remedy. The exit code is 1
+if one of them makes measurements wrong or slow; such problems are marked with "!".
 
---record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a
-stand-in for the machine can be made. It has no environment variables but the visible devices; names of hosts and users,
-serial numbers and addresses are masked. Read it before you send it to anybody.
+record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a stand-in
+for the machine can be made. It has no environment variables but the visible devices; names of hosts and users, serial
+numbers and addresses are masked. Read it before you send it to anybody.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
-from sweeper.cli.parser import CommandParser
+from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
 from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_relative_rates, check_store, check_trial
 from sweeper.commands.doctor.findings import Finding
 from sweeper.common.format import format_number
@@ -33,51 +34,58 @@ from sweeper.preflight.devices import describe_inventory, select_target
 from workloads.api.errors import UserInputError
 
 
-def main(words: list[str]) -> None:
-    """Run the command."""
-    parser = CommandParser("sweeper doctor", __doc__)
-    parser.add_argument("--address")
-    parser.add_argument("--dir", default=".")
-    parser.add_argument("--uri")
-    parser.add_argument("--insecure", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--record", nargs="?", const="machine.json", metavar="FILE")
-    parser.run(run, words)
+@dataclass(frozen=True, kw_only=True)
+class DoctorRequest:
+    """What to diagnose.
+
+    Attributes:
+        dir: where sweeps are written; its free disk space is checked.
+        quick: run nothing on the GPUs.
+    """
+
+    dir: str = "."
+    tracking: Tracking = field(default_factory=Tracking)
+    cluster: Cluster = field(default_factory=Cluster)
+    quick: bool = switch()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Diagnose the nodes, or record this machine. Returns the exit code."""
-    ray_environment.prepare(args.address, args.insecure)  # before Ray is imported, here and in `_exercise`
-    return record_machine(args) if args.record else examine(args)
+@dataclass(frozen=True, kw_only=True)
+class RecordRequest:
+    """Where to record this machine."""
+
+    file: str = word("FILE", "machine.json")
+    cluster: Cluster = field(default_factory=Cluster)
 
 
-def record_machine(args: argparse.Namespace) -> int:
+def record_machine(request: RecordRequest) -> int:
     """Write the record of this machine. Returns the exit code."""
+    ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
     from sweeper.commands.doctor import record
     from sweeper.execution import cluster
 
     nodes: list[Node] | UserInputError
     try:
-        nodes = cluster.discover_nodes(args.address, args.insecure)
+        nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
     except UserInputError as error:  # such as GPUs that Ray does not see: the record is to show why
         nodes = error
-    gpus = record.write_record(Path(args.record), nodes)["gpus"]
+    gpus = record.write_record(Path(request.file), nodes)["gpus"]
     cluster.stop()
-    print(f"recorded   {len(gpus)} GPUs in {args.record}; read it before you send it to anybody")
+    print(f"recorded   {len(gpus)} GPUs in {request.file}; read it before you send it to anybody")
     return 0
 
 
-def examine(args: argparse.Namespace) -> int:
+def examine(request: DoctorRequest) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
+    ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
     from sweeper.commands.doctor.inventory import read_node_state
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    nodes = cluster.discover_nodes(args.address, args.insecure)
+    nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
     console.print(f"cluster    {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
-    node_states = [read_node_state(node, args.dir) for node in nodes]
-    findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(args.uri)]
-    if not args.quick:
+    node_states = [read_node_state(node, request.dir) for node in nodes]
+    findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(request.tracking.uri)]
+    if not request.quick:
         for hardware in _list_hardware(nodes):
             findings += _exercise(select_target(hardware, nodes, 1), console)
     cluster.stop()
@@ -123,3 +131,7 @@ def _print_findings(findings: Sequence[Finding], console: Console) -> None:
         sign = "!" if finding.affects_results else "-"
         console.print(f"{sign} {finding.location}: {finding.problem}\n  {finding.remedy}")
     console.print(f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found")
+
+
+COMMAND = Subcommand("doctor", __doc__, {"": (DoctorRequest, examine), "record": (RecordRequest, record_machine)})
+main = COMMAND.main

@@ -1,174 +1,199 @@
 """Keep reference figures in a file, and compare later runs with them.
 
-    python -m sweeper history [compare] [SWEEP ...] [--junit FILE] [--markdown FILE]
-    python -m sweeper history append [SWEEP ...] [--new-level]
-    python -m sweeper history list
-    python -m sweeper history plot [--out FILE.html|.svg|.png]
+    python -m sweeper history append
+    python -m sweeper history
+    python -m sweeper history tuesday tuesday-2 junit=track.xml
+    python -m sweeper history plot out=history.svg
 
-The file is performance.json or --file FILE: a small JSON that a repository commits. SWEEP is the name of a sweep in the
-MLflow store of --dir DIR or --store URI, by default the last one. Several sweeps of the same work are runs of one
-version.
+The file is performance.json or file=FILE: a small JSON that a repository commits. SWEEP is the name of a sweep in the
+MLflow store, by default the last one. Several sweeps of the same work are runs of one version.
 
-compare  compare these runs with the file's, of equal work on equal hardware. Exit code 0: not slower. 1: slower. 3:
-         cannot be told; how many more runs tell. 2: nothing to compare, or invalid arguments
-append   add these runs to the file, and create it if need be
-  --new-level     the runs start a new level, with which later ones are compared: after a wanted change of the speed
-list     the file's figures: the present level of each work and device, and what runs differ by
-plot     a picture of the history, with versions and drivers that changed; by default FILE.html
+compare compares these runs with the file's, of equal work on equal hardware. Exit code 0: not slower. 1: slower. 3:
+cannot be told; how many more runs tell. 2: nothing to compare, or invalid arguments.
 
---threshold     the loss that is tolerated, 2%: a loss of 1.5 times as much is found in 90% of cases or more
---between-runs  standard deviation of equal runs, 2%: assumed as long as fewer than 12 runs measure it
+append adds these runs to the file, and creates it if need be.
+
+list shows the file's figures: the present level of each work and device, and what runs differ by.
+
+plot draws the history, with versions and drivers that changed.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sweeper.cli.output_file import writing
-from sweeper.cli.parser import CommandParser, fraction
-from sweeper.tracking.mlflow_store import check_uri, default_uri
+from sweeper.cli.command import StoreRequest, Subcommand, Verbs, switch, words, writing
 from workloads.api.errors import UserInputError, suggest
 
 if TYPE_CHECKING:
     from sweeper.commands.history.new_runs import NewRun
 
-VERBS = ("compare", "append", "list", "plot")
 IMAGES = (".html", ".svg", ".png")
 
 
-def main(words: list[str]) -> None:
-    """Run the command. The exit codes are in the help."""
-    parser = CommandParser("sweeper history", __doc__)
-    parser.add_argument("words", nargs="*", metavar="SWEEP")
-    parser.add_argument("--file", type=Path, default=Path("performance.json"))
-    parser.add_argument("--dir", default=".")
-    for name in ("--store", "--junit", "--markdown", "--out"):
-        parser.add_argument(name)
-    parser.add_argument("--new-level", action="store_true")
-    for name in ("--threshold", "--between-runs"):
-        parser.add_argument(name, type=fraction, default=0.02)
-    parser.run(run, words)
+@dataclass(frozen=True, kw_only=True)
+class FileRequest:
+    """The file that is read.
+
+    Attributes:
+        file: the reference figures.
+    """
+
+    file: str = "performance.json"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.file)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the verb. Returns the exit code."""
-    verb, names = _split(args.words)
-    _check_options(args, verb, names)
-    if verb == "compare":
-        return compare_runs(args, names)
-    if verb == "append":
-        return append_runs(args, names)
-    return show_history(args) if verb == "list" else draw_history(args)
+@dataclass(frozen=True, kw_only=True)
+class RunsRequest(FileRequest, StoreRequest):
+    """Runs and the file that they are compared with or added to.
+
+    Attributes:
+        threshold: the loss that is tolerated: a loss of 1.5 times as much is found in 90% of cases or more.
+        between_runs: standard deviation of equal runs: assumed as long as fewer than 12 runs measure it.
+    """
+
+    sweeps: list[str] = field(default_factory=list, metadata=words("SWEEP"))
+    threshold: float = 0.02
+    between_runs: float = 0.02
 
 
-def _split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the verb, which may be left out, and the names of sweeps."""
-    if words and words[0] in VERBS:
-        return words[0], list(words[1:])
-    return "compare", list(words)
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(RunsRequest):
+    """Runs that are compared with the file's.
+
+    Attributes:
+        junit: write the comparison as a JUnit file.
+        markdown: write the comparison as a Markdown file.
+    """
+
+    junit: str | None = None
+    markdown: str | None = None
 
 
-def _check_options(args: argparse.Namespace, verb: str, names: Sequence[str]) -> None:
-    """Refuse what the verb has no use for: it would be ignored."""
-    belongs = {"--junit": "compare", "--markdown": "compare", "--new-level": "append", "--out": "plot"}
-    for option, owner in belongs.items():
-        if getattr(args, option.removeprefix("--").replace("-", "_")) and verb != owner:
-            raise UserInputError(f"{option}: belongs to `{owner}`, not to `{verb}`")
-    if names and verb in ("list", "plot"):
-        raise UserInputError(f"{names[0]}: `{verb}` shows the whole file and takes no sweep")
+@dataclass(frozen=True, kw_only=True)
+class AppendRequest(RunsRequest):
+    """Runs that are added to the file.
+
+    Attributes:
+        new_level: the runs start a new level, with which later ones are compared: after a wanted change of the speed.
+    """
+
+    new_level: bool = switch()
 
 
-def read_runs(args: argparse.Namespace, names: Sequence[str]) -> list[NewRun]:
-    """Read the runs of the sweeps from the store that the arguments name."""
+@dataclass(frozen=True, kw_only=True)
+class PlotRequest(FileRequest):
+    """The picture to draw.
+
+    Attributes:
+        out: the picture, FILE.html, .svg or .png; by default the file's name with .html.
+    """
+
+    out: str | None = None
+
+
+def read_runs(request: RunsRequest) -> list[NewRun]:
+    """Read the runs of the sweeps from the store of the request."""
     from sweeper.commands.history import new_runs
     from sweeper.results import mlflow_results  # pandas takes half a second: not for invalid arguments
 
-    uri = args.store or default_uri(Path(args.dir))
-    if not uri.startswith("sqlite:"):
-        check_uri(uri, "--store ")  # MLflow would try for minutes
     try:
-        return new_runs.read_runs(mlflow_results.read(uri), names)
+        return new_runs.read_runs(mlflow_results.read(request.open_uri()), request.sweeps)
     except UserInputError as error:
-        close = [name for name in names if suggest(name, VERBS).endswith("?")]
+        close = [name for name in request.sweeps if suggest(name, VERBS).endswith("?")]
         raise UserInputError(f"{error} {suggest(close[0], VERBS)}" if close else str(error)) from error
 
 
-def compare_runs(args: argparse.Namespace, names: Sequence[str]) -> int:
+def compare_runs(request: CompareRequest) -> int:
     """Print the comparison, and write the files for a pipeline. Returns the exit code of the worst verdict."""
     from sweeper.commands.history import new_runs, output, reference_file
     from sweeper.results.runs import EXIT_CODES, Gate, find_worst
 
-    gate = Gate(args.threshold, args.between_runs)
-    known = reference_file.read(args.file)
-    compared, unknown = new_runs.compare(known, read_runs(args, names), gate)
+    gate = Gate(request.threshold, request.between_runs)
+    known = reference_file.read(request.path)
+    compared, unknown = new_runs.compare(known, read_runs(request), gate)
     worst = find_worst([item.result for item in compared])
     if worst is None:
         first = unknown[0]
-        raise UserInputError(f"--file {args.file}: {first.new[-1].sweep}: {first.reason}")
+        raise UserInputError(f"file={request.path}: {first.new[-1].sweep}: {first.reason}")
     lines = output.build_lines(compared, unknown)
-    note = f"At a threshold of {gate.threshold:.3g}, against the runs of {args.file.name}."
+    note = f"At a threshold of {gate.threshold:.3g}, against the runs of {request.path.name}."
     print("\n".join(map(str, lines)))
     print(f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}")
-    if args.markdown:
-        _write(args.markdown, output.build_markdown(lines, note), "--markdown")
-    if args.junit:
-        _write(args.junit, output.build_junit(lines), "--junit")
+    if request.markdown:
+        _write(request.markdown, output.build_markdown(lines, note), "markdown")
+    if request.junit:
+        _write(request.junit, output.build_junit(lines), "junit")
     return EXIT_CODES[worst.verdict]
 
 
-def append_runs(args: argparse.Namespace, names: Sequence[str]) -> int:
+def append_runs(request: AppendRequest) -> int:
     """Add the runs to the file and print what it has now."""
     from sweeper.commands.history import new_runs, reference_file
     from sweeper.common.format import count
     from sweeper.results.runs import Gate
 
-    gate = Gate(args.threshold, args.between_runs)
-    known = reference_file.read(args.file) if args.file.exists() else reference_file.History()
-    runs = read_runs(args, names)
-    longer = new_runs.append(known, runs, gate, new_level=args.new_level)
-    reference_file.write(args.file, longer)
+    gate = Gate(request.threshold, request.between_runs)
+    known = reference_file.read(request.path) if request.path.exists() else reference_file.History()
+    runs = read_runs(request)
+    longer = new_runs.append(known, runs, gate, new_level=request.new_level)
+    reference_file.write(request.path, longer)
     for new in runs:
         series = longer.find(new.identity)
         total = count(len(series.level) if series else 0, "run")
         print(f"{new.run.sweep}: {new.run.value:g} {new.identity.unit} on {new.identity.device}, {total} at its level")
-    print(args.file)
+    print(request.path)
     return 0
 
 
-def show_history(args: argparse.Namespace) -> int:
+def show_history(request: FileRequest) -> int:
     """Print the figures of the file."""
     from rich.console import Console
 
     from sweeper.commands.history import output, reference_file
     from sweeper.pages.terminal import draw, terminal_width
 
-    table = output.build_table(reference_file.read(args.file))
+    table = output.build_table(reference_file.read(request.path))
     console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print(draw(table.heading, table.rows, output.MIN_COLUMNS, console.width))
     return 0
 
 
-def draw_history(args: argparse.Namespace) -> int:
+def draw_history(request: PlotRequest) -> int:
     """Write a picture of the file and print its path."""
     from sweeper.commands.history import picture, reference_file
 
-    path = Path(args.out) if args.out else args.file.with_suffix(".html")
+    path = Path(request.out) if request.out else request.path.with_suffix(".html")
     if path.suffix not in IMAGES:
-        raise UserInputError(f"--out {path}: unknown format. {suggest(path.suffix, IMAGES)}")
-    known = reference_file.read(args.file)
+        raise UserInputError(f"out={path}: unknown format. {suggest(path.suffix, IMAGES)}")
+    known = reference_file.read(request.path)
     if not known.series:
-        raise UserInputError(f"--file {args.file}: the history is empty: `python -m sweeper history append` adds a run")
+        raise UserInputError(
+            f"file={request.path}: the history is empty: `python -m sweeper history append` adds a run"
+        )
     if path.suffix == ".html":
-        _write(str(path), picture.build_page(known, args.file.name), "--out")
+        _write(str(path), picture.build_page(known, request.path.name), "out")
     else:
         picture.write_image(known, path)
     print(path)
     return 0
 
 
-def _write(path: str, text: str, option: str) -> None:
-    with writing(option, Path(path)):
+def _write(path: str, text: str, key: str) -> None:
+    with writing(key, Path(path)):
         Path(path).write_text(text)
+
+
+VERBS: Verbs = {
+    "compare": (CompareRequest, compare_runs),
+    "append": (AppendRequest, append_runs),
+    "list": (FileRequest, show_history),
+    "plot": (PlotRequest, draw_history),
+}
+COMMAND = Subcommand("history", __doc__, VERBS, default="compare")
+main = COMMAND.main

@@ -193,7 +193,7 @@ def write_image(history: History, path: Path) -> None:
     try:
         figure.savefig(path, dpi=DPI)
     except OSError as error:
-        raise UserInputError(f"--out {path}: cannot be written: {describe_os_error(error)}") from error
+        raise UserInputError(f"out={path}: cannot be written: {describe_os_error(error)}") from error
     finally:
         pyplot.close(figure)
 

@@ -126,16 +126,16 @@ def read(path: Path) -> History:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise UserInputError(
-            f"--file {path}: there is no such file. `python -m sweeper history append` creates it from the last sweep"
+            f"file={path}: there is no such file. `python -m sweeper history append` creates it from the last sweep"
         ) from error
     except OSError as error:
-        raise UserInputError(f"--file {path}: {describe_os_error(error)}") from error
+        raise UserInputError(f"file={path}: {describe_os_error(error)}") from error
     except ValueError as error:  # of JSON and of UTF-8
-        raise UserInputError(f"--file {path}: not valid JSON: {error}") from error
+        raise UserInputError(f"file={path}: not valid JSON: {error}") from error
     try:
         return _parse(content)
     except UserInputError as error:
-        raise UserInputError(f"--file {path}: {error}") from error
+        raise UserInputError(f"file={path}: {error}") from error
 
 
 def write(path: Path, history: History) -> None:
@@ -147,7 +147,7 @@ def write(path: Path, history: History) -> None:
         Path(file.name).chmod(0o644)
         Path(file.name).replace(path)
     except OSError as error:
-        raise UserInputError(f"--file {path}: cannot be written: {describe_os_error(error)}") from error
+        raise UserInputError(f"file={path}: cannot be written: {describe_os_error(error)}") from error
 
 
 def round_value(value: float) -> float:

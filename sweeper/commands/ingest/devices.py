@@ -19,7 +19,7 @@ def check_device(name: str) -> None:
         UserInputError: it is neither in the catalogue nor a driver's name of a GPU that is.
     """
     if get_hardware(name) is None:
-        raise UserInputError(f"--device {name}: unknown device. {suggest(name, catalogue())}")
+        raise UserInputError(f"device={name}: unknown device. {suggest(name, catalogue())}")
 
 
 def get_hardware(device: str) -> Hardware | None:

@@ -1,6 +1,7 @@
 """Import other tools' results.
 
-    python -m sweeper ingest PATH… [--device DEVICE] [--dir DIR] [--store URI] [--experiment imported] [--check]
+    python -m sweeper ingest train.log results/ device=h100
+    python -m sweeper ingest train.log --check
 
 Supported formats: tprimat benchmarks (JSON, both generations), ml_dataflow results (CSV of 19 or 21 columns), and logs
 of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo and torchtitan. A PATH is a file, or a folder whose
@@ -9,64 +10,73 @@ files are all tried, with a reason for each that cannot be imported.
 Each file becomes an MLflow run with the file attached, and each of its results a child run, in an experiment of their
 own. Metrics are derived again from tokens and step times; the tool's own values are stored as claimed_…, and
 inconsistencies within a file are reported. Importing the same file again changes nothing.
-
---device DEVICE  the device of results whose file names none, as in hardware=; else it is searched in the file's name
---check          read and report, and write nothing
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from sweeper.cli.parser import CommandParser
+from sweeper.cli.command import StoreRequest, Subcommand, Tracking, switch, words
 from sweeper.commands.ingest import devices, formats
 from sweeper.commands.ingest.derive import derive_metrics, find_contradictions
 from sweeper.commands.ingest.imported import ImportedResult
 from sweeper.common.format import count, format_number, printable
-from sweeper.tracking.mlflow_store import check_uri, default_uri
 from workloads.api.errors import UserInputError
 
 SHOWN_MESSAGES = 5  # of a file; the report has all of them
 
 
-def main(words: list[str]) -> None:
-    """Run the command. The exit code is 2 if a file that the command names, or every file, cannot be imported."""
-    parser = CommandParser("sweeper ingest", __doc__)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH")
-    parser.add_argument("--dir", default=".")
-    parser.add_argument("--store")
-    parser.add_argument("--experiment", default="imported")
-    parser.add_argument("--device", default="")
-    parser.add_argument("--check", action="store_true")
-    parser.run(import_paths, words)
+@dataclass(frozen=True)
+class ImportTracking(Tracking):
+    """Where results are imported.
+
+    Attributes:
+        uri: the MLflow store; by default the one in `dir`.
+        experiment: the MLflow experiment of imported results.
+    """
+
+    experiment: str = "imported"
 
 
-def import_paths(args: argparse.Namespace) -> int:
-    """Import each file and print its summary, or why it cannot be imported. Returns the exit code."""
-    uri = args.store or default_uri(Path(args.dir))
-    if not uri.startswith("sqlite:") and not args.check:
-        check_uri(uri, "--store ")  # MLflow would try for minutes
-    if args.device:
-        devices.check_device(args.device)
+@dataclass(frozen=True, kw_only=True)
+class IngestRequest(StoreRequest):
+    """What to import.
+
+    Attributes:
+        device: the device of results whose file names none, as in hardware=; else it is searched in the file's name.
+        check: read and report, and write nothing.
+    """
+
+    paths: list[str] = field(default_factory=list, metadata=words("PATH", least=1))
+    tracking: ImportTracking = field(default_factory=ImportTracking)
+    device: str = ""
+    check: bool = switch()
+
+
+def import_paths(request: IngestRequest) -> int:
+    """Import each file and print its summary, or why it cannot be imported.
+
+    The exit code is 2 if a file that the command names, or every file, cannot be imported.
+    """
+    uri = None if request.check else request.open_uri()
+    if request.device:
+        devices.check_device(request.device)
     imported, refused, named_refused = 0, 0, 0
-    for path in args.paths:
+    for path in map(Path, request.paths):
         for file in list_files(path):
             try:
-                print(
-                    printable(import_file(file, None if args.check else uri, args.experiment, args.device)), flush=True
-                )
+                print(printable(import_file(file, uri, request.tracking.experiment, request.device)), flush=True)
                 imported += 1
             except UserInputError as error:
                 refused += 1
                 named_refused += file == path
                 print(f"refused: {printable(str(error))}", file=sys.stderr if file == path else sys.stdout, flush=True)
     if imported + refused > 1:
-        print(
-            f"{count(imported + refused, 'file')}: {imported} {'read' if args.check else 'imported'}, {refused} refused"
-        )
+        done = "read" if request.check else "imported"
+        print(f"{count(imported + refused, 'file')}: {imported} {done}, {refused} refused")
     if not imported:
         raise UserInputError("no file could be imported")
     return 2 if named_refused else 0
@@ -135,3 +145,7 @@ def _list_messages(results: Sequence[ImportedResult]) -> Iterator[str]:
             yield f"contradiction in {result.name}: {contradiction}"
     for note in dict.fromkeys(note for result in results for note in result.notes):
         yield f"note: {note}"
+
+
+COMMAND = Subcommand("ingest", __doc__, {"": (IngestRequest, import_paths)})
+main = COMMAND.main

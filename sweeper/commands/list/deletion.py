@@ -37,7 +37,7 @@ def _locked(sweep: StoredSweep) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserInputError(f"--delete {sweep.name}: process {sweep.driver} is running it") from error
+            raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it") from error
         yield
 
 
@@ -48,10 +48,10 @@ def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
         return "its runs in MLflow stay: an earlier version ran it and did not keep where they are"
     uri = uri or description.tracking_uri
     if "***" in uri:
-        raise UserInputError(f"--delete {sweep.name}: the password of {uri} is not stored; set --store URI")
+        raise UserInputError(f"{sweep.name}: the password of {uri} is not stored; set tracking.uri=URI")
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return f"{uri}: there is no such store any more"
-    mlflow_store.check_uri(uri, "--store ")
+    mlflow_store.check_uri(uri)
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)

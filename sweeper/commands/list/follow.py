@@ -76,7 +76,7 @@ def follow(sweep: StoredSweep) -> int:
     """
     description = sweep.description
     if description is None or not sweep.is_running:
-        raise UserInputError(f"--follow {sweep.name}: it does not run now ({sweep.state})")
+        raise UserInputError(f"{sweep.name}: it does not run now ({sweep.state})")
     display = make_progress("auto")
     display.note(f"follow   {sweep.name} of process {sweep.driver}; Ctrl-C detaches and leaves it running")
     try:
@@ -91,7 +91,7 @@ def follow(sweep: StoredSweep) -> int:
             for record, is_best in follower.poll():
                 display.update(follower.state(), record, is_best)
     except KeyboardInterrupt:
-        display.note(f"detached; {sweep.name} goes on")
+        display.note(f"detached; {sweep.name} continues")
         return 0
     ended = StoredSweep(sweep.folder)  # its state has changed
     display.note(f"{ended.name}: {ended.state}; python -m sweeper best {ended.name} prints its winner")

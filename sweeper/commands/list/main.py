@@ -1,30 +1,29 @@
 """List the sweeps of a results directory.
 
-    python -m sweeper list [--dir DIR]
-    python -m sweeper list --follow NAME
-    python -m sweeper list --delete NAME [--yes] [--store URI]
+    python -m sweeper list
+    python -m sweeper list follow NAME
+    python -m sweeper list delete NAME --yes
 
-Without an option: each sweep with its state (running, interrupted, finished), the best trial so far or with several
+Without a verb: each sweep with its state (running, interrupted, finished), the best trial so far or with several
 objectives the size of their front, its size on disk and the time since its last run started, the last one first.
 
---follow NAME   show the progress of a sweep that another process runs, until it ends. Ctrl-C detaches: it goes on
---delete NAME   remove a sweep that does not run, from disk and from its MLflow store, after asking. MLflow keeps
-                deleted runs until `mlflow gc`
-  --yes         do not ask
-  --store URI   its MLflow store, where the address that the sweep recorded has a masked password
+follow shows the progress of a sweep that another process runs, until it ends. Ctrl-C detaches; the sweep continues.
+
+delete removes a sweep that does not run, from disk and from its MLflow store, after asking. MLflow keeps deleted runs
+until `mlflow gc`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
-from sweeper.cli.parser import CommandParser
+from sweeper.cli.command import Subcommand, Tracking, Verbs, switch, word
 from sweeper.commands.list.deletion import delete
 from sweeper.commands.list.follow import follow
 from sweeper.common.format import count, format_number
@@ -40,33 +39,62 @@ AGES_S = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 
 
-def main(words: list[str]) -> None:
-    """Run the command. The exit code is 2 for invalid input."""
-    make_parser().run(run, words)
+@dataclass(frozen=True, kw_only=True)
+class ListRequest:
+    """The sweeps to list.
+
+    Attributes:
+        dir: results directory.
+    """
+
+    dir: str = "."
 
 
-def make_parser() -> CommandParser:
-    """Return the parser of the command."""
-    parser = CommandParser("sweeper list", __doc__)
-    parser.add_argument("--dir", default=".", type=Path)
-    parser.add_argument("--follow")
-    parser.add_argument("--delete")
-    parser.add_argument("--yes", action="store_true")
-    parser.add_argument("--store")
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class FollowRequest(ListRequest):
+    """The sweep to follow."""
+
+    name: str = word("NAME")
 
 
-def run(args: argparse.Namespace) -> int:
-    """List, follow or delete. Returns the exit code."""
-    if args.follow and args.delete:
-        raise UserInputError("--follow and --delete: cannot be combined")
-    if args.follow:
-        return follow(find_sweep(args.dir, args.follow, option="--follow "))
-    if args.delete:
-        return _delete(find_sweep(args.dir, args.delete, option="--delete "), args)
-    if not args.dir.is_dir():
-        raise UserInputError(f"--dir {args.dir}: there is no such directory")
-    return show(find_sweeps(args.dir), args.dir)
+@dataclass(frozen=True, kw_only=True)
+class DeleteRequest(ListRequest):
+    """The sweep to delete.
+
+    Attributes:
+        yes: do not ask.
+        tracking.uri: its MLflow store, where the address that the sweep recorded has a masked password.
+    """
+
+    name: str = word("NAME")
+    yes: bool = switch()
+    tracking: Tracking = field(default_factory=Tracking)
+
+
+def show_sweeps(request: ListRequest) -> int:
+    """Print the table of a directory. Returns the exit code."""
+    if not Path(request.dir).is_dir():
+        raise UserInputError(f"dir={request.dir}: there is no such directory")
+    return show(find_sweeps(Path(request.dir)), Path(request.dir))
+
+
+def follow_sweep(request: FollowRequest) -> int:
+    """Show the progress of a sweep. Returns the exit code."""
+    return follow(find_sweep(Path(request.dir), request.name))
+
+
+def delete_sweep(request: DeleteRequest) -> int:
+    """Delete a sweep after asking. Returns the exit code."""
+    sweep = find_sweep(Path(request.dir), request.name)
+    if sweep.is_running:
+        raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
+    size = format_amount(sweep.size_bytes, SIZES)
+    question = f"delete {sweep.name} ({count(len(sweep.records), 'trial')}, {size}) and its runs in MLflow?"
+    if not request.yes and not _confirm(question):
+        print("nothing is deleted")
+        return 0
+    print("\n".join(delete(sweep, request.tracking.uri)))
+    return 0
 
 
 def show(sweeps: Sequence[StoredSweep], directory: Path) -> int:
@@ -106,19 +134,6 @@ def format_amount(value: float, units: Sequence[tuple[str, float]]) -> str:
     return f"{value / factor:.2g} {name}" if value < 10 * factor else f"{value / factor:.0f} {name}"
 
 
-def _delete(sweep: StoredSweep, args: argparse.Namespace) -> int:
-    if sweep.is_running:
-        raise UserInputError(f"--delete {sweep.name}: process {sweep.driver} is running it; stop that first")
-    size = format_amount(sweep.size_bytes, SIZES)
-    question = f"delete {sweep.name} ({count(len(sweep.records), 'trial')}, {size}) and its runs in MLflow?"
-    if not args.yes and not _confirm(question):
-        print("nothing is deleted")
-        return 0
-    for line in delete(sweep, args.store):
-        print(line)
-    return 0
-
-
 def _confirm(question: str) -> bool:
     """Ask on the terminal.
 
@@ -128,3 +143,12 @@ def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UserInputError(f"{question} There is no terminal to ask on: set --yes")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+VERBS: Verbs = {
+    "": (ListRequest, show_sweeps),
+    "follow": (FollowRequest, follow_sweep),
+    "delete": (DeleteRequest, delete_sweep),
+}
+COMMAND = Subcommand("list", __doc__, VERBS)
+main = COMMAND.main

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from sweeper.cli.command import read_request as read
 from sweeper.config.catalogue import catalogue
-from sweeper.config.validation import build
 from sweeper.preflight import corrections
 from sweeper.preflight.calibration import AUTO, CalibrationFile, find_calibration
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place
-from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
+from workloads.api.errors import UserInputError, describe_os_error, nearest
 from workloads.api.registry import load
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.precisions import PRECISIONS
@@ -125,6 +123,16 @@ class PlanRequest:
     restart_s: float = field(default=Reliability.restart_s, metadata={"min": 0})
     checkpoint_s: float = field(default=Reliability.checkpoint_s, metadata={"min": 0})
 
+    def __post_init__(self) -> None:
+        if self.gpus is None and (self.tokens_per_day is None or self.layout is not None):
+            raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
+        if self.trainer is not None:
+            _check_name("trainer", self.trainer, OFFERS)
+        _check_name("precision", self.precision, PRECISIONS)
+        _check_name("hardware", self.hardware, catalogue())
+        if self.file is not None:
+            _check_name("file", self.file, FORMATS)
+
     @property
     def reliability(self) -> Reliability:
         return Reliability(self.failures_per_gpu_day, self.restart_s, self.checkpoint_s)
@@ -134,40 +142,9 @@ def read_request(words: Sequence[str]) -> PlanRequest:
     """Return the request that `key=value` words make.
 
     Raises:
-        UserInputError: for a word that is no key with a value, or a value that is not allowed.
+        UserInputError: for a word that is not a key with a value, or a value that is not allowed.
     """
-    values: dict[str, Any] = {}
-    for word in words:
-        name, sign, text = word.partition("=")
-        if not sign or not name:
-            raise UserInputError(f"{word}: not of the form key=value. {suggest(word, _keys())}")
-        if name in values:
-            raise UserInputError(f"{name}: given twice, as {name}={values[name]} and {word}. Give it once")
-        values[name] = _read_value(name, text)
-    request = build(PlanRequest, values)
-    if request.gpus is None and (request.tokens_per_day is None or request.layout is not None):
-        raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
-    if request.trainer is not None:
-        _check_name("trainer", request.trainer, OFFERS)
-    _check_name("precision", request.precision, PRECISIONS)
-    _check_name("hardware", request.hardware, catalogue())
-    if request.file is not None:
-        _check_name("file", request.file, FORMATS)
-    return request
-
-
-def _keys() -> list[str]:
-    return [item.name for item in fields(PlanRequest)]
-
-
-def _read_value(name: str, text: str) -> Any:
-    """Return the value as YAML reads it; `15e12` too is a number."""
-    try:
-        return float(text) if text and text[0].isdigit() and "e" in text else yaml.safe_load(text)
-    except ValueError:
-        return text
-    except yaml.YAMLError as error:
-        raise UserInputError(f"{name}={text}: not a value") from error
+    return read(PlanRequest, words)
 
 
 def _check_name(key: str, value: str, allowed: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
     workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
     others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
     if not len(others):
-        raise UserInputError(f"--baseline {baseline}: there is no other sweep of its workload to compare with")
+        raise UserInputError(f"baseline {baseline}: there is no other sweep of its workload to compare with")
     return str(others.sort_values("start")["run"].iloc[-1])
 
 

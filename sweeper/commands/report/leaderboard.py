@@ -80,4 +80,4 @@ def send_rates(rates: Sequence[MatmulCeiling], url: str) -> str:
             text = response.read(1000).decode(errors="replace").strip()
             return f"{response.status} {text.splitlines()[0] if text else ''}".strip()
     except (urllib.error.URLError, ValueError, OSError) as error:
-        raise UserInputError(f"--send {url}: {getattr(error, 'reason', error)}") from error
+        raise UserInputError(f"send={url}: {getattr(error, 'reason', error)}") from error

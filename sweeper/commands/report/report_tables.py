@@ -227,7 +227,7 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
         content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables}
         return json.dumps(content | {BEST_RESULTS: rows}, indent=1, ensure_ascii=False)
     if not rows:
-        raise UserInputError("--format csv: there is no complete trial")
+        raise UserInputError("format=csv: there is no complete trial")
     exported = pd.DataFrame(rows).dropna(axis="columns", how="all").map(spreadsheet_cell)
     return exported.rename(columns=spreadsheet_cell).to_csv(index=False).rstrip()
 

@@ -99,7 +99,7 @@ def test_a_rates_share_is_of_its_own_devices_peak() -> None:
     assert len(shares) == len(PUBLISHED_RATES.read_text().splitlines())  # all have a peak
 
 
-@pytest.mark.parametrize("arguments", [["leader"], ["leaderboard", "--type", "fp9"], ["leaderboard", "--json"]])
+@pytest.mark.parametrize("arguments", [["leader"], ["leaderboard", "type=fp9"], ["leaderboard", "--json"]])
 def test_a_wrong_argument_or_nothing_to_send_gives_a_message(tmp_path: Path, arguments: list[str]) -> None:
     result = report(tmp_path, *arguments)
     assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1
@@ -123,7 +123,7 @@ def test_a_contribution_is_sent_as_shown_and_only_on_demand(tmp_path: Path) -> N
     report(tmp_path, "leaderboard")
     shown = report(tmp_path, "leaderboard", "--json")
     assert got == []
-    sent = report(tmp_path, "leaderboard", "--send", f"http://127.0.0.1:{server.server_port}/rates")
+    sent = report(tmp_path, "leaderboard", f"send=http://127.0.0.1:{server.server_port}/rates")
     server.shutdown()
     assert sent.returncode == 0 and "thanks" in sent.stderr
     assert got[0].decode() == shown.stdout.strip() == sent.stdout.strip()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.cli.parser import CommandParser
-from sweeper.commands.best.main import run, write_trial
+from sweeper.commands.best.main import COMMAND, write_trial
 from sweeper.commands.list.main import describe_row
 from sweeper.common.trials import Remeasurement, TrialRecord
 from sweeper.config.space import Range, Space
@@ -59,13 +58,9 @@ def test_the_list_has_the_size_of_the_front(directory: Path) -> None:
 def test_best_lists_the_front_and_a_trial_of_it_can_be_chosen(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = CommandParser("sweeper best", "")
-    parser.add_argument("sweep", nargs="?")
-    parser.add_argument("--trial", type=int)
-    parser.add_argument("--dir", type=Path)
-    assert run(parser.parse_args(["--dir", str(directory)])) == 0
+    assert COMMAND.run([f"dir={directory}"]) == 0
     out = capsys.readouterr().out
-    assert "front of 2 trials" in out and "--trial 0" in out
+    assert "front of 2 trials" in out and "trial=0" in out
     rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"])]
     assert [row[0] for row in rows] == ["0", "2", "1"] and "dominated" in rows[2]
     files = write_trial(find_sweep(directory), 2)

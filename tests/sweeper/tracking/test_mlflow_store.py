@@ -56,16 +56,19 @@ def test_the_default_store_is_a_file_in_the_results_directory(tmp_path: Path, mo
     [
         (
             "mlflow.db",
-            "--store mlflow.db: not the address of an MLflow store. Allowed: http://host:port, or a database",
+            "tracking.uri=mlflow.db: not the address of an MLflow store. Allowed: http://host:port, or a database",
         ),
-        ("http://user:pass@host:port", r"--store http://user:\*\*\*@host:port: not a valid address$"),
-        ("sqlite:////no/such/folder/x.db", "--store sqlite:////no/such/folder/x.db: /no/such/folder cannot be written"),
-        ("http://127.0.0.1:9", "--store http://127.0.0.1:9: nothing answers there"),
+        ("http://user:pass@host:port", r"tracking.uri=http://user:\*\*\*@host:port: not a valid address$"),
+        (
+            "sqlite:////no/such/folder/x.db",
+            "tracking.uri=sqlite:.*/x.db: /no/such/folder cannot be written",
+        ),
+        ("http://127.0.0.1:9", "tracking.uri=http://127.0.0.1:9: nothing answers there"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_with_the_reason(uri: str, message: str) -> None:
     with pytest.raises(UserInputError, match=message):
-        mlflow_store.check_uri(uri, "--store ")
+        mlflow_store.check_uri(uri)
 
 
 class AuthenticatedServer(BaseHTTPRequestHandler):

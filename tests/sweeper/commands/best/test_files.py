@@ -98,7 +98,7 @@ def test_any_trial_of_a_sweep_can_be_chosen(finished_sweep: FinishedSweep, tmp_p
         (tmp_path / "sweeps/products/files/0000/run/sweep.sh").read_text().startswith(f"#!/bin/sh\n# {files.title}\n")
     )
     assert "a single trial" in files.title or "rounds of the finals" in files.title
-    with pytest.raises(UserInputError, match=r"--trial 99: products has no such trial\. Available: 0 to 22"):
+    with pytest.raises(UserInputError, match=r"trial=99: products has no such trial\. Available: 0 to 22"):
         write_trial(find_sweep(tmp_path, "products"), 99)
     with pytest.raises(UserInputError, match=r"product: there is no such sweep\. Available: products\. Did you"):
         find_sweep(tmp_path, "product")

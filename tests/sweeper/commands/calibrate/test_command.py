@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from sweeper.commands.calibrate.main import begin_or_resume, find_target, read_words, write_files
+from sweeper.commands.calibrate.main import COMMAND, CalibrateRequest, begin_or_resume, find_target, write_files
 from sweeper.commands.calibrate.sweeps import GPU_WORDS, plan_sweeps
 from sweeper.commands.calibrate.view import draw_replacements
 from sweeper.common.trials import TrialStatus
@@ -35,19 +35,19 @@ def target(gpus: int = 1, nodes: int = 1, hardware: str = "h200") -> Target:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["hardwre=h200"], "hardwre=h200: must be one of the keys with a value. Available: .*Did you mean hardware?"),
-        (["h200"], "h200: must be one of the keys"),
-        (["dir="], "dir=: must be one of the keys"),
+        (["hardwre=h200"], r"hardwre: unknown key. Available: .*Did you mean hardware\?"),
+        (["h200"], "h200: not of the form key=value. Available: cluster.address"),
+        (["dir="], "dir=: has no value"),
     ],
 )
 def test_an_unknown_word_is_named(words: list[str], message: str) -> None:
     with pytest.raises(UserInputError, match=message):
-        read_words(words)
+        COMMAND.run(words)
 
 
 def test_an_unknown_device_is_named() -> None:
     with pytest.raises(UserInputError, match=r"hardware=h20: unknown hardware. Available: .*Did you mean h200?"):
-        find_target({"hardware": "h20"})
+        find_target(CalibrateRequest(hardware="h20"))
 
 
 def test_collectives_are_measured_between_gpus_only_and_over_groups_with_different_links(tmp_path: Path) -> None:

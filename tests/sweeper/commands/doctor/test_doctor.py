@@ -105,7 +105,7 @@ def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
 
 @pytest.mark.long(27)
 def test_the_command_exercises_this_machine(workspace: Workspace) -> None:
-    command = [sys.executable, "-m", "sweeper", "doctor", "--dir", str(workspace.path)]
+    command = [sys.executable, "-m", "sweeper", "doctor", f"dir={workspace.path}"]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=120)
     assert "at once: mean" in result.stdout and "GB/s per device" in result.stdout, result.stdout + result.stderr
     assert result.returncode == int("\n! " in result.stdout) and "Traceback" not in result.stderr

@@ -74,13 +74,13 @@ def check_refused(folder: Path, content: dict, message: str) -> None:
     with pytest.raises(UserInputError) as raised:
         reference_file.read(path)
     text = str(raised.value)
-    assert text.startswith(f"--file {path}: ") and message in text and "\n" not in text
+    assert text.startswith(f"file={path}: ") and message in text and "\n" not in text
 
 
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("{", ["list"], "--file performance.json: not valid JSON: Expecting property name"),
+        ("{", ["list"], "file=performance.json: not valid JSON: Expecting property name"),
         ("\x00\xff", ["list"], "not valid JSON"),
         (
             '{"schema": 1, "series": []}',
@@ -89,11 +89,11 @@ def check_refused(folder: Path, content: dict, message: str) -> None:
         ),
         (None, ["compare"], "there is no such file. `python -m sweeper history append` creates it"),
         (None, ["list"], "there is no such file"),
-        (None, ["plot", "--out", "a.pdf"], "--out a.pdf: unknown format. Available: .html, .png, .svg."),
-        (None, ["list", "night-1"], "night-1: `list` shows the whole file and takes no sweep"),
-        (None, ["append", "--junit", "a.xml"], "--junit: belongs to `compare`, not to `append`"),
-        (None, ["--threshold", "2"], "--threshold 2: must be above 0 and below 1"),
-        (None, ["--threshold", "two"], "argument --threshold: invalid fraction value: 'two'"),
+        (None, ["plot", "out=a.pdf"], "out=a.pdf: unknown format. Available: .html, .png, .svg."),
+        (None, ["list", "night-1"], "night-1: one word too many. Usage: sweeper history list"),
+        (None, ["append", "junit=a.xml"], "junit=a.xml: belongs to `sweeper history [compare] [SWEEP…]`"),
+        (None, ["threshold=2"], "threshold=2: must be above 0 and below 1"),
+        (None, ["threshold=two"], "threshold=two: must be a number"),
     ],
 )
 def test_an_invalid_command_is_refused_in_one_line(

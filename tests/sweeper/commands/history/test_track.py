@@ -38,12 +38,12 @@ def test_sweeps_are_appended_and_later_ones_are_compared(tmp_path: Path) -> None
     )
     (run,) = reference_file.read(tmp_path / "performance.json").series[0].runs
     assert run.versions == {"driver": "570.124", "torch": "2.11, 2.12"} and (run.low, run.high) == (658.68, 661.32)
-    slower = run_track(tmp_path, "--junit", "junit.xml", "--markdown", "summary.md")  # the last sweep
+    slower = run_track(tmp_path, "junit=junit.xml", "markdown=summary.md")  # the last sweep
     assert slower.code == 1 and "matmul bf16 tflops on NVIDIA H200: slower, -15.2%" in slower.out
     assert "<failure" in (tmp_path / "junit.xml").read_text() and "**slower**" in (tmp_path / "summary.md").read_text()
     unclear = run_track(tmp_path, "compare", "tuesday")
     assert unclear.code == 3 and "5 more runs and 5 more of the earlier work needed" in unclear.out
-    assert run_track(tmp_path, "tuesday", "--between-runs", "0.5%").code == 0
+    assert run_track(tmp_path, "tuesday", "between_runs=0.5%").code == 0
     unknown = run_track(tmp_path, "tusday")
     assert unknown.code == 2 and "tusday: unknown sweep" in unknown.err and "Did you mean tuesday?" in unknown.err
     assert "Did you mean append?" in run_track(tmp_path, "apend").err
@@ -63,7 +63,7 @@ def test_a_narrow_terminal_keeps_the_level(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_picture_is_written_in_the_format_of_its_name(tmp_path: Path, name: str, start: bytes) -> None:
     reference_file.write(tmp_path / "performance.json", build_history(VALUES))
-    assert run_track(tmp_path, "plot", "--out", name).out == f"{name}\n"
+    assert run_track(tmp_path, "plot", f"out={name}").out == f"{name}\n"
     written = (tmp_path / name).read_bytes()
     assert written.startswith(start)
     if name.endswith(".html"):

@@ -98,7 +98,7 @@ def test_a_folder_is_imported_with_the_reason_for_each_file_that_is_refused(
     shutil.copy(SAMPLES / "megatron_one_line.log", folder)
     (folder / "notes.txt").write_text("no result")
     (folder / ".hidden.log").write_text("no result")
-    assert ingest(folder, "--check", "--dir", tmp_path) == 0
+    assert ingest(folder, "--check", f"dir={tmp_path}") == 0
     first, second, third, summary = capsys.readouterr().out.splitlines()
     assert first.startswith(f"refused: {folder}/megatron_one_line.log: is a log of Megatron-LM with the time of one")
     assert second == f"{folder}/more/titan.log: log of torchtitan; 1 result; 700 ms a step, 46,811 tokens/s"
@@ -130,9 +130,9 @@ def test_the_device_is_the_commands_or_in_the_name_of_the_file(
     for name, device in [("rtx5090_8B.csv", "rtx5090"), ("run-H100-PCIe.csv", "h100_pcie"), ("ah100.csv", "")]:
         assert find_device_in_name(tmp_path / name) == device
     (path := tmp_path / "results.csv").write_text(ml_dataflow_csv({}))
-    assert ingest(path, "--check", "--device", "h10") == 2
+    assert ingest(path, "--check", "device=h10") == 2
     error = capsys.readouterr().err
-    assert "--device h10: unknown device. Available: " in error and "Did you mean h100?" in error
+    assert "device=h10: unknown device. Available: " in error and "Did you mean h100?" in error
 
 
 @examples(100)

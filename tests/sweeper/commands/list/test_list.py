@@ -20,7 +20,7 @@ from rich.console import Console
 from sweeper.commands.list.deletion import delete
 from sweeper.commands.list.follow import Follower, follow
 from sweeper.commands.list.main import AGES_S as AGES
-from sweeper.commands.list.main import HEADING, MIN_COLUMNS, describe_row, format_amount, make_parser, run
+from sweeper.commands.list.main import COMMAND, HEADING, MIN_COLUMNS, describe_row, format_amount
 from sweeper.pages.terminal import draw
 from sweeper.results.stored import StoredSweep, find_sweep
 from sweeper.search.journal import JournalFile
@@ -62,7 +62,7 @@ def driver(sweep: StoredSweep) -> Iterator[subprocess.Popen[str]]:
 
 
 def command(*words: str) -> int:
-    return run(make_parser().parse_args(words))
+    return COMMAND.run(words)
 
 
 def cut_journal(sweep: StoredSweep) -> None:
@@ -103,10 +103,10 @@ def test_an_empty_folder_and_a_wrong_name(
     copied: StoredSweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "none").mkdir()
-    assert command("--dir", str(tmp_path / "none")) == 0 and "no sweep in" in capsys.readouterr().out
-    with pytest.raises(UserInputError, match=r"^--delete produts: there is no such sweep.*Did you mean products\?"):
-        command("--dir", str(tmp_path), "--delete", "produts")
-    assert command("--dir", str(tmp_path)) == 0 and copied.name in capsys.readouterr().out
+    assert command(f"dir={tmp_path / 'none'}") == 0 and "no sweep in" in capsys.readouterr().out
+    with pytest.raises(UserInputError, match=r"^produts: there is no such sweep.*Did you mean products\?"):
+        command("delete", "produts", f"dir={tmp_path}")
+    assert command(f"dir={tmp_path}") == 0 and copied.name in capsys.readouterr().out
 
 
 def test_the_journal_is_followed_while_it_grows(copied: StoredSweep) -> None:
@@ -139,7 +139,7 @@ def test_following_ends_with_the_driver(copied: StoredSweep, capfd: pytest.Captu
         assert follow(copied) == 0
     err = capfd.readouterr().err
     assert "Ctrl-C detaches" in err and "finals: 15/15" in err and "products: finished" in err
-    with pytest.raises(UserInputError, match="--follow products: it does not run now"):
+    with pytest.raises(UserInputError, match="products: it does not run now"):
         follow(copied)
 
 
@@ -154,7 +154,7 @@ def test_ctrl_c_detaches_and_leaves_the_sweep_running(copied: StoredSweep, capfd
 
 
 def test_a_running_sweep_is_not_deleted_nor_one_without_asking(copied: StoredSweep, tmp_path: Path) -> None:
-    words = ("--dir", str(tmp_path), "--delete", "products")
+    words = ("delete", "products", f"dir={tmp_path}")
     with driver(copied) as process:
         with pytest.raises(UserInputError, match=f"process {process.pid} is running it"):
             command(*words, "--yes")
@@ -181,7 +181,7 @@ def test_a_damaged_sweep_hides_no_others(copied: StoredSweep, capsys: pytest.Cap
     damaged = copied.folder.parent / "damaged"
     shutil.copytree(copied.folder, damaged)
     (damaged / "sweep.json").write_text("")
-    assert run(make_parser().parse_args(["--dir", str(copied.folder.parents[1])])) == 0
+    assert command(f"dir={copied.folder.parents[1]}") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("damaged" in line and "the sweep's command writes it again" in line for line in lines)
     assert any(copied.name in line and "TFLOP/s" in line for line in lines)
@@ -198,4 +198,4 @@ def test_a_damaged_line_of_a_journal_is_named(copied: StoredSweep) -> None:
 
 def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="there is no such directory"):
-        run(make_parser().parse_args(["--dir", str(tmp_path / "absent")]))
+        command(f"dir={tmp_path / 'absent'}")

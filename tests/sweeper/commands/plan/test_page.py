@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from sweeper.commands.plan.answer import Answer, answer, scale
-from sweeper.commands.plan.main import run
+from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.page import Bar, Point, build_page, draw_bars, draw_scaling
 from sweeper.commands.plan.request import read_request
 from tests.support import browser
@@ -51,8 +50,8 @@ def test_the_page_has_the_plan_and_its_pictures(planned: Answer) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_named_before_anything_is_planned(tmp_path: Path) -> None:
-    with pytest.raises(UserInputError, match=r"--html .*plan: no such directory"):
-        run(Namespace(words=["model=nothing"], html=tmp_path / "plan" / "plan.html"))
+    with pytest.raises(UserInputError, match=r"out=.*plan: no such directory"):
+        COMMAND.run(["model=llama3_8b", "hardware=h100", "gpus=8", f"out={tmp_path}/plan/plan.html"])
 
 
 @pytest.mark.soak

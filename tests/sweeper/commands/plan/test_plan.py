@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from sweeper.commands.plan.answer import answer, search, tokens_of_a_day
-from sweeper.commands.plan.main import run
+from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.text import round_to_band
 from sweeper.preflight.corrections import Correction, Place, keep
@@ -102,10 +101,10 @@ def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torchtitan.toml").mkdir()
-    with pytest.raises(UserInputError, match=r"--html .*: is a directory"):
-        run(Namespace(words=SMALL, html=tmp_path))
+    with pytest.raises(UserInputError, match=r"out=.*: is a directory"):
+        COMMAND.run([*SMALL, f"out={tmp_path}"])
     with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
-        run(Namespace(words=[*SMALL, "trainer=torchtitan", "tp=1", "pp=1", "file=torchtitan"], html=None))
+        COMMAND.run([*SMALL, "trainer=torchtitan", "tp=1", "pp=1", "file=torchtitan"])
 
 
 @pytest.mark.parametrize("words", [["dp_replicate=8", "dp_shard=1"], ["dp_shard=8"], ["tp=8"], ["tp=8", "state=bf16"]])
@@ -121,7 +120,7 @@ def test_this_project_s_trainer_is_estimated_as_its_sweeps_are(words: list[str])
 
 
 def test_options_may_stand_between_keys(tmp_path: Path) -> None:
-    words = ["model=llama3_8b", "--html", str(tmp_path / "p.html"), "hardware=h100", "gpus=8"]
+    words = ["model=llama3_8b", f"out={tmp_path}/p.html", "hardware=h100", "gpus=8"]
     ended = subprocess.run([sys.executable, "-m", "sweeper", "plan", *words], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "p.html").exists()
@@ -155,7 +154,7 @@ def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureF
     assert given.comparison.slower_s == pytest.approx(slower_s)
     assert sum(given.comparison.parts_s.values()) == pytest.approx(slower_s)
 
-    assert run(Namespace(words=[*SMALL, "tp=8"], html=None)) == 0
+    assert COMMAND.run([*SMALL, "tp=8"]) == 0
     printed = capsys.readouterr().out
     assert "given     cp=1 micro_batch=1 tp=8" in printed
     assert "slower    by" in printed and "Tensor parallel ranks exchange activations in every block" in printed
@@ -165,7 +164,7 @@ def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureF
 def test_a_model_that_this_project_does_not_train_is_said(
     model: str, is_trained: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(Namespace(words=[f"model={model}", "hardware=h100", "gpus=8"], html=None))
+    COMMAND.run([f"model={model}", "hardware=h100", "gpus=8"])
     assert (f"workload=parallel does not train {model}" not in capsys.readouterr().out) == is_trained
 
 
@@ -183,7 +182,7 @@ def test_every_layout_searched_is_unfit_slower_or_among_the_best(capsys: pytest.
     """The search estimates more layouts than it keeps: those count as slower too."""
 
     def read_counts(*words: str) -> list[int]:
-        assert run(Namespace(words=[*SMALL, *words], html=None)) == 0
+        assert COMMAND.run([*SMALL, *words]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("searched")]
         return [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", line)]
 
@@ -195,7 +194,7 @@ def test_every_layout_searched_is_unfit_slower_or_among_the_best(capsys: pytest.
 
 def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=llama3_8b", "hardware=h100", "tp=1", "cp=1", "pp=1", "micro_batch=1", "tokens_per_day=20e9"]
-    assert run(Namespace(words=[*words, "global_batch=96"], html=None)) == 0
+    assert COMMAND.run([*words, "global_batch=96"]) == 0
     printed = capsys.readouterr().out
     assert "96 sequences of" in printed and "reached   by 24 GPUs" in printed and "too few are 16 GPUs" in printed
 
@@ -221,10 +220,10 @@ def test_stages_of_given_sizes_change_what_their_ranks_have(capsys: pytest.Captu
     assert given.estimate.step.total_s > 1.2 * even.estimate.step.total_s
     same = search(build_problem(read_request([*words, "layers_per_stage=16,16"])), keep=1).best[0]
     assert same.estimate == even.estimate
-    assert run(Namespace(words=[*words, "layers_per_stage=22,10"], html=None)) == 0
+    assert COMMAND.run([*words, "layers_per_stage=22,10"]) == 0
     assert "layers_per_stage=22,10" in capsys.readouterr().out
     with pytest.raises(UserInputError, match="megatron: layers_per_stage cannot be written"):
-        run(Namespace(words=[*words, "layers_per_stage=22,10", "trainer=megatron", "file=megatron"], html=None))
+        COMMAND.run([*words, "layers_per_stage=22,10", "trainer=megatron", "file=megatron"])
 
 
 def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
@@ -256,7 +255,7 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*SMALL[:3], "trainer=torchtitan", "tp=2", "pp=1", "cp=1", "checkpointing=full"]
-    assert run(Namespace(words=[*words, "file=torchtitan"], html=None)) == 0
+    assert COMMAND.run([*words, "file=torchtitan"]) == 0
     assert "run it    torchrun" in capsys.readouterr().out
     written = answer(read_request(words)).best.layout
     read = build_problem(read_request([*SMALL[:3], "trainer=torchtitan", "layout=torchtitan.toml"]))
@@ -300,7 +299,7 @@ def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
     keep(tmp_path, Correction(place, 1.25, 7, 1.1, 1.3, "2026-11-20"))
     measured = answer(read_request(words))
     assert measured.best.estimate.step.total_s == pytest.approx(1.25 * planned.step.total_s)
-    assert run(Namespace(words=words, html=None)) == 0
+    assert COMMAND.run(words) == 0
     assert f"measured  step times x 1.25, the median of 7 layouts of {measured_name}" in capsys.readouterr().out
     others = (["gpus=16", f"trainer={trainer}"], ["gpus=8", "trainer=nemo"])
     assert all(build_problem(read_request([*SMALL[:2], *other])).correction is None for other in others)

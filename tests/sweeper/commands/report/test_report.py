@@ -97,7 +97,7 @@ def run_report(folder: Path, *arguments: str) -> CommandResult:
 
 def best_of(folder: Path, *arguments: str) -> dict[str, str]:
     """Return the row of the best result of the second sweep, from the report as Markdown."""
-    text = run_report(folder, "--sweep", "second", "--format", "markdown", *arguments).out
+    text = run_report(folder, "sweep=second", "format=markdown", *arguments).out
     table = text.split("## Best results")[1].strip().splitlines()
     heading, row = (re.split(r" ?\| ?", table[number]) for number in (0, 2))
     return dict(zip(heading, row, strict=True))
@@ -105,23 +105,23 @@ def best_of(folder: Path, *arguments: str) -> dict[str, str]:
 
 def test_a_report_is_cut_to_what_a_smaller_budget_would_have_found(folder: Path) -> None:
     """Each of the two trials takes a second of one GPU; the second one is better."""
-    hour, one_trial = ("--price-per-hour", "3.6"), ("--within-gpu-hours", str(1 / 3600))
-    assert best_of(folder, *hour)["speed"] == "11,400 tokens/s"
-    for limit in (one_trial, (*hour, "--within-cost", "0.0019")):
+    hour, one_trial = "price_per_hour=3.6", f"within_gpu_hours={1 / 3600}"
+    assert best_of(folder, hour)["speed"] == "11,400 tokens/s"
+    for limit in ((one_trial,), (hour, "within_cost=0.0019")):
         best = best_of(folder, *limit)
         assert (best["speed"], best["of trials"], best["J/token"]) == ("9,450 tokens/s", "1", "0.07407")
     # 0.0741 J a token are 0.0206 kWh for a million
-    both = best_of(folder, *hour, "--price-per-kwh", "0.5", *one_trial)
+    both = best_of(folder, hour, "price_per_kwh=0.5", one_trial)
     assert float(both["cost of 10^6 tokens"]) == pytest.approx(0.1058 + 0.0206 * 0.5, rel=1e-2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--within-cost", "3"), ["--price-per-hour"]),
-        (("--within-gpu-hours", "0"), ["above 0"]),
-        (("--within-gpu-hours", "1", "--within-cost", "3"), ["one of them"]),
-        (("--price-per-kwh", "-1"), ["0 or more"]),
+        (("within_cost=3",), ["price_per_hour="]),
+        (("within_gpu_hours=0",), ["above 0"]),
+        (("within_gpu_hours=1", "within_cost=3"), ["one of them"]),
+        (("price_per_kwh=-1",), ["at least 0"]),
     ],
 )
 def test_a_budget_of_a_report_that_means_nothing_is_refused(
@@ -155,7 +155,7 @@ def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, cert
 
 def front_of(folder: Path, *arguments: str) -> tuple[list[str], str]:
     """Return the trials in the table of the front with their verdicts, and the text of the report."""
-    text = run_report(folder, "--format", "markdown", *arguments).out
+    text = run_report(folder, "format=markdown", *arguments).out
     rows = text.split("## Pareto front of trade")[1].split("##")[0].strip().splitlines()[2:]
     cells = [re.split(r" ?\| ?", row) for row in rows if row.startswith("|")]
     return [f"{row[1]} {row[6]}" for row in cells], text
@@ -166,18 +166,18 @@ def test_the_front_of_several_objectives_is_cut_to_a_budget_too(tmp_path: Path) 
     rows, text = front_of(tmp_path)
     assert rows == ["3 measured once", "0 measured once", "1 measured once"]
     assert "3 of 4 ranked trials are on the front" in text and "Not certified" in text
-    three = ("--within-gpu-hours", str(3 / 3600))
-    for limit in (three, ("--price-per-hour", "3.6", "--within-cost", "0.0031")):
+    three = f"within_gpu_hours={3 / 3600}"
+    for limit in ((three,), ("price_per_hour=3.6", "within_cost=0.0031")):
         rows, text = front_of(tmp_path, *limit)
         assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
-    result = run_report(tmp_path, "--format", "png", *three)
+    result = run_report(tmp_path, "format=png", three)
     assert result.code == 0 and (tmp_path / "report_front_trade.png").stat().st_size > 10_000
-    page = Path(run_report(tmp_path, *three, "--out", str(tmp_path / "r.html")).out.strip()).read_text()
+    page = Path(run_report(tmp_path, three, f"out={tmp_path / 'r.html'}").out.strip()).read_text()
     assert page.count("<h2>Pareto front of trade") == 2  # the table and the chart
 
 
 def overview_of(folder: Path) -> str:
-    page = Path(run_report(folder, "--out", str(folder / "r.html")).out.strip()).read_text()
+    page = Path(run_report(folder, f"out={folder / 'r.html'}").out.strip()).read_text()
     return page.split("<p class='overview'>")[1].split("</p>")[0]
 
 
@@ -205,7 +205,7 @@ def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(
     rows, text = front_of(tmp_path)
     assert rows == ["0 dominated", "3 measured once", "1 measured once"] and "measured again in 3 rounds" in text
     assert "| 0 | 0 | 25 | 25 | 2 | dominated | 1, 3 |" in text
-    rows, _ = front_of(tmp_path, "--within-gpu-hours", str(3 / 3600))
+    rows, _ = front_of(tmp_path, f"within_gpu_hours={3 / 3600}")
     assert rows == ["0 measured once", "1 measured once"]
 
 
@@ -272,7 +272,7 @@ def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> No
 
 
 def test_each_kind_of_work_has_an_image(folder: Path) -> None:
-    names = run_report(folder, "--format", "png").out.splitlines()
+    names = run_report(folder, "format=png").out.splitlines()
     assert names == ["report_offload_llama3_1b_8192_bf16.png", "report_offload_llama3_8b_8192_bf16.png"]
     assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in names)
 
@@ -314,51 +314,51 @@ def test_a_store_with_only_imported_results_has_a_report(tmp_path: Path, monkeyp
     line = f"75,78,8192,8,16384,0,0,0,0,0,1,68,0.1,0.3,{68 * 8192 / 1e4},10000,500,0.5,0.6\n"
     (tmp_path / "h100_8b.csv").write_text(line)
     import_file(tmp_path / "h100_8b.csv", f"sqlite:///{tmp_path}/mlflow.db", "imported")
-    markdown = run_report(tmp_path, "--format", "markdown").out
+    markdown = run_report(tmp_path, "format=markdown").out
     assert "| h100_8b line 1 |" in markdown and "Best results" not in markdown
-    assert "there is no complete trial" in run_report(tmp_path, "--format", "csv").err
+    assert "there is no complete trial" in run_report(tmp_path, "format=csv").err
     assert run_report(tmp_path).code == 0
-    assert "there is no complete trial" in run_report(tmp_path, "--format", "png").err
-    assert "unknown sweep" in run_report(tmp_path, "--compare", "a", "b").err
+    assert "there is no complete trial" in run_report(tmp_path, "format=png").err
+    assert "unknown sweep" in run_report(tmp_path, "compare", "a", "b").err
 
 
 def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Path) -> None:
-    content = json.loads(run_report(folder, "--format", "json").out)
+    content = json.loads(run_report(folder, "format=json").out)
     first = next(row for row in content["Sweeps"] if row["sweep"] == "first")
     assert first["trials"] == "2 complete, 1 infeasible, 1 tainted" and first["versions"] == "torch 2.11"
     assert first["power limit W"] == "700" and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
     best = next(row for row in content["Best results"] if row["value"] == 11400.0)
     assert best["tflops"] == 570.0 and best["param.budget"] == "40" and best["rounds"] == 0 and best["hfu"] is None
-    rows = pd.read_csv(io.StringIO(run_report(folder, "--format", "csv").out))
+    rows = pd.read_csv(io.StringIO(run_report(folder, "format=csv").out))
     assert {"value", "ci_low", "ci_high", "mfu"} <= set(rows.select_dtypes("number").columns)
     assert len(rows) == len(content["Best results"]) and "sequence_length" in rows and "hfu" not in rows
-    assert "| offload | llama3_8b |" in run_report(folder, "--format", "markdown", "--sweep", "first").out
-    slower = run_report(folder, "--baseline", "second", "--sweep", "first")
+    assert "| offload | llama3_8b |" in run_report(folder, "format=markdown", "sweep=first").out
+    slower = run_report(folder, "baseline", "second", "first")
     assert slower.code == 1 and "1.12 times as fast" in slower.out
-    assert run_report(folder, "--baseline", "first", "--sweep", "second").code == 0
-    assert run_report(folder, "--baseline", "second", "--sweep", "first", "--threshold", "0.2").code == 0
-    unclear = run_report(folder, "--baseline", "second", "--sweep", "first", "--between-runs", "10%")
+    assert run_report(folder, "baseline", "first", "second").code == 0
+    assert run_report(folder, "baseline", "second", "first", "threshold=0.2").code == 0
+    unclear = run_report(folder, "baseline", "second", "first", "between_runs=10%")
     assert unclear.code == 3 and "verdict: cannot be told, at a threshold of 0.02 and 0.1 between runs" in unclear.out
     assert "5 more runs and 5 more of the earlier work needed, which python -m sweeper history compares" in unclear.out
-    assert run_report(folder, "--baseline", "first", "--threshold", "0").err.startswith("sweeper report: --threshold 0")
-    different_work = run_report(folder, "--baseline", "first", "--sweep", "small")
+    assert run_report(folder, "baseline", "first", "threshold=0").err.startswith("sweeper report: threshold=0")
+    different_work = run_report(folder, "baseline", "first", "small")
     assert different_work.code == 2 and "small has no comparable result" in different_work.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sweep", "fist"], "Did you mean first?"),
-        (["--format", "pdf"], "Available: csv, html, json, markdown, png"),
-        (["--dir", "/nowhere"], "there is no such store"),
-        (["--compare", "first", "secund"], "Did you mean second?"),
+        (["sweep=fist"], "Did you mean first?"),
+        (["format=pdf"], "must be one of html, markdown, csv, json, png"),
+        (["dir=/nowhere"], "there is no such store"),
+        (["compare", "first", "secund"], "Did you mean second?"),
         (["ledderboard"], "Did you mean leaderboard?"),
-        (["--store", "http://127.0.0.1:9"], "--store http://127.0.0.1:9: nothing answers there"),
-        (["--fromat", "csv"], "unrecognized arguments: --fromat. Did you mean --format?"),
-        (["--out", "/nowhere/report.html"], "--out /nowhere/report.html: /nowhere: no such directory"),
-        (["--format", "png", "--out", "/tmp"], "--out /tmp: is a directory. Give the name of a file in it"),
-        (["--format", "csv", "--out", "/proc/report.csv"], "--out /proc/report.csv: cannot be written:"),
-        (["--threshold", "2%"], "--threshold 0.02: is for --baseline and --compare"),
+        (["tracking.uri=http://127.0.0.1:9"], "tracking.uri=http://127.0.0.1:9: nothing answers there"),
+        (["fromat=csv"], "fromat: unknown key. Available: dir, format, out, price_per_hour"),
+        (["out=/nowhere/report.html"], "out=/nowhere/report.html: /nowhere: no such directory"),
+        (["format=png", "out=/tmp"], "out=/tmp: is a directory. Give the name of a file in it"),
+        (["format=csv", "out=/proc/report.csv"], "out=/proc/report.csv: cannot be written:"),
+        (["threshold=2%"], "threshold=2%: belongs to `sweeper report compare A B`"),
     ],
 )
 def test_an_invalid_argument_is_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:

@@ -1,0 +1,396 @@
+"""Subcommands: a dataclass declares the words, settings and switches of each; messages and help pages follow from it.
+
+    @dataclass(frozen=True, kw_only=True)
+    class CompareRequest(StoreRequest):
+        first: str = word("A")          # sweeper report compare A B dir=results --quick
+        second: str = word("B")
+        quick: bool = switch()
+
+A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). Every other field is a setting, written
+`key=value` as a sweep's configuration writes it; a nested dataclass makes a section, such as `tracking.uri`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
+
+import yaml
+
+from sweeper.cli.exits import exit_with
+from sweeper.config.keys import Key, attribute_docs, keys_of, literal_values
+from sweeper.config.schema import Config
+from sweeper.config.validation import build
+from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
+
+T = TypeVar("T")
+# The dataclass of each verb and what runs it, which returns the exit code. "" has no verb.
+Verbs = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
+SUBCOMMANDS = {
+    "plan": "plan a training on a cluster that you do not have",
+    "report": "tables and charts of results; compare A B, baseline A, leaderboard",
+    "history": "reference figures in a file of your repository, compared with later sweeps",
+    "list": "the sweeps of a directory; follow NAME, delete NAME",
+    "best": "what runs the winner of a sweep again",
+    "ingest": "import results of other tools and logs of trainers",
+    "doctor": "inventory and diagnose every node; record",
+    "calibrate": "measure the rates of the GPUs and links that are here, for plans",
+    "function": "run a sweep of a Python function that sweeper.run has packed",
+}
+# What a person may type for a subcommand or a setting: names of earlier versions, and verbs without their subcommand.
+COMMAND_NAMES = {
+    "track": "history",
+    "compare": "report compare",
+    "baseline": "report baseline",
+    "leaderboard": "report leaderboard",
+    "follow": "list follow",
+    "delete": "list delete",
+    "record": "doctor record",
+    "help": "--help",
+    "version": "--version",
+}
+SETTING_NAMES = {
+    "uri": "tracking.uri",
+    "store": "tracking.uri",
+    "experiment": "tracking.experiment",
+    "address": "cluster.address",
+    "insecure": "cluster.insecure",
+    "html": "out",
+}
+KEY = re.compile(r"[A-Za-z_][\w.]*")
+# Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
+COLUMN, NARROW_COLUMN = 28, 8
+NARROW = 72
+
+
+def word(name: str, default: Any = MISSING) -> Any:
+    """Declare a plain word, shown as `name` in help."""
+    return field(default=default, metadata={"word": name})
+
+
+def words(name: str, least: int = 0) -> dict[str, Any]:
+    """Return the metadata of a list's field: any number of plain words and at least `least`."""
+    return {"word": name, "least": least}
+
+
+def switch() -> Any:
+    """Declare a switch: `--name` makes it true."""
+    return field(default=False, metadata={"switch": True})
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The MLflow store.
+
+    Attributes:
+        uri: the MLflow store; by default the one in `dir`.
+    """
+
+    uri: str | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The Ray cluster.
+
+    Attributes:
+        address: of a running Ray cluster, HOST:PORT or auto; by default RAY_ADDRESS if set, else a local one.
+        insecure: also join a cluster that accepts unauthenticated connections.
+    """
+
+    address: str | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRequest:
+    """What is read from a results directory and its MLflow store.
+
+    Attributes:
+        dir: results directory.
+    """
+
+    dir: str = "."
+    tracking: Tracking = field(default_factory=Tracking)
+
+    def open_uri(self) -> str:
+        """Return the address of the store. Raises UserInputError if nothing answers there: MLflow tries for minutes."""
+        from sweeper.tracking.mlflow_store import check_uri, default_uri
+
+        uri = self.tracking.uri or default_uri(Path(self.dir))
+        if not uri.startswith("sqlite:"):
+            check_uri(uri)
+        return uri
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A subcommand with its verbs, such as `sweeper list`, `sweeper list follow`.
+
+    Attributes:
+        page: the beginning of its help page.
+        default: the verb that may be left out.
+    """
+
+    name: str
+    page: str
+    verbs: Verbs
+    default: str = ""
+
+    def main(self, arguments: Sequence[str]) -> NoReturn:
+        """Run the subcommand. Exits with its code, or with 2 for invalid input."""
+        exit_with(lambda: self.run(arguments), f"sweeper {self.name}")
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run the verb that the arguments begin with. Returns the exit code."""
+        if "--help" in arguments or "-h" in arguments:
+            print(self.render_help())
+            return 0
+        named = bool(arguments) and arguments[0] in self.verbs
+        verb = arguments[0] if named else self.default
+        cls, run = self.verbs[verb]
+        return run(_Reader(self, verb, cls).read(arguments[1:] if named else arguments))
+
+    def usage(self, verb: str) -> str:
+        """Return the command of a verb without its settings."""
+        shown = f"[{verb}]" if verb and verb == self.default else verb
+        names = [_usage_of(key) for key in request_keys(self.verbs[verb][0]) if "word" in key.bounds]
+        return " ".join(["sweeper", self.name, *filter(None, [shown, *names])])
+
+    def render_help(self) -> str:
+        """Return the page of all verbs, as wide as the terminal."""
+        width = min(max(shutil.get_terminal_size().columns, 60), 100)
+        blocks = [wrap(re.sub(r"(?<=\S)\n(?=\S)", " ", self.page.strip()), width)]
+        shown: dict[str, str] = {}
+        for verb, (cls, _) in self.verbs.items():
+            keys = [key for key in request_keys(cls) if "word" not in key.bounds or key.meaning]
+            described = {_name_of(key): describe_key(key) for key in keys}
+            repeated = " ".join(name for name, text in described.items() if shown.get(name) == text)
+            new = {name: text for name, text in described.items() if shown.get(name) != text}
+            listed = [*([(repeated, "as above")] if repeated else []), *new.items()]
+            blocks.append(f"{self.usage(verb)}:\n{rows(listed, width)}")
+            shown |= new
+        return "\n\n".join(filter(None, blocks))
+
+
+def read_request(cls: type[T], arguments: Sequence[str]) -> T:
+    """Return the request that settings, words and switches make.
+
+    Raises:
+        UserInputError: for what it does not take, or a value that is not allowed.
+    """
+    request: T = _Reader(Subcommand("", "", {"": (cls, lambda _: 0)}), "", cls).read(arguments)
+    return request
+
+
+def request_keys(cls: type[Any]) -> list[Key]:
+    """Return what a dataclass declares, with meanings from its own docstring and those of its bases."""
+    meanings = {name: text for base in reversed(cls.__mro__) for name, text in attribute_docs(base).items()}
+    return [replace(key, meaning=meanings.get(key.name) or key.meaning) for key in keys_of(cls)]
+
+
+class _Reader:
+    """Reads the arguments of one verb."""
+
+    def __init__(self, command: Subcommand, verb: str, cls: type[Any]) -> None:
+        self.command, self.verb, self.cls = command, verb, cls
+        keys = request_keys(cls)
+        self.words = [key for key in keys if "word" in key.bounds]
+        self.switches = {_name_of(key): key for key in keys if "switch" in key.bounds}
+        self.settings = {key.name: key for key in keys if not {"word", "switch"} & key.bounds.keys()}
+
+    def read(self, arguments: Sequence[str]) -> Any:
+        values: dict[str, Any] = {}
+        plain: list[str] = []
+        typed: dict[str, str] = {}
+        for number, argument in enumerate(arguments):
+            name, sign, text = argument.partition("=")
+            if argument in self.switches:
+                values[self.switches[argument].name] = True
+            elif argument.startswith("-") and argument != "-":
+                raise UserInputError(self._explain_flag(argument, arguments[number + 1 :]))
+            elif sign and name in self.settings:
+                if name in typed:
+                    raise UserInputError(f"{name}: given twice, as {typed[name]} and {argument}. Give it once")
+                typed[name] = argument
+                section, _, inner = name.rpartition(".")
+                (values.setdefault(section, {}) if section else values)[inner] = read_value(self.settings[name], text)
+            elif sign and not (self.words and (not KEY.fullmatch(name) or Path(argument).exists())):
+                raise UserInputError(self._explain_key(name, argument))
+            else:
+                plain.append(argument)
+        return build(self.cls, values | self._place(plain))
+
+    def _place(self, plain: Sequence[str]) -> dict[str, Any]:
+        """Return the plain words by the names of their fields."""
+        values: dict[str, Any] = {}
+        rest = list(plain)
+        for key in self.words:
+            many = get_origin(key.annotation) is list
+            if not rest and (key.bounds["least"] if many else key.default is MISSING):
+                usage = self.command.usage(self.verb)
+                raise UserInputError(f"{key.bounds['word']}: missing. Usage: {usage}; see --help")
+            if many:
+                values[key.name], rest = rest, []
+            elif rest:
+                values[key.name] = rest.pop(0)
+        if rest:
+            verbs = [verb for verb in self.command.verbs if verb]
+            if self.words or self.verb:
+                raise UserInputError(
+                    f"{rest[0]}: one word too many. Usage: {self.command.usage(self.verb)}; see --help"
+                )
+            if verbs:
+                raise UserInputError(f"{rest[0]}: unknown word. {suggest(rest[0], verbs)}")
+            raise UserInputError(f"{rest[0]}: not of the form key=value. {suggest(rest[0], self.settings)}")
+        return values
+
+    def _explain_flag(self, flag: str, following: Sequence[str]) -> str:
+        """Return why a flag is not one, and what was meant."""
+        name, sign, value = flag.lstrip("-").partition("=")
+        value = value if sign else next((text for text in following if not text.startswith("-")), "VALUE")
+        key = SETTING_NAMES.get(name, name.replace("-", "_"))
+        key = key if key in self.settings else name.replace("-", "_")
+        if key in self.settings:
+            annotation = self.settings[key].annotation
+            return f"{flag}: a setting is written without dashes: {key}={'true' if annotation is bool else value}"
+        if sign and f"--{name}" in self.switches:
+            return f"{flag}: a switch has no value: --{name}"
+        if key in self.command.verbs:
+            return f"{flag}: written without dashes: sweeper {self.command.name} {key} {' '.join(following)}".rstrip()
+        if owner := self._owner(key):
+            return f"{flag}: belongs to `{owner}`"
+        forms = {key.name: _name_of(key) for key in [*self.settings.values(), *self.switches.values()]}
+        close = nearest(key, forms)
+        hint = f" Did you mean {forms[close]}?" if close else ""
+        return f"{flag}: unknown flag. Available: {', '.join([*self.switches, '--help'])}.{hint}"
+
+    def _explain_key(self, name: str, argument: str) -> str:
+        """Return why a key is not one of the verb, and what was meant."""
+        if not name:
+            return f"{argument}: not of the form key=value. Available: {', '.join(self.settings)}."
+        if (flag := f"--{name.replace('_', '-')}") in self.switches:
+            return f"{argument}: a switch is written {flag}"
+        if owner := self._owner(name):
+            return f"{argument}: belongs to `{owner}`"
+        if (key := SETTING_NAMES.get(name)) in self.settings:
+            return f"{name}: unknown key. It is written {key}{argument[len(name) :]}"
+        advice = suggest(name.rpartition(".")[2], self.settings)
+        if name.partition(".")[0] in {key.name.partition(".")[0] for key in keys_of(Config)}:
+            command = self.command.name
+            return f"{name}: a key of a sweep, as in `sweeper {argument}`, not of `sweeper {command}`. {advice}"
+        return f"{name}: unknown key. {advice}"
+
+    def _owner(self, name: str) -> str:
+        """Return the command of another verb that has this setting or switch; empty if none has."""
+        for verb, (cls, _) in self.command.verbs.items():
+            if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
+                return self.command.usage(verb)
+        return ""
+
+
+def read_value(key: Key, text: str) -> Any:
+    """Return the value that a text stands for: text as it is, numbers as YAML has them, also 15e12 and 2%.
+
+    Raises:
+        UserInputError: it is not a value.
+    """
+    if not text:
+        raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
+    types = {key.annotation, *get_args(key.annotation)}
+    if str in types or literal_values(key.annotation):
+        return None if text == "null" and type(None) in types else text
+    try:
+        if float in types and text.endswith("%"):
+            return float(text.removesuffix("%")) / 100
+        return float(text) if text[0].isdigit() and "e" in text else yaml.safe_load(text)
+    except ValueError:
+        return text
+    except yaml.YAMLError as error:
+        raise UserInputError(f"{key.name}={text}: not a value") from error
+
+
+def _name_of(key: Key) -> str:
+    """Return what is typed for it."""
+    if "switch" in key.bounds:
+        return f"--{key.name.replace('_', '-')}"
+    return str(key.bounds["word"]) if "word" in key.bounds else f"{key.name}="
+
+
+def _usage_of(key: Key) -> str:
+    name = str(key.bounds["word"])
+    if get_origin(key.annotation) is list:
+        return f"{name}…" if key.bounds["least"] else f"[{name}…]"
+    return name if key.default is MISSING else f"[{name}]"
+
+
+def describe_key(key: Key) -> str:
+    """Return the meaning of a setting and, in brackets, its unit, allowed values and default."""
+    meaning = key.meaning.replace("`", "").rstrip(".")
+    if {"word", "switch"} & key.bounds.keys():
+        return meaning
+    allowed = key.allowed().replace(" or null", "")
+    is_plain = allowed == "a string" or all(value in meaning for value in literal_values(key.annotation) or [""])
+    default = f"{key.default:.3g}" if isinstance(key.default, float) else str(key.default).lower()
+    shown = "required" if key.default is MISSING else f"default: {default}" if key.default not in (None, "") else ""
+    details = [key.unit, "" if is_plain and "least" not in allowed else allowed, shown]
+    return f"{meaning} [{'; '.join(filter(None, details))}]" if any(details) else meaning
+
+
+def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
+    """Return names with their meaning beside them, or below a long name."""
+    column = COLUMN if width >= NARROW else NARROW_COLUMN
+    lines = list[str]()
+    for name, meaning in pairs:
+        wrapped = wrap(meaning, width, " " * column).splitlines()
+        if len(name) + 4 <= column and wrapped:
+            wrapped[0] = f"  {name}{wrapped[0][len(name) + 2 :]}"
+        else:
+            lines.append(f"  {name}")
+        lines += wrapped
+    return "\n".join(lines)
+
+
+def wrap(text: str, width: int, indent: str = "") -> str:
+    """Return the text in lines of at most `width`. A line that is indented already stays as it is."""
+    lines = list[str]()
+    for paragraph in text.splitlines() or [""]:
+        if paragraph.startswith(" ") or not paragraph:
+            lines.append(paragraph)
+        else:
+            lines += textwrap.wrap(
+                paragraph,
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
+
+
+def check_output_file(key: str, path: Path) -> None:
+    """Refuse a path that no file can be written to, before the work for it begins.
+
+    Raises:
+        UserInputError: its folder does not exist, or it is a folder.
+    """
+    if not path.parent.is_dir():
+        raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
+    if path.is_dir():
+        raise UserInputError(f"{key}={path}: is a directory. Give the name of a file in it")
+
+
+@contextmanager
+def writing(key: str, path: Path) -> Iterator[None]:
+    """Name the setting where the file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserInputError(f"{key}={path}: cannot be written: {describe_os_error(error)}") from error
