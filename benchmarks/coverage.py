@@ -161,10 +161,8 @@ def print_baselines(simulations: int, seed: int) -> None:
     """Print the exit codes of `report baseline` for sweeps that are equal or slower."""
     losses = (0.0, 0.03, 0.05, 0.10)
     codes = ", ".join(f"{code} {verdict}" for verdict, code in EXIT_CODES.items())
-    print(
-        f"\n## `report baseline`\n\nPercent of comparisons with exit codes 0 / 1 / 3 ({codes}), default threshold 2% and"
-    )
-    print("2% assumed between runs, by how much slower the second sweep really is.\n")
+    print(f"\n## `report baseline`\n\nPercent of comparisons with exit codes 0 / 1 / 3 ({codes}), default threshold 2%")
+    print("and 2% assumed between runs, by how much slower the second sweep really is.\n")
     print(f"| both sweeps | {' | '.join(f'{loss:.0%}' if loss else 'equal' for loss in losses)} |")
     print(f"|---|{'---:|' * len(losses)}")
     for case in BASELINE_CASES:

@@ -1,19 +1,22 @@
-"""The arguments of the console command: its flags, and the overrides of the configuration."""
+"""The arguments of a sweep: its flags, and the overrides of the configuration."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, NoReturn
 
-from sweeper.cli.overrides import name_files
-from sweeper.cli.parser import CommandParser
-from workloads.api.errors import UserInputError, suggest
+from sweeper.cli.command import COMMAND_NAMES, SETTING_NAMES, SUBCOMMANDS
+from sweeper.config.schema import Config
+from workloads.api.errors import UserInputError, nearest, suggest
 
 INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # Names, options for argparse, and what the help says. All but --version are Hydra's; its flags that replace the root of
 # the configuration or rerun a pickled one are left out.
-FLAGS: tuple[tuple[tuple[str, ...], dict[str, object], str], ...] = (
+FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--help", "-h"), {"action": "store_true"}, "this help, with the keys of the workload that workload= names"),
     (("--version",), {"action": "store_true"}, "the versions of sweeper, Python and the main packages"),
     (("--multirun", "-m"), {"action": "store_true"}, "one sweep for each of several values: -m seed=1,2,3"),
@@ -28,6 +31,9 @@ FLAGS: tuple[tuple[tuple[str, ...], dict[str, object], str], ...] = (
 )
 # Flags that each say what to do; only one of them has an effect.
 MODES = ("multirun", "run", "cfg", "info", "shell_completion")
+KEYS = {"model", *(field.name for field in fields(Config))}
+OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w./@]*=")
+TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 
 
 @dataclass(frozen=True)
@@ -54,25 +60,54 @@ class Arguments:
         return [flag if value is True else f"{flag}={value}" for flag, value in flags]
 
 
+class _FlagParser(argparse.ArgumentParser):
+    """Raises an error in one line where argparse exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserInputError(f"{message}; see --help")
+
+
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """Return the flags and overrides, in any order.
 
     Raises:
-        UserInputError: for an unknown flag, or flags that exclude each other.
+        UserInputError: for an unknown flag or subcommand, or flags that exclude each other.
     """
-    parser = CommandParser("sweeper", None)
-    for names, options, _ in FLAGS:
-        parser.add_argument(*names, **options)
+    parser = _FlagParser("sweeper", allow_abbrev=False, add_help=False)
+    actions = [parser.add_argument(*names, **options) for names, options, _ in FLAGS]
     parser.add_argument("overrides", nargs="*")
+    with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
+    for flag, value in pairwise(arguments):  # the flag would take the next word, such as plan=true
+        if flag in with_value and OVERRIDE.match(value):
+            raise UserInputError(f"{flag} {value}: the flag has no value; if that is one, write {flag}={value}")
     values, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        if "=" in unknown[0] and "." in unknown[0]:
-            raise UserInputError(f"{unknown[0]}: unknown flag; a key has no dashes: {unknown[0].lstrip('-')}")
-        known = [name for names, _, _ in FLAGS for name in names if name.startswith("--")]
-        raise UserInputError(f"{unknown[0]}: unknown flag. {suggest(unknown[0], known)}")
+        raise UserInputError(_explain_flag(unknown[0], values.overrides))
+    for word in values.overrides:
+        if word in SUBCOMMANDS:
+            raise UserInputError(f"{word}: a subcommand is the first word: sweeper {word} …")
+        meant = COMMAND_NAMES.get(word) or nearest(word, [*SUBCOMMANDS, *KEYS])
+        if meant in {*SUBCOMMANDS, *COMMAND_NAMES.values()} and re.fullmatch("[a-z]+", word):
+            available = ", ".join(SUBCOMMANDS)
+            raise UserInputError(f"{word}: unknown subcommand. Available: {available}. Did you mean sweeper {meant}?")
     _check_modes(values)
     flags = {name: value for name, value in vars(values).items() if value and name != "overrides"}
-    return Arguments(flags, name_files(values.overrides))
+    # Hydra's groups have names: the file of a topology becomes a key.
+    return Arguments(flags, tuple(TOPOLOGY_FILE.sub(r"topology.file=\1", word) for word in values.overrides))
+
+
+def _explain_flag(flag: str, words: Sequence[str]) -> str:
+    """Return why a flag is not one, and what was meant."""
+    name, sign, value = flag.lstrip("-").partition("=")
+    key = SETTING_NAMES.get(name, name.replace("-", "_"))
+    if name in COMMAND_NAMES:
+        return f"{flag}: unknown flag. Did you mean sweeper {' '.join([COMMAND_NAMES[name], *words])}?"
+    if "." in key or key in KEYS:
+        plain = next((word for word in words if "=" not in word), "VALUE")
+        value = value if sign else "true" if key == "cluster.insecure" else plain
+        return f"{flag}: unknown flag; a setting has no dashes: {key}={value}"
+    known = [name for names, _, _ in FLAGS for name in names if name.startswith("--")]
+    return f"{flag}: unknown flag. {suggest(flag, known)}"
 
 
 def _check_modes(values: argparse.Namespace) -> None:

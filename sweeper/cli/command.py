@@ -24,9 +24,8 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 
 from sweeper.cli.exits import exit_with
-from sweeper.config.keys import Key, attribute_docs, keys_of, literal_values
 from sweeper.config.schema import Config
-from sweeper.config.validation import build
+from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
 
 T = TypeVar("T")
@@ -281,11 +280,12 @@ class _Reader:
             return f"{argument}: belongs to `{owner}`"
         if (key := SETTING_NAMES.get(name)) in self.settings:
             return f"{name}: unknown key. It is written {key}{argument[len(name) :]}"
-        advice = suggest(name.rpartition(".")[2], self.settings)
+        last = name.rpartition(".")[2]
         if name.partition(".")[0] in {key.name.partition(".")[0] for key in keys_of(Config)}:
-            command = self.command.name
-            return f"{name}: a key of a sweep, as in `sweeper {argument}`, not of `sweeper {command}`. {advice}"
-        return f"{name}: unknown key. {advice}"
+            close = nearest(last, self.settings)
+            hint = f" Did you mean {close}=?" if close else ""
+            return f"{argument}: a key of a sweep (`sweeper {argument}`), not of `sweeper {self.command.name}`.{hint}"
+        return f"{name}: unknown key. {suggest(last, self.settings)}"
 
     def _owner(self, name: str) -> str:
         """Return the command of another verb that has this setting or switch; empty if none has."""

@@ -21,13 +21,7 @@ OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", 
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 MAX_SWEEPS = 1000  # of one command with -m
 VARIABLES = "space.env."
-TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
-
-
-def name_files(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides with the file of a topology as a key: Hydra's groups have names."""
-    return tuple(TOPOLOGY_FILE.sub(r"topology.file=\1", override) for override in overrides)
 
 
 def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[str]:

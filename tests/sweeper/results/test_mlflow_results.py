@@ -77,4 +77,4 @@ def test_a_file_that_is_no_database_is_refused_in_one_line(tmp_path: Path) -> No
     path = tmp_path / "other.db"
     path.write_text("no database")
     with pytest.raises(UserInputError, match=r"tracking.uri=sqlite:.* file is not a database"):
-        mlflow_reader.open_reader(f"sqlite:///{path}")
+        mlflow_results.open_reader(f"sqlite:///{path}")

@@ -150,7 +150,7 @@ def test_ctrl_c_detaches_and_leaves_the_sweep_running(copied: StoredSweep, capfd
         assert follow(copied) == 0
         assert process.poll() is None and copied.is_running
     signal.signal(signal.SIGINT, previous)
-    assert "detached; products goes on" in capfd.readouterr().err
+    assert "detached; products continues" in capfd.readouterr().err
 
 
 def test_a_running_sweep_is_not_deleted_nor_one_without_asking(copied: StoredSweep, tmp_path: Path) -> None:
