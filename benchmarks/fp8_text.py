@@ -35,13 +35,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.instruments import device as devices
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.model import MODELS, TRAINED_MODELS
-from workloads.offload import allocator
+from workloads.offload import process_setup
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
-from workloads.offload.kernel_cache import keep_compiled_kernels
-from workloads.offload.memory import Arena
+from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import SAVED_ACTIVATIONS, ActivationPlan, LayerPlan, Plan
+from workloads.offload.process_setup import keep_compiled_kernels
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "conf", "docs", "sweeper", "tests", "workloads")
@@ -71,7 +71,13 @@ def build_engine(args: argparse.Namespace, arena: Arena, run: str) -> Engine:
     shape, device = MODELS[args.model], torch.device(args.device)
     chunks = 1 + (run == OTHER_CHUNKS)
     layer = LayerPlan(activations=(ActivationPlan(args.saved),))
-    plan = Plan((layer,) * shape.layers, "device", args.length, args.sequences // chunks, chunks, 1)
+    plan = Plan(
+        (layer,) * shape.layers,
+        sequence_length=args.length,
+        sequences_per_chunk=args.sequences // chunks,
+        chunks_per_round=chunks,
+        accumulation_rounds=1,
+    )
     kernel = select_attention_kernel(shape, args.length, device, torch.bfloat16)
     precision = Precision(torch.bfloat16, master_weights=True, recipe=run if run in FP8_RECIPES else "")
     engine = Engine(
@@ -182,7 +188,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fp8_text_losses.csv")
     args = parser.parse_args()
     keep_compiled_kernels()
-    allocator.enable_expandable_segments(torch.device(args.device))
+    process_setup.enable_expandable_segments(torch.device(args.device))
     text = read_text()
     tokens = args.steps * args.sequences * args.length
     print(

@@ -34,7 +34,7 @@ from workloads.llama.model import Llama, rope_table
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
-from workloads.offload import allocator
+from workloads.offload import process_setup
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--rows", default="8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload")
     parser.add_argument("--steps", type=int, default=1)
     args = parser.parse_args()
-    allocator.enable_expandable_segments(torch.device("cuda", 0))  # before anything else that initializes CUDA
+    process_setup.enable_expandable_segments(torch.device("cuda", 0))  # before anything else that initializes CUDA
     print(f"# Offloading: {torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}\n")
     print("model, dtype, tokens per sequence, tokens per step, host/device GiB")
     print(

@@ -20,9 +20,10 @@ from workloads.llama.attention_kernels import KERNELS
 from workloads.models.model import Model
 from workloads.offload import engine as engines
 from workloads.offload.cost_model import DeviceRates
-from workloads.offload.memory import Arena, Buffer, CopyStreams
+from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.plan import SAVED_TENSORS, Plan
+from workloads.offload.transfers import Buffer, CopyStreams
 
 META = torch.device("meta")
 COMPUTE = "compute"

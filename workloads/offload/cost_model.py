@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,14 @@ from workloads.offload.plan import (
     GRADIENT_SLOTS,
     LOGIT_TOKENS,
     WEIGHT_SLOTS,
-    Location,
+    Division,
     SavedActivations,
     count_kv_bytes_per_token,
     count_saved_bytes_per_token,
 )
 
+Array = NDArray[np.float64]
+Number = TypeVar("Number", float, Array)
 ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that are allocated from it
 
 
@@ -60,7 +62,7 @@ class DeviceRates:
     split_backward_s_per_token: float = 0.0
 
     def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
-        """Return the seconds per token of a block's forward and backward pass over sequences in so many segments."""
+        """Return the seconds per token of a block's forward and backward pass over sequences in `segments` segments."""
         added = segments - max(1.0, sequence_length / self.min_chunk_tokens)
         return (
             self.forward_s_per_token + added * self.split_forward_s_per_token,
@@ -96,91 +98,65 @@ class ModelSizes:
         return self.shape.embedding_and_head_parameters
 
     @cached_property
-    def layer_weight_bytes(self) -> int:
-        return self.shape.block_parameters(0) * self.element_bytes
+    def layer_parameters(self) -> int:
+        return self.shape.block_parameters(0)
 
-    @cached_property
+    @property
+    def layer_weight_bytes(self) -> int:
+        return self.layer_parameters * self.element_bytes
+
+    @property
     def layer_state_bytes(self) -> float:
-        return self.shape.block_parameters(0) * self.state_bytes_per_parameter
+        return self.layer_parameters * self.state_bytes_per_parameter
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Division):
     """The division of a step and the state that stays on the device, before the saved activations are chosen.
-
-    The first five fields and the last one are as in `workloads.offload.plan.Plan`.
 
     Attributes:
         resident_layers: number of layers whose weights and gradients stay on the device.
         resident_state_layers: number of layers whose optimizer states stay on the device.
-        embedding_and_head_states: where the optimizer's states of the embedding, last norm and LM head are stored.
     """
 
-    sequence_length: int
-    sequences_per_chunk: int
-    segments_per_sequence: int
-    chunks_per_round: int
-    accumulation_rounds: int
     resident_layers: int
     resident_state_layers: int
-    embedding_and_head_states: Location
-    keys_values_on: Location = "device"
-
-    @property
-    def chunk_tokens(self) -> int:
-        return self.sequences_per_chunk * self.sequence_length // self.segments_per_sequence
-
-    @property
-    def round_tokens(self) -> int:
-        return self.chunk_tokens * self.chunks_per_round
 
 
 # ── memory ──
 
 
-@dataclass(frozen=True)
-class ActivationMemory:
-    """Bytes of a budget that are left for saved activations."""
+class ActivationMemory(NamedTuple):
+    """Bytes of a budget that are left for saved activations, and by how many GiB a placement exceeds the budget."""
 
     device_bytes: float
     host_bytes: float
-
-
-class Shortfall(NamedTuple):
-    """The GiB by which a placement exceeds a budget, and the memory that it needs as text."""
-
-    gib: float
-    needs: str
+    missing_gib: float
 
 
 def compute_activation_memory(
     placement: Placement, model: ModelSizes, budget: MemoryBudget, rates: DeviceRates
-) -> ActivationMemory | Shortfall:
-    """Return the memory that is left for saved activations, or by how much the placement exceeds the budget.
+) -> ActivationMemory:
+    """Return the memory that is left for saved activations.
 
-    A placement exceeds it if even layers that save their input alone do not fit.
+    A placement exceeds the budget if even layers that save their input alone do not fit.
     """
-    device = count_fixed_device_bytes(placement, model, rates)
-    host = count_fixed_host_bytes(placement, model)
-    memory = ActivationMemory(budget.device_gib * GIB / ALLOCATOR_SLACK - device, budget.host_gib * GIB - host)
-    fewest = model.shape.layers * placement.chunks_per_round * count_chunk_saved_bytes(placement, model, "input")
-    on_device = max(0.0, memory.device_bytes)
-    missing = (
-        max(0.0, -memory.device_bytes)
-        + max(0.0, fewest - on_device - max(0.0, memory.host_bytes))
-        + max(0.0, -memory.host_bytes)
-    )
-    if missing == 0:
-        return memory
-    needs = f"device {device / GIB:.3g}, host {host / GIB:.3g}, activations {fewest / GIB:.3g} GiB"
-    return Shortfall(missing / GIB, needs)
+    device = budget.device_gib * GIB / ALLOCATOR_SLACK - count_fixed_device_bytes(placement, model, rates)
+    host = budget.host_gib * GIB - count_fixed_host_bytes(placement, model)
+    fewest = count_fewest_activation_bytes(placement, model)
+    missing = max(0.0, -device) + max(0.0, fewest - max(0.0, device) - max(0.0, host)) + max(0.0, -host)
+    return ActivationMemory(device, host, missing / GIB)
+
+
+def count_fewest_activation_bytes(placement: Placement, model: ModelSizes) -> int:
+    """Return the bytes that a round saves if every layer saves its input alone."""
+    return model.shape.layers * placement.chunks_per_round * count_chunk_saved_bytes(placement, model, "input")
 
 
 def count_chunk_saved_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
     """Return the bytes of the activations that a layer saves of a chunk."""
-    segments = placement.segments_per_sequence
     return placement.chunk_tokens * count_saved_bytes_per_token(
-        model.shape, saved_activations, model.element_bytes, segments
+        model.shape, saved_activations, model.element_bytes, placement.segments_per_sequence
     )
 
 
@@ -190,7 +166,7 @@ def count_transfer_bytes(placement: Placement, model: ModelSizes, saved_activati
 
 
 def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes, tokens: int) -> int:
-    """Return the bytes of a layer's keys and values of so many tokens if sequences are in several segments, or 0."""
+    """Return the bytes of a layer's keys and values of `tokens` if sequences are in several segments, or 0."""
     if placement.segments_per_sequence == 1:
         return 0
     return tokens * count_kv_bytes_per_token(model.shape, model.element_bytes)
@@ -198,9 +174,8 @@ def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes, tokens: i
 
 def _count_host_kv_bytes(placement: Placement, model: ModelSizes) -> int:
     """Return the bytes of a layer's keys and values that a round saves on the host for whole sequences."""
-    if placement.keys_values_on == "device":
-        return 0
-    return _count_segmented_kv_bytes(placement, model, placement.round_tokens)
+    tokens = placement.round_tokens if placement.keys_values_on == "host" else 0
+    return _count_segmented_kv_bytes(placement, model, tokens)
 
 
 def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: DeviceRates) -> float:
@@ -208,25 +183,26 @@ def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: Dev
     shape, element_bytes, layer = model.shape, model.element_bytes, model.layer_weight_bytes
     streamed_layers = shape.layers - placement.resident_layers
     streamed_state_layers = shape.layers - placement.resident_state_layers
-    embedding_parameters = shape.vocabulary * shape.hidden_size
     total = 2.0 * model.embedding_and_head_parameters * element_bytes
     # States on the host are copied to the device for one weight at a time, of which the embedding is the largest.
     states_on_device = placement.embedding_and_head_states == "device"
-    parameters = model.embedding_and_head_parameters if states_on_device else embedding_parameters
+    parameters = model.embedding_and_head_parameters if states_on_device else shape.vocabulary * shape.hidden_size
     total += parameters * model.state_bytes_per_parameter
     total += 2 * layer * placement.resident_layers + model.layer_state_bytes * placement.resident_state_layers
     total += layer * (min(WEIGHT_SLOTS, streamed_layers) + min(GRADIENT_SLOTS, streamed_layers))
     total += model.layer_state_bytes * min(2, streamed_state_layers)
-    total += shape.block_parameters(0) * model.cast_bytes_per_parameter
+    total += model.layer_parameters * model.cast_bytes_per_parameter
     # Hidden states between two blocks, and what the embedding and the LM head compute with.
     total += (placement.round_tokens + 4 * placement.chunk_tokens) * shape.hidden_size * element_bytes
     # Keys and values of the sequences that are computed, with their gradients in fp32, and those that are saved.
-    group_tokens = placement.sequences_per_chunk * placement.sequence_length
-    total += _count_segmented_kv_bytes(placement, model, group_tokens) * (1 + 4 / element_bytes)
+    group_kv_bytes = _count_segmented_kv_bytes(
+        placement, model, placement.sequences_per_chunk * placement.sequence_length
+    )
+    total += group_kv_bytes * (1 + 4 / element_bytes)
     if placement.keys_values_on == "device":
         total += shape.layers * _count_segmented_kv_bytes(placement, model, placement.round_tokens)
     else:
-        total += CHUNKS_IN_FLIGHT * _count_segmented_kv_bytes(placement, model, group_tokens)
+        total += CHUNKS_IN_FLIGHT * group_kv_bytes
     loss = 3 * min(LOGIT_TOKENS, placement.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
     return total + max(loss, placement.chunk_tokens * rates.workspace_bytes_per_token)
 
@@ -236,36 +212,29 @@ def count_fixed_host_bytes(placement: Placement, model: ModelSizes) -> float:
 
     Gradients of streamed layers are stored on the host between accumulation rounds, so not if there is one round only.
     """
-    streamed_layers = model.shape.layers - placement.resident_layers
-    streamed_state_layers = model.shape.layers - placement.resident_state_layers
+    layers = model.shape.layers
+    vectors = 2 if placement.accumulation_rounds > 1 else 1
     states = float(model.embedding_and_head_parameters * model.state_bytes_per_parameter)
     total = states if placement.embedding_and_head_states == "host" else 0.0
-    total += model.layer_state_bytes * streamed_state_layers
-    total += model.shape.layers * _count_host_kv_bytes(placement, model)
-    return total + streamed_layers * model.layer_weight_bytes * (2 if placement.accumulation_rounds > 1 else 1)
+    total += model.layer_state_bytes * (layers - placement.resident_state_layers)
+    total += layers * _count_host_kv_bytes(placement, model)
+    return total + (layers - placement.resident_layers) * model.layer_weight_bytes * vectors
 
 
 # ── time ──
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """The predicted time of a step, or of a part of it.
+class StepTimes(NamedTuple, Generic[Number]):
+    """The predicted time of a step, or of a part of it; as arrays, for several choices of saved activations.
 
     Attributes:
         copy_wait_s: the seconds of `step_s` in which computation waits for copies.
         copied_bytes: bytes copied in both directions.
     """
 
-    step_s: float
-    copy_wait_s: float
-    copied_bytes: float
-
-    def is_better_than(self, other: StepTimes) -> bool:
-        """Return whether this step is faster, or as fast (within a relative 1e-9) with fewer bytes copied."""
-        if abs(self.step_s - other.step_s) > 1e-9 * other.step_s:
-            return self.step_s < other.step_s
-        return self.copied_bytes < other.copied_bytes
+    step_s: Number
+    copy_wait_s: Number
+    copied_bytes: Number
 
 
 @dataclass(frozen=True)
@@ -296,21 +265,13 @@ def _list_passes(rounds: int) -> list[_Pass]:
     return [forward, last_backward, first_backward, middle_backward]
 
 
-class BlockTimes(NamedTuple):
-    """The predicted parts of all blocks in a step, for several choices of saved activations; as in `StepTimes`."""
-
-    step_s: NDArray[np.float64]
-    copy_wait_s: NDArray[np.float64]
-    copied_bytes: NDArray[np.float64]
-
-
 def predict_block_times(
     placement: Placement,
-    recompute_s_per_token: NDArray[np.float64],
-    host_bytes: NDArray[np.float64],
+    recompute_s_per_token: Array,
+    host_bytes: Array,
     model: ModelSizes,
     rates: DeviceRates,
-) -> BlockTimes:
+) -> StepTimes[Array]:
     """Predict the part of a step in the blocks.
 
     Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since weights are
@@ -334,7 +295,7 @@ def predict_block_times(
     forward_s = np.full_like(activations, placement.round_tokens * forward_s_per_token)
     backward_s = placement.round_tokens * (backward_s_per_token + recompute_s_per_token)
     backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
-    times = BlockTimes(*(np.zeros_like(activations) for _ in range(3)))
+    times = StepTimes(*(np.zeros_like(activations) for _ in range(3)))
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(
         _list_passes(placement.accumulation_rounds), vectors, optimizer_states
     ):
@@ -354,7 +315,7 @@ def predict_block_times(
     return times
 
 
-def predict_embedding_and_head_times(placement: Placement, model: ModelSizes, rates: DeviceRates) -> StepTimes:
+def predict_embedding_and_head_times(placement: Placement, model: ModelSizes, rates: DeviceRates) -> StepTimes[float]:
     """Predict the part of a step outside the blocks: embedding, last norm, LM head and their update.
 
     States on the host are copied to the device, updated and copied back, with nothing to compute meanwhile.

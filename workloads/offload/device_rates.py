@@ -1,11 +1,20 @@
-"""Measuring the rates of this device for a model, in a few seconds before a plan is chosen."""
+"""The rates of this device for a model: measured in a few seconds before a plan is chosen, and kept for a day.
+
+A GPU's rates and attention kernel are kept between trials, processes and sweeps of one machine.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,20 +23,113 @@ from torch import Tensor
 from workloads.instruments import device as devices
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention import AttentionShape, fastest_kernel
-from workloads.llama.attention_kernels import Kernel
+from workloads.llama.attention_kernels import KERNELS, Kernel
 from workloads.llama.block import BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.models.model import MODELS, Model
 from workloads.offload.cost_model import DeviceRates
-from workloads.offload.memory import Arena
+from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
+from workloads.offload.process_setup import cache_folder
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the fewest tokens of the chunk that is timed
 SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and the rates under load are wanted
 SPLIT_SETTLING_S = {"cuda": 1.0, "cpu": 0.0}
 SPLIT_READINGS = 3  # of each length of segments
+
+KEPT_FOR_S = 24 * 3600
+PACKAGES = ("triton", "flash-attn-4", "flash-attn", "amd-aiter", "torchao")
+# Environment variables whose names begin so can change what a GPU reaches; trials set some (space.env).
+ENVIRONMENT = ("AITER_", "CUBLAS", "CUDA_", "GPU_", "HIP", "HSA_", "MIOPEN_", "PYTORCH_", "ROC", "TORCH", "TRITON_")
+
+
+@dataclass(frozen=True)
+class MeasuredDevice:
+    """What a plan rests on.
+
+    Attributes:
+        attention: the name of the fastest attention kernel.
+        measured_at: seconds since 1970.
+    """
+
+    rates: DeviceRates
+    attention: str
+    measured_at: float
+
+    @property
+    def kernel(self) -> Kernel:
+        return KERNELS[self.attention]
+
+
+def load_or_measure(model: str, sequence_length: int, device: torch.device, precision: Precision) -> MeasuredDevice:
+    """Return what was measured on this GPU within the last day, or measure it; a CPU is measured in each process.
+
+    What was kept holds for the same GPU, model, length, precision, power limit, versions and environment variables.
+    """
+
+    def measure() -> MeasuredDevice:
+        rates = measure_device_rates(model, sequence_length, device, precision)
+        kernel = select_attention_kernel(MODELS[model], sequence_length, device, precision.dtype)
+        return MeasuredDevice(rates, kernel.name, time.time())
+
+    folder = cache_folder("rates") if device.type == "cuda" else None
+    if folder is None:
+        return measure()
+    return keep(
+        folder, {"model": model, "length": sequence_length, "precision": precision} | _identity(device), measure
+    )
+
+
+def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], MeasuredDevice]) -> MeasuredDevice:
+    """Return what the folder keeps for a key, if it is less than a day old, or else measure and keep that."""
+    digest = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
+    file = folder / f"{digest}.json"
+    if kept := _read(file):
+        return kept
+    measured = measure()
+    temporary = file.with_suffix(f".{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(asdict(measured)))
+        temporary.replace(file)  # a reader sees all of it or none
+    except OSError:  # a full disk, say: the next process measures again
+        temporary.unlink(missing_ok=True)
+    return measured
+
+
+def _read(file: Path) -> MeasuredDevice | None:
+    try:
+        kept = json.loads(file.read_text())
+        measured = MeasuredDevice(DeviceRates(**kept["rates"]), kept["attention"], float(kept["measured_at"]))
+    except (OSError, ValueError, KeyError, TypeError):  # absent, or not written by this version
+        return None
+    return measured if 0 <= time.time() - measured.measured_at < KEPT_FOR_S and measured.attention in KERNELS else None
+
+
+def _identity(device: torch.device) -> dict[str, object]:
+    """Return what distinguishes this GPU with its software and settings from others."""
+
+    def find_version(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    code = [
+        file.read_bytes()
+        for name in ("offload", "llama", "models")
+        for file in sorted((Path(__file__).parents[1] / name).iterdir())
+        if file.suffix in (".py", ".csv")
+    ]
+    return devices.machine_info(device) | {
+        "versions": [find_version(package) for package in PACKAGES],
+        "environment": sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT)),
+        "code": hashlib.sha256(b"".join(code)).hexdigest(),
+    }
+
+
+# ── measuring ──
 
 
 def select_attention_kernel(shape: Model, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:
@@ -36,63 +138,15 @@ def select_attention_kernel(shape: Model, sequence_length: int, device: torch.de
 
 @cache
 def measure_device_rates(model: str, sequence_length: int, device: torch.device, precision: Precision) -> DeviceRates:
-    """Measure the rates for a model and sequence length; once in a process for the same arguments."""
-    shape, dtype = MODELS[model], precision.dtype
-    block = _measure_block(shape, sequence_length, device, precision)
-    full_s = block.backward_s["full"]
-    h2d_s, d2h_s = _measure_copies(device)
-    return DeviceRates(
-        forward_s_per_token=block.forward_s,
-        backward_s_per_token=full_s,
-        recompute_s_per_token={saved: max(0.0, time_s - full_s) for saved, time_s in block.backward_s.items()},
-        lm_head_s_per_token=_measure_lm_head(shape, device, dtype),
-        h2d_s_per_byte=h2d_s,
-        d2h_s_per_byte=d2h_s,
-        optimizer_s_per_byte=_measure_optimizer(device, precision),
-        workspace_bytes_per_token=block.workspace_bytes,
-        min_chunk_tokens=TIMED_CHUNK_TOKENS[device.type],
-        weight_cast_s=block.weight_cast_s,
-        gradient_sum_s=block.gradient_sum_s,
-        split_forward_s_per_token=block.split_forward_s,
-        split_backward_s_per_token=block.split_backward_s,
-    )
-
-
-def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) -> list[float]:
-    times_s = time_in_turns(steps, device, warmup=2, repeats=5, cold_cache=False)
-    return [statistics.median(step_times_s) for step_times_s in times_s]
-
-
-class _BlockRates(NamedTuple):
-    """The rates of one block.
-
-    Attributes:
-        forward_s: seconds per token of the forward pass.
-        backward_s: seconds per token of the backward pass by what is saved.
-        workspace_bytes: bytes per token that the backward pass allocates.
-        weight_cast_s, gradient_sum_s: as in `DeviceRates`.
-        split_forward_s, split_backward_s: seconds per token of one more segment.
-    """
-
-    forward_s: float
-    backward_s: dict[SavedActivations, float]
-    workspace_bytes: float
-    weight_cast_s: float
-    gradient_sum_s: float
-    split_forward_s: float = 0.0
-    split_backward_s: float = 0.0
-
-
-def _measure_block(shape: Model, sequence_length: int, device: torch.device, precision: Precision) -> _BlockRates:
-    """Measure a block.
+    """Measure the rates for a model and sequence length; once in a process for the same arguments.
 
     A long sequence is timed at the segment in its middle, which has as many tokens before it as a segment has on
     average. The workspace is that of its last segment, which needs the most.
     """
+    shape, dtype = MODELS[model], precision.dtype
     length = min(sequence_length, TIMED_CHUNK_TOKENS[device.type])
     tokens = max(1, TIMED_CHUNK_TOKENS[device.type] // sequence_length) * length
     tokens_before_last = sequence_length - length
-    dtype = precision.dtype
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
     block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu")
     split_s = (0.0, 0.0)
@@ -112,7 +166,27 @@ def _measure_block(shape: Model, sequence_length: int, device: torch.device, pre
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
     by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
-    return _BlockRates(forward_s / tokens, by_choice, workspace_bytes, cast_s, sum_s, *split_s)
+    h2d_s, d2h_s = _measure_copies(device)
+    return DeviceRates(
+        forward_s_per_token=forward_s / tokens,
+        backward_s_per_token=by_choice["full"],
+        recompute_s_per_token={saved: max(0.0, time_s - by_choice["full"]) for saved, time_s in by_choice.items()},
+        lm_head_s_per_token=_measure_lm_head(shape, device, dtype),
+        h2d_s_per_byte=h2d_s,
+        d2h_s_per_byte=d2h_s,
+        optimizer_s_per_byte=_measure_optimizer(device, precision),
+        workspace_bytes_per_token=workspace_bytes,
+        min_chunk_tokens=TIMED_CHUNK_TOKENS[device.type],
+        weight_cast_s=cast_s,
+        gradient_sum_s=sum_s,
+        split_forward_s_per_token=split_s[0],
+        split_backward_s_per_token=split_s[1],
+    )
+
+
+def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) -> list[float]:
+    times_s = time_in_turns(steps, device, warmup=2, repeats=5, cold_cache=False)
+    return [statistics.median(step_times_s) for step_times_s in times_s]
 
 
 def _measure_split(
@@ -213,16 +287,14 @@ def _build_passes(
     def draw(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02
 
-    x = draw(tokens, shape.hidden_size)
-    d_out = draw(tokens, shape.hidden_size)
-    rope = rope_table(shape, length, device)
-    sequences = tokens // length
+    x, d_out = draw(tokens, shape.hidden_size), draw(tokens, shape.hidden_size)
+    rope, sequences = rope_table(shape, length, device), tokens // length
     earlier = draw(sequences, tokens_before, 2 * shape.kv_heads, shape.head_size) if tokens_before else None
     d_keys_values = None
     if tokens_before is not None:
         sizes = ((sequences, count, 2 * shape.kv_heads, shape.head_size) for count in (length, tokens_before))
         d_kv, d_earlier = (torch.zeros(size, device=device) for size in sizes)
-        d_keys_values = (d_kv, d_earlier)
+        d_keys_values = d_kv, d_earlier
     activations = block_math.forward(operands, x, rope, earlier)[1]
 
     def forward() -> None:
@@ -289,16 +361,13 @@ def _measure_copies(device: torch.device) -> tuple[float, float]:
         on_device = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
         h2d, d2h = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
-        def copy_both_ways() -> None:
+        times_s = []
+        for _ in range(6):
+            started = time.perf_counter()
             with torch.cuda.stream(h2d):
                 on_device[0].copy_(on_host[0], non_blocking=True)
             with torch.cuda.stream(d2h):
                 on_host[1].copy_(on_device[1], non_blocking=True)
             torch.cuda.synchronize(device)
-
-        times_s = []
-        for _ in range(6):
-            started = time.perf_counter()
-            copy_both_ways()
             times_s.append(time.perf_counter() - started)
     return statistics.median(times_s) / size, statistics.median(times_s) / size

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
 from workloads.models.model import Model
-from workloads.offload.memory import Buffer, CopyStreams
 from workloads.offload.optimizer import AdamW
 from workloads.offload.plan import LOGIT_TOKENS, Location
+from workloads.offload.transfers import Buffer, CopyStreams
 
 
 class EmbeddingAndHead:

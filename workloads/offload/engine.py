@@ -17,15 +17,15 @@ from torch import Tensor
 
 from workloads.instruments import trace
 from workloads.llama.attention_kernels import Kernel
+from workloads.llama.block import NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, rope_table
 from workloads.models.model import Model
-from workloads.offload.activations import ActivationStack
 from workloads.offload.embedding_head import EmbeddingAndHead
-from workloads.offload.memory import Arena, Buffer, CopyStreams
+from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, LayerPlan, Location, Plan, list_saved_tensors
-from workloads.offload.slots import LayerSlots, NamedTensors
+from workloads.offload.transfers import ActivationStack, Buffer, CopyStreams, LayerSlots
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8"}
 

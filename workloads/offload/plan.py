@@ -61,8 +61,7 @@ class ActivationPlan(NamedTuple):
 class LayerPlan:
     """The locations of one block's tensors. Those on the host are copied to the device for each use.
 
-    Attributes:
-        activations: of the chunks of a round, which take them in turns; so one entry holds for all chunks.
+    Chunk n of a round has entry n of `activations`, counted in a circle; so one entry holds for all chunks.
     """
 
     weights: Location = "device"
@@ -74,9 +73,9 @@ class LayerPlan:
         return self.activations[chunk % len(self.activations)]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The division of a training step and the locations of its tensors.
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """The division of a training step, and the locations of what does not belong to one layer.
 
     A step accumulates gradients over `accumulation_rounds` rounds. A round runs forward and backward over all layers
     once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences or, where
@@ -84,19 +83,17 @@ class Plan:
     as separate chunks.
 
     Attributes:
-        layers: the blocks, in order.
         embedding_and_head_states: where the optimizer's states of the embedding, last norm and LM head are stored;
             their weights and gradients stay on the device.
         keys_values_on: where the keys and values of sequences in several segments are saved.
     """
 
-    layers: tuple[LayerPlan, ...]
-    embedding_and_head_states: Location
     sequence_length: int
     sequences_per_chunk: int
     chunks_per_round: int
     accumulation_rounds: int
     segments_per_sequence: int = 1
+    embedding_and_head_states: Location = "device"
     keys_values_on: Location = "device"
 
     @property
@@ -114,8 +111,19 @@ class Plan:
         return self.sequences_per_chunk * self.chunk_length
 
     @property
+    def round_tokens(self) -> int:
+        return self.chunk_tokens * self.chunks_per_round
+
+    @property
     def tokens_per_step(self) -> int:
-        return self.chunk_tokens * self.chunks_per_round * self.accumulation_rounds
+        return self.round_tokens * self.accumulation_rounds
+
+
+@dataclass(frozen=True)
+class Plan(Division):
+    """A division of a training step, and the locations of each layer's tensors; `layers` are the blocks, in order."""
+
+    layers: tuple[LayerPlan, ...]
 
     def list_activations(self) -> list[ActivationPlan]:
         """Return what is saved of each chunk of each layer in a round."""

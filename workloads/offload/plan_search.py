@@ -6,10 +6,11 @@ never predicted to be slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +19,22 @@ from workloads.api.contract import Infeasible
 from workloads.offload.cost_model import (
     ALLOCATOR_SLACK,
     ActivationMemory,
+    Array,
     DeviceRates,
     MemoryBudget,
     ModelSizes,
     Placement,
-    Shortfall,
     StepTimes,
     compute_activation_memory,
     count_chunk_saved_bytes,
+    count_fewest_activation_bytes,
     count_fixed_device_bytes,
     count_fixed_host_bytes,
     count_transfer_bytes,
     predict_block_times,
     predict_embedding_and_head_times,
 )
-from workloads.offload.plan import SAVED_ACTIVATIONS, ActivationPlan, LayerPlan, Location, Plan
+from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, ActivationPlan, Division, LayerPlan, Location, Plan
 
 MAX_CHUNK_TOKENS = 32768
 MAX_DIVISIONS = 64  # parts that the chunks of all layers are divided into between two choices of saved activations
@@ -44,16 +46,15 @@ class Prediction:
     """A plan with its predicted times and memory."""
 
     plan: Plan
-    times: StepTimes
+    times: StepTimes[float]
     device_bytes: float
     host_bytes: float
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     placement: Placement
     chunk_counts: ChunkCounts
-    times: StepTimes
+    times: StepTimes[float]
 
 
 def find_fastest_plan(
@@ -67,9 +68,19 @@ def find_fastest_plan(
     placements = _list_placements(model, sequence_length, sequences_per_step, rates)
     if prediction := _search(placements, model, [budget], rates)[0]:
         return prediction
-    memories = (compute_activation_memory(placement, model, budget, rates) for _, placement in placements)
-    smallest = min((memory for memory in memories if isinstance(memory, Shortfall)), default=None)
-    reason = f"at least {smallest.gib:.3g} GiB more needed ({smallest.needs})" if smallest else "no plan fits"
+    missing_gib = [compute_activation_memory(place, model, budget, rates).missing_gib for _, place in placements]
+    reason = "no plan fits"
+    if any(missing_gib):
+        gib, n = min((gib, n) for n, gib in enumerate(missing_gib) if gib > 0)
+        placement = placements[n][1]
+        needed = (
+            count_fixed_device_bytes(placement, model, rates),
+            count_fixed_host_bytes(placement, model),
+            count_fewest_activation_bytes(placement, model),
+        )
+        device, host, activations = (f"{size / GIB:.3g}" for size in needed)
+        needs = f"device {device}, host {host}, activations {activations} GiB"
+        reason = f"at least {gib:.3g} GiB more needed ({needs})"
     raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
 
 
@@ -81,8 +92,7 @@ def find_fastest_plans(
     rates: DeviceRates,
 ) -> list[Prediction | None]:
     """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
-    placements = _list_placements(model, sequence_length, sequences_per_step, rates)
-    return _search(placements, model, budgets, rates)
+    return _search(_list_placements(model, sequence_length, sequences_per_step, rates), model, budgets, rates)
 
 
 def _search(
@@ -96,43 +106,57 @@ def _search(
         if not open_numbers:
             break
         memories = {n: compute_activation_memory(placement, model, budgets[n], rates) for n in open_numbers}
-        enough = {n: memory for n, memory in memories.items() if isinstance(memory, ActivationMemory)}
+        enough = {n: memory for n, memory in memories.items() if memory.missing_gib == 0}
         for n, candidate in _choose_saved_activations(placement, enough, model, rates).items():
             current = best[n]
-            if current is None or candidate.times.is_better_than(current.times):
+            if current is None or _is_better(candidate.times, current.times):
                 best[n] = candidate
     return [_build_prediction(candidate, model, rates) if candidate else None for candidate in best]
+
+
+def _is_better(a: StepTimes[float], b: StepTimes[float]) -> bool:
+    """Return whether step a is faster, or as fast (within a relative 1e-9) with fewer bytes copied."""
+    if abs(a.step_s - b.step_s) > 1e-9 * b.step_s:
+        return a.step_s < b.step_s
+    return a.copied_bytes < b.copied_bytes
 
 
 def _list_placements(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, rates: DeviceRates
 ) -> list[tuple[float, Placement]]:
-    """Return all placements with the seconds that a step takes at least, the fastest first."""
-    shapes = _list_chunk_shapes(sequence_length, sequences_per_step, rates.min_chunk_tokens, model.token_multiple)
-    placements = _enumerate_placements(model.shape.layers, sequence_length, sequences_per_step, shapes)
-    bounds = [(_predict_lower_bound_s(placement, model, rates), placement) for placement in placements]
-    return sorted(bounds, key=lambda pair: pair[0])
+    """Return all placements with the seconds that a step takes at least, the fastest first.
 
-
-def _enumerate_placements(
-    layers: int, sequence_length: int, sequences_per_step: int, chunk_shapes: list[tuple[int, int]]
-) -> Iterator[Placement]:
-    """Yield every division of a step into rounds and chunks with every number of resident layers.
-
-    Numbers of resident layers go in steps of a sixteenth of the layers.
+    They are every division of a step into rounds and chunks with every number of resident layers, in steps of a
+    sixteenth of the layers.
     """
-    resident_step = max(1, layers // 16)
-    for sequences, segments in chunk_shapes:
+    layers = model.shape.layers
+    resident_layers = sorted({*range(0, layers, max(1, layers // 16)), layers})
+    resident_states = sorted({0, layers // 2, layers})
+    locations: tuple[Location, ...] = ("device", "host")
+    bounds = []
+    for sequences, segments in _list_chunk_shapes(
+        sequence_length, sequences_per_step, rates.min_chunk_tokens, model.token_multiple
+    ):
         groups_per_step = sequences_per_step // sequences
-        for rounds in _list_divisors(groups_per_step):
-            chunks = groups_per_step // rounds * segments
-            for resident in sorted({*range(0, layers, resident_step), layers}):
-                for resident_states in sorted({0, layers // 2, layers}):
-                    for location in ("device", "host"):
-                        fields = (sequence_length, sequences, segments, chunks, rounds, resident, resident_states)
-                        yield Placement(*fields, location)
-                        if segments > 1:
-                            yield Placement(*fields, location, keys_values_on="host")
+        keys_values_locations = locations if segments > 1 else locations[:1]
+        for rounds, *resident, states_on, keys_values_on in product(
+            _list_divisors(groups_per_step), resident_layers, resident_states, locations, keys_values_locations
+        ):
+            placement = Placement(
+                *resident,
+                sequence_length=sequence_length,
+                sequences_per_chunk=sequences,
+                segments_per_sequence=segments,
+                chunks_per_round=groups_per_step // rounds * segments,
+                accumulation_rounds=rounds,
+                embedding_and_head_states=states_on,
+                keys_values_on=keys_values_on,
+            )
+            # With every activation saved on the device.
+            blocks = predict_block_times(placement, np.zeros(1), np.zeros(1), model, rates)
+            others = predict_embedding_and_head_times(placement, model, rates)
+            bounds.append((float(blocks.step_s[0]) + others.step_s, placement))
+    return sorted(bounds, key=lambda pair: pair[0])
 
 
 def _list_chunk_shapes(
@@ -156,12 +180,6 @@ def _list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def _predict_lower_bound_s(placement: Placement, model: ModelSizes, rates: DeviceRates) -> float:
-    """Return the time of a step that saves every activation on the device."""
-    blocks = predict_block_times(placement, np.zeros(1), np.zeros(1), model, rates)
-    return float(blocks.step_s[0]) + predict_embedding_and_head_times(placement, model, rates).step_s
-
-
 def _choose_saved_activations(
     placement: Placement, memories: Mapping[int, ActivationMemory], model: ModelSizes, rates: DeviceRates
 ) -> dict[int, _Candidate]:
@@ -181,7 +199,7 @@ def _choose_saved_activations(
     mean_recompute_s = counts @ recompute_s / counts.sum(axis=1)
     blocks = predict_block_times(placement, mean_recompute_s, host_bytes, model, rates)
     step_s = np.where(fits & (host_bytes <= max_host_bytes), blocks.step_s, np.inf)
-    others = astuple(predict_embedding_and_head_times(placement, model, rates))
+    others = predict_embedding_and_head_times(placement, model, rates)
     candidates = {}
     for row, n in enumerate(memories):
         if not np.isfinite(fastest_s := step_s[row].min()):
@@ -189,15 +207,19 @@ def _choose_saved_activations(
         ways = np.flatnonzero(step_s[row] <= fastest_s * (1 + 1e-9))
         way = ways[np.argmin(blocks.copied_bytes[row, ways])]
         times = StepTimes(*(float(part[row, way]) + other for part, other in zip(blocks, others, strict=True)))
-        chunks_on_device = on_device[row, way]
-        chunk_counts = _count_chunks(chunks_on_device.tolist(), (counts[way] - chunks_on_device).tolist())
-        candidates[n] = _Candidate(placement, chunk_counts, times)
+        chunks = zip(SAVED_ACTIVATIONS, on_device[row, way].tolist(), counts[way].tolist(), strict=True)
+        by_choice = [
+            choice
+            for saved, kept, count in chunks
+            for choice in ((ActivationPlan(saved, "device"), kept), (ActivationPlan(saved, "host"), count - kept))
+        ]
+        candidates[n] = _Candidate(placement, {choice: count for choice, count in by_choice if count}, times)
     return candidates
 
 
 def _fill_device(
-    placement: Placement, counts: NDArray[np.int64], device_bytes: NDArray[np.float64], model: ModelSizes
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    placement: Placement, counts: NDArray[np.int64], device_bytes: Array, model: ModelSizes
+) -> tuple[NDArray[np.int64], Array, NDArray[np.bool_]]:
     """Return the chunks that are saved on the device, the bytes that are left for the host, and whether it all fits.
 
     Args:
@@ -218,17 +240,6 @@ def _fill_device(
     return on_device, host_bytes, free_bytes >= 0
 
 
-def _count_chunks(on_device: list[int], on_host: list[int]) -> ChunkCounts:
-    """Return the chunks of each choice and location that has any. The lists are in the order of SAVED_ACTIVATIONS."""
-    locations: tuple[tuple[Location, list[int]], ...] = (("device", on_device), ("host", on_host))
-    return {
-        ActivationPlan(saved, location): counts[column]
-        for column, saved in enumerate(SAVED_ACTIVATIONS)
-        for location, counts in locations
-        if counts[column]
-    }
-
-
 @cache
 def _list_divisions(chunks: int) -> NDArray[np.int64]:
     """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices].
@@ -246,17 +257,9 @@ def _list_divisions(chunks: int) -> NDArray[np.int64]:
 
 
 def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRates) -> Prediction:
-    placement, chunk_counts = candidate.placement, candidate.chunk_counts
-    plan = Plan(
-        _build_layer_plans(placement, chunk_counts, model.shape.layers),
-        embedding_and_head_states=placement.embedding_and_head_states,
-        sequence_length=placement.sequence_length,
-        sequences_per_chunk=placement.sequences_per_chunk,
-        chunks_per_round=placement.chunks_per_round,
-        accumulation_rounds=placement.accumulation_rounds,
-        segments_per_sequence=placement.segments_per_sequence,
-        keys_values_on=placement.keys_values_on,
-    )
+    placement, chunk_counts, times = candidate
+    division = {item.name: getattr(placement, item.name) for item in fields(Division)}
+    plan = Plan(_build_layer_plans(placement, chunk_counts, model.shape.layers), **division)
     device_bytes = count_fixed_device_bytes(placement, model, rates)
     host_bytes = count_fixed_host_bytes(placement, model)
     for (saved, location), count in chunk_counts.items():
@@ -267,29 +270,20 @@ def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRat
             device_bytes += saved_bytes
     on_host = [saved for saved, location in chunk_counts if location == "host"]
     device_bytes += max((count_transfer_bytes(placement, model, saved) for saved in on_host), default=0)
-    return Prediction(plan, candidate.times, device_bytes * ALLOCATOR_SLACK, host_bytes)
+    return Prediction(plan, times, device_bytes * ALLOCATOR_SLACK, host_bytes)
 
 
 def _build_layer_plans(placement: Placement, chunk_counts: ChunkCounts, layers: int) -> tuple[LayerPlan, ...]:
-    choices, chunks = _spread_evenly(chunk_counts), placement.chunks_per_round
+    # What is saved of each chunk of each layer: each choice is spread evenly over all of them.
+    positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
+    choices = [choice for _, choice in sorted(positions)]
+    chunks, resident = placement.chunks_per_round, placement.resident_layers
     plans = []
     for n in range(layers):
-        weights: Location = "device" if _is_resident(n, placement.resident_layers, layers) else "host"
+        # Resident layers are spread evenly over all, so that the copies of a streamed layer overlap with the
+        # computation of the resident ones next to it.
+        is_resident = (n + 1) * resident // layers > n * resident // layers
+        weights: Location = "device" if is_resident else "host"
         states: Location = "device" if n < placement.resident_state_layers else "host"
-        activations = tuple(choices[n * chunks : (n + 1) * chunks])
-        plans.append(LayerPlan(weights, weights, states, activations))
+        plans.append(LayerPlan(weights, weights, states, tuple(choices[n * chunks : (n + 1) * chunks])))
     return tuple(plans)
-
-
-def _is_resident(n: int, resident: int, layers: int) -> bool:
-    """Return whether layer n is one of `resident` layers that are spread evenly over all.
-
-    So the copies of a streamed layer overlap with the computation of the resident ones beside it.
-    """
-    return (n + 1) * resident // layers > n * resident // layers
-
-
-def _spread_evenly(chunk_counts: ChunkCounts) -> list[ActivationPlan]:
-    """Return what is saved of each chunk of each layer and where, each choice spread evenly over all of them."""
-    positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
-    return [choice for _, choice in sorted(positions)]

@@ -23,16 +23,15 @@ from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS, TRAINED_MODELS, Model
-from workloads.offload import OffloadParameters, allocator
+from workloads.offload import OffloadParameters, infeasible_reason, process_setup
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
+from workloads.offload.device_rates import MeasuredDevice, load_or_measure
 from workloads.offload.engine import Engine
-from workloads.offload.kept_rates import MeasuredDevice, load_or_measure
-from workloads.offload.kernel_cache import keep_compiled_kernels
-from workloads.offload.memory import ALIGNMENT_BYTES, Arena
+from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
 from workloads.offload.plan_search import Prediction, find_fastest_plan
-from workloads.offload.rules import infeasible_reason
+from workloads.offload.process_setup import keep_compiled_kernels
 
 SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "full": "all activations",
@@ -54,7 +53,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     start = _Start()
     keep_compiled_kernels()
     device = devices.device_of(rank)
-    allocator.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
+    process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape = MODELS[parameters.model]
@@ -70,7 +69,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         precision.token_multiple,
     )
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
-    with allocator.device_memory_limit(device, parameters.device_gib):
+    with process_setup.device_memory_limit(device, parameters.device_gib):
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
         start.end_part("rates")
@@ -190,7 +189,7 @@ def _train(
         }
         | engine.describe_types()
         | arena.placement
-        | allocator.describe(device)
+        | process_setup.describe_segments(device)
         | activity,
         files=files,
     )

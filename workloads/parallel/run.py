@@ -20,7 +20,7 @@ from workloads.llama.attention import AttentionShape
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.flops import attended_length, hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS
-from workloads.offload import allocator
+from workloads.offload import process_setup
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import (
     Groups,
@@ -67,7 +67,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if _model_spec(parameters).recipe:
         require_torchao()
     devices.release_memory(device)
-    allocator.enable_expandable_segments(device)  # as torchtitan's run_train.sh sets it
+    process_setup.enable_expandable_segments(device)  # as torchtitan's run_train.sh sets it
     torch.compiler.reset()
     try:
         with _fused_attention(parameters, device) as kernel, process_group(rank, device):
@@ -117,7 +117,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | watch.machine_info()
-        | allocator.describe(device)
+        | process_setup.describe_segments(device)
         | {
             "layout": str(layout),
             "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),

@@ -25,7 +25,7 @@ from workloads.models.model import MODELS, Model
 from workloads.offload import run
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
-from workloads.offload.memory import Arena
+from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import (
     RECOMPUTED_UNDER,

@@ -14,7 +14,7 @@ from workloads.llama.model import Llama, rope_table
 from workloads.models.model import MODELS
 from workloads.offload import OffloadParameters, run
 from workloads.offload.engine import Engine
-from workloads.offload.memory import Arena
+from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import STATE_DTYPES, AdamW, Precision, StateFormat
 from workloads.offload.plan import LayerPlan, Location, Plan
 
@@ -40,12 +40,23 @@ def draw_tokens() -> torch.Tensor:
     return torch.randint(0, SHAPE.vocabulary, (STEPS, 1, 2, 2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
 
 
+def build_plan(layers: tuple[LayerPlan, ...], location: Location) -> Plan:
+    return Plan(
+        layers,
+        sequence_length=LENGTH,
+        sequences_per_chunk=2,
+        chunks_per_round=2,
+        accumulation_rounds=1,
+        embedding_and_head_states=location,
+    )
+
+
 def train(precision: Precision, location: Location) -> tuple[list[float], dict[str, torch.Tensor], Engine]:
     layers = (LayerPlan(location, location, location),) * SHAPE.layers
     with Arena(256 * 2**20, CPU) as arena:
         engine = Engine(
             SHAPE,
-            Plan(layers, location, LENGTH, 2, 2, 1),
+            build_plan(layers, location),
             arena,
             CPU,
             KERNELS["cpu"],
@@ -64,7 +75,7 @@ def train_with_torchao(states: StateFormat) -> tuple[list[float], dict[str, torc
 
     model = Llama(SHAPE)
     with Arena(64 * 2**20, CPU) as arena:
-        plan = Plan((LayerPlan(),) * SHAPE.layers, "device", LENGTH, 2, 2, 1)
+        plan = build_plan((LayerPlan(),) * SHAPE.layers, "device")
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=Precision(torch.float32))
         engine.initialize(0)
         model.load_state_dict(engine.copy_weights(), strict=False)

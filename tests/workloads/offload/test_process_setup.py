@@ -11,8 +11,8 @@ import torch
 
 from tests.conftest import environment
 from tests.support.amd_device import amd_device
-from workloads.offload import allocator
-from workloads.offload.allocator import enable_expandable_segments, supports_expandable_segments
+from workloads.offload import process_setup
+from workloads.offload.process_setup import enable_expandable_segments, supports_expandable_segments
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -27,7 +27,7 @@ def test_segments_grow_on_cuda_and_on_rocm_from_7() -> None:
 @pytest.fixture
 def initialized(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """Return what the first use of a GPU finds in PYTORCH_ALLOC_CONF, of an environment without settings."""
-    for name in allocator.VARIABLES:
+    for name in process_setup.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     values: list[str | None] = []
     monkeypatch.setattr(torch, "empty", lambda *_, **__: values.append(os.environ.get("PYTORCH_ALLOC_CONF")))
@@ -72,13 +72,13 @@ def test_the_allocator_of_a_gpu_says_what_it_does() -> None:
     """In a process of its own, which has not used the GPU yet."""
     program = """
 import torch
-from workloads.offload import allocator
+from workloads.offload import process_setup
 gpu = torch.device("cuda", 0)
-allocator.enable_expandable_segments(gpu)
+process_setup.enable_expandable_segments(gpu)
 kept = torch.empty(1 << 26, device=gpu)
-print(allocator.describe(gpu)["expandable_segments"] == allocator.supports_expandable_segments(gpu))
+print(process_setup.describe_segments(gpu)["expandable_segments"] == process_setup.supports_expandable_segments(gpu))
 """
-    variables = {name: value for name, value in environment().items() if name not in allocator.VARIABLES}
+    variables = {name: value for name, value in environment().items() if name not in process_setup.VARIABLES}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert result.stdout.split() == ["True"], result.stderr

@@ -12,7 +12,7 @@ import torch
 from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.offload.cost_model import DeviceRates
-from workloads.offload.kept_rates import KEPT_FOR_S, MeasuredDevice, keep, load_or_measure
+from workloads.offload.device_rates import KEPT_FOR_S, MeasuredDevice, keep, load_or_measure
 from workloads.offload.optimizer import Precision
 
 RATES = DeviceRates(1e-6, 2e-6, {"full": 0.0, "input": 1e-6}, 1e-7, 1e-11, 1e-11, 1e-12, 1000.0, 8192)

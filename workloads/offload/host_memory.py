@@ -1,4 +1,4 @@
-"""Host memory on the NUMA node of a GPU: copies from another node cross the link between the processors.
+"""Host memory within a budget, on the NUMA node of the GPU: copies from another node cross the link between processors.
 
 Pages are bound by mbind, and their nodes are read back by get_mempolicy (man 2 mbind, get_mempolicy). Both act on a
 range of memory, so that it does not matter which thread touches a page first, nor where it runs. Docker's default
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from workloads.api.contract import OutOfMemory, Scalar
+from workloads.api.host import available_memory_bytes
 from workloads.instruments.telemetry import find_gpu
 
 # The numbers of the calls: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
@@ -25,6 +27,78 @@ MPOL_MF_MOVE = 2  # pages that are touched already move
 MPOL_F_NODE, MPOL_F_ADDR = 1, 2
 MAX_NODES = 1024
 SAMPLED_PAGES = 64
+ALIGNMENT_BYTES = 512
+
+
+class Arena:
+    """The only host memory that a training run stores state in: one block, pinned where there is a GPU.
+
+    Nothing that is allocated from it is returned to it.
+
+    Attributes:
+        placement: on a machine with several NUMA nodes, those of the GPU and of the block's pages; else empty.
+    """
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        """Allocate the block on the GPU's NUMA node and pin it.
+
+        Raises:
+            OutOfMemory: the host has less memory available, or does not pin as much.
+        """
+        self.size_bytes = size_bytes
+        self.used_bytes = 0
+        if size_bytes > (available := available_memory_bytes()):
+            raise OutOfMemory(
+                f"the arena for host_gib needs {size_bytes / 2**30:.1f} GiB of host memory, "
+                f"{available / 2**30:.1f} GiB are available"
+            )
+        self._block = torch.empty(size_bytes, dtype=torch.uint8)
+        node = node_of(device)
+        error = bind_pages(self._block, node) if node is not None else ""
+        self._block.zero_()  # pages that are touched are pinned in an eighth of the time
+        self.placement: dict[str, Scalar] = {}
+        if node is not None:
+            nodes = " ".join(map(str, sorted(read_nodes(self._block)))) or "unknown"
+            self.placement = {
+                "gpu_numa_node": node,
+                "host_numa_nodes": f"{nodes} (not bound: {error})" if error else nodes,
+            }
+        self._pinned = device.type == "cuda" and size_bytes > 0
+        if self._pinned:
+            error = torch.cuda.cudart().cudaHostRegister(self._block.data_ptr(), size_bytes, 0)
+            if int(error) != 0:
+                raise OutOfMemory(
+                    f"cudaHostRegister failed with error {int(error)}: the host does not pin {size_bytes / 2**30:.1f} "
+                    "GiB for host_gib"
+                )
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat tensor of `numel` numbers.
+
+        Raises:
+            OutOfMemory: the arena has less memory left.
+        """
+        size_bytes = numel * dtype.itemsize
+        start = -(-self.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if start + size_bytes > self.size_bytes:
+            raise OutOfMemory(
+                f"the host arena of {self.size_bytes / 2**30:.2f} GiB is {start + size_bytes - self.size_bytes} bytes "
+                "too small"
+            )
+        self.used_bytes = start + size_bytes
+        return self._block[start : start + size_bytes].view(dtype)
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Unpin the block. Its tensors must not be used any more."""
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
+            self._pinned = False
+
+
+# ── NUMA nodes ──
 
 
 def node_of(device: torch.device) -> int | None:

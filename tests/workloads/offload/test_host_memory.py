@@ -12,8 +12,8 @@ import torch
 from tests.support.amd import use_stand_in
 from tests.support.amd_device import amd_device
 from workloads.instruments import telemetry
-from workloads.offload import numa
-from workloads.offload.memory import Arena
+from workloads.offload import host_memory
+from workloads.offload.host_memory import Arena
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -33,9 +33,9 @@ def test_a_node_is_chosen_only_where_it_is_known_and_one_of_several(
     gpu_node: int | None, usable: set[int], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = SimpleNamespace(identity=SimpleNamespace(numa_node=gpu_node))
-    monkeypatch.setattr(numa, "find_gpu", lambda device: gpu)
-    monkeypatch.setattr(numa, "_usable_nodes", lambda: usable)
-    assert numa.node_of(GPU) == expected
+    monkeypatch.setattr(host_memory, "find_gpu", lambda device: gpu)
+    monkeypatch.setattr(host_memory, "_usable_nodes", lambda: usable)
+    assert host_memory.node_of(GPU) == expected
 
 
 @pytest.mark.parametrize(("visible", "node"), [("3", 0), ("5", 1)])
@@ -45,37 +45,37 @@ def test_the_node_is_that_of_the_workers_amd_gpu(visible: str, node: int, monkey
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", visible)
     for name in ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(numa, "find_gpu", telemetry.find_gpu.__wrapped__)  # without the cache
-    monkeypatch.setattr(numa, "_usable_nodes", lambda: {0, 1})
+    monkeypatch.setattr(host_memory, "find_gpu", telemetry.find_gpu.__wrapped__)  # without the cache
+    monkeypatch.setattr(host_memory, "_usable_nodes", lambda: {0, 1})
     with amd_device():
-        assert numa.node_of(GPU) == node
+        assert host_memory.node_of(GPU) == node
 
 
 def test_without_a_driver_or_a_gpu_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa, "_usable_nodes", lambda: {0, 1})
-    assert numa.node_of(CPU) is None
+    monkeypatch.setattr(host_memory, "_usable_nodes", lambda: {0, 1})
+    assert host_memory.node_of(CPU) is None
 
 
 def test_nodes_are_those_with_memory_that_the_cpuset_allows(tmp_path: Path) -> None:
-    assert numa._usable_nodes(tmp_path) == set()
+    assert host_memory._usable_nodes(tmp_path) == set()
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "sys/devices/system/node").mkdir(parents=True)
     (tmp_path / "sys/devices/system/node/has_memory").write_text("0-3,8\n")
     (tmp_path / "proc/self/status").write_text("Name:\tpython\nMems_allowed:\tffff\nMems_allowed_list:\t2-9\n")
-    assert numa._usable_nodes(tmp_path) == {2, 3, 8}
-    assert numa.parse_node_list("0") == {0} and numa.parse_node_list("\n") == set()
+    assert host_memory._usable_nodes(tmp_path) == {2, 3, 8}
+    assert host_memory.parse_node_list("0") == {0} and host_memory.parse_node_list("\n") == set()
 
 
 def test_pages_are_bound_and_read_back_by_the_kernel() -> None:
     """The calls are real; a container may refuse them, and then says so."""
     block = torch.empty(1 << 20, dtype=torch.uint8)
-    error = numa.bind_pages(block, 0)
+    error = host_memory.bind_pages(block, 0)
     block.zero_()
-    if platform.machine() in numa.MBIND:
+    if platform.machine() in host_memory.MBIND:
         assert error in ("", "Operation not permitted", "Function not implemented")
     if not error:
-        assert numa.read_nodes(block) <= numa._usable_nodes()
-        assert numa.bind_pages(block, numa.MAX_NODES - 2) == "Invalid argument"
+        assert host_memory.read_nodes(block) <= host_memory._usable_nodes()
+        assert host_memory.bind_pages(block, host_memory.MAX_NODES - 2) == "Invalid argument"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_an_arena_says_where_its_pages_are(
         bound.append((block.nbytes, node))
         return error
 
-    monkeypatch.setattr(numa, "node_of", lambda device: 1)
-    monkeypatch.setattr(numa, "bind_pages", bind)
-    monkeypatch.setattr(numa, "read_nodes", lambda block: nodes)
+    monkeypatch.setattr(host_memory, "node_of", lambda device: 1)
+    monkeypatch.setattr(host_memory, "bind_pages", bind)
+    monkeypatch.setattr(host_memory, "read_nodes", lambda block: nodes)
     with Arena(1 << 16, CPU) as arena:
         assert arena.placement == {"gpu_numa_node": 1, "host_numa_nodes": expected}
         assert bound == [(1 << 16, 1)]
@@ -105,7 +105,7 @@ def test_an_arena_says_where_its_pages_are(
 
 
 def test_an_arena_on_one_node_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa, "bind_pages", lambda block, node: pytest.fail("bound"))
+    monkeypatch.setattr(host_memory, "bind_pages", lambda block, node: pytest.fail("bound"))
     with Arena(1 << 16, CPU) as arena:
         assert arena.placement == {} and not arena.allocate(100, torch.float32).any()
 

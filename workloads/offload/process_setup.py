@@ -1,10 +1,15 @@
-"""PyTorch's allocator of device memory: its limit, and segments that grow."""
+"""What a process sets before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator.
+
+The allocator of device memory has a limit, and segments that grow.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -15,11 +20,48 @@ from workloads.offload.plan import GIB
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
+# ── kernels ──
+
+
+def cache_folder(name: str) -> Path | None:
+    """Return our folder in the user's cache folder (XDG_CACHE_HOME, or ~/.cache); None if it cannot be made."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-sweeper" / name
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # not writable, or no home folder
+        return None
+    return folder
+
+
+def keep_compiled_kernels() -> None:
+    """Let PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in one folder.
+
+    It is `gpu-sweeper/kernels` in the user's cache folder. By default the first two keep theirs in /tmp, which many
+    clusters empty between jobs, and FlashAttention keeps none. A folder that the user has set remains, and where that
+    folder cannot be written nothing changes.
+
+    Call it before anything is compiled: FlashAttention reads its settings at import.
+    """
+    folder = cache_folder("kernels")
+    if folder is None:
+        return
+    # torch writes its default, a folder in /tmp, into the environment while it is imported.
+    temporary = Path(tempfile.gettempdir())
+    if Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", temporary / "unset")).parent == temporary:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder / "flash_attention"))
+
+
+# ── device memory ──
+
+
 def supports_expandable_segments(device: torch.device) -> bool:
     """Return whether segments can grow: on CUDA, and on ROCm from 7.0.
 
     CUDAAllocatorConfig.h asks for ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). A PyTorch that is older than
-    these accepts the setting with a warning and ignores it; `describe` says which it was.
+    these accepts the setting with a warning and ignores it; `describe_segments` says which it was.
     """
     if device.type == "cpu":
         return False
@@ -30,7 +72,7 @@ def enable_expandable_segments(device: torch.device) -> None:
     """Let segments grow, where the device supports it and the environment does not say otherwise.
 
     PyTorch reads its settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so this comes before
-    anything else that a process does with its GPU. If it comes later it has no effect, and `describe` says so. The
+    anything else that a process does with its GPU. Later it has no effect, which `describe_segments` shows. The
     environment is as before afterwards: a trial records what it was started with.
     """
     settings = merge_settings(os.environ)
@@ -56,7 +98,7 @@ def merge_settings(environment: Mapping[str, str]) -> str | None:
     return None if "expandable_segments" in settings else ",".join(filter(None, (settings, "expandable_segments:True")))
 
 
-def describe(device: torch.device) -> dict[str, Scalar]:
+def describe_segments(device: torch.device) -> dict[str, Scalar]:
     """Return whether the device's memory is in segments that grow, read from the allocator; empty on a CPU."""
     if device.type == "cpu":
         return {}

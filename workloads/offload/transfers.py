@@ -1,0 +1,267 @@
+"""Copies between host and device while it computes: streams, the slots of layers, and saved activations."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workloads.llama.block import Activations, NamedTensors
+from workloads.offload.host_memory import Arena
+from workloads.offload.plan import CHUNKS_IN_FLIGHT, Location
+
+Traffic = Literal["parameters", "activations"]
+TRAFFIC: tuple[Traffic, ...] = ("parameters", "activations")
+
+
+@dataclass
+class Buffer:
+    """A tensor and the event of the last work queued on it, which its next user waits for on any stream."""
+
+    tensor: Tensor
+    last_event: torch.cuda.Event | None = None
+
+
+class CopyStreams:
+    """The CUDA streams of a training run: the current one computes, others copy. On a CPU every copy is synchronous.
+
+    Each kind of traffic has one stream in each direction, so that a copy that is needed soon is not queued behind one
+    that has to wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue
+    wait for each other (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches their number.
+
+    Attributes:
+        copied_bytes: bytes of all copies so far, in both directions.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.copied_bytes = 0
+        self._spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+        self._span_times_s: dict[str, float] = defaultdict(float)
+        if self.on_gpu:
+            self._h2d = {traffic: torch.cuda.Stream(device) for traffic in TRAFFIC}
+            self._d2h = {traffic: torch.cuda.Stream(device) for traffic in TRAFFIC}
+
+    def copy(self, target: Buffer, source: Buffer, traffic: Traffic = "parameters") -> None:
+        """Queue a copy between host and device, after everything that is queued on either buffer."""
+        self.copied_bytes += source.tensor.numel() * source.tensor.element_size()
+        if not self.on_gpu:
+            target.tensor.copy_(source.tensor)
+            return
+        stream = (self._h2d if target.tensor.is_cuda else self._d2h)[traffic]
+        self._wait_for_events(stream, target, source)
+        with torch.cuda.stream(stream):
+            target.tensor.copy_(source.tensor, non_blocking=True)
+            done = stream.record_event()
+        target.last_event = source.last_event = done
+
+    def acquire(self, *buffers: Buffer) -> None:
+        """Let computation that is queued from now on wait for the work queued on these buffers."""
+        if self.on_gpu and any(buffer.last_event is not None for buffer in buffers):
+            with self.span("copy_wait"):
+                self._wait_for_events(torch.cuda.current_stream(), *buffers)
+
+    def release(self, *buffers: Buffer) -> None:
+        """Let the next user of these buffers wait for the computation queued so far."""
+        if self.on_gpu:
+            done = torch.cuda.current_stream().record_event()
+            for buffer in buffers:
+                buffer.last_event = done
+
+    def _wait_for_events(self, stream: torch.cuda.Stream, *buffers: Buffer) -> None:
+        for buffer in buffers:
+            if buffer.last_event is not None:
+                stream.wait_event(buffer.last_event)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Add the time that the computing stream spends in this context to the span `name`."""
+        if not self.on_gpu:
+            started = time.perf_counter()
+            yield
+            self._span_times_s[name] += time.perf_counter() - started
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        yield
+        end.record()
+        self._spans[name].append((begin, end))
+
+    def take_span_times_s(self) -> dict[str, float]:
+        """Return the seconds of each span since the last call. All queued work must be done."""
+        for name, events in self._spans.items():
+            self._span_times_s[name] += sum(begin.elapsed_time(end) for begin, end in events) / 1000
+        times_s = dict(self._span_times_s)
+        self._spans.clear()
+        self._span_times_s.clear()
+        return times_s
+
+
+# ── layers ──
+
+
+@dataclass
+class Slot:
+    """One layer's vector on the device.
+
+    Attributes:
+        tensors: views of the vector's parts by parameter name.
+        layer: the index of the layer whose vector it holds; -1: none yet.
+    """
+
+    buffer: Buffer
+    tensors: NamedTensors
+    layer: int = -1
+
+
+class LayerSlots:
+    """The slots of all layers, for their weights or for their gradients.
+
+    Attributes:
+        streamed_layers: the indices of the layers that share slots.
+    """
+
+    def __init__(
+        self,
+        stored: Sequence[Buffer | None],
+        resident: Sequence[bool],
+        shared_slots: int,
+        allocate: Callable[[], Buffer],
+        split: Callable[[Tensor], NamedTensors],
+        copy_streams: CopyStreams,
+    ) -> None:
+        """Allocate the slots that streamed layers share.
+
+        Args:
+            stored: the buffer that stores each layer's vector; None if nothing is stored between two uses.
+            resident: whether that buffer stays on the device and is the layer's slot.
+            shared_slots: the number of slots that streamed layers share, at most one for each.
+            allocate: returns a device buffer for one layer's vector.
+            split: returns the parts of a layer's vector by name.
+        """
+        self._stored, self._copy_streams = stored, copy_streams
+        self.streamed_layers = [n for n, is_resident in enumerate(resident) if not is_resident]
+        self._resident = {
+            n: Slot(buffer, split(buffer.tensor), n)
+            for n, buffer in enumerate(stored)
+            if resident[n] and buffer is not None
+        }
+        shared = [allocate() for _ in self.streamed_layers[:shared_slots]]
+        self._shared = [Slot(buffer, split(buffer.tensor)) for buffer in shared]
+
+    def get(self, n: int) -> Slot:
+        """Return the slot of layer n, which may hold another layer's vector."""
+        if n in self._resident:
+            return self._resident[n]
+        return self._shared[self.streamed_layers.index(n) % len(self._shared)]
+
+    def fetch(self, n: int) -> Slot:
+        """Return the slot of layer n. Queues the copy of the layer's vector unless the slot holds it."""
+        slot, stored = self.get(n), self._stored[n]
+        if slot.layer != n:
+            assert stored is not None
+            self._copy_streams.copy(slot.buffer, stored)
+            slot.layer = n
+        return slot
+
+    def store(self, n: int) -> None:
+        """Queue the copy of layer n's slot to where the vector is stored, if that is another buffer."""
+        slot, stored = self.get(n), self._stored[n]
+        if stored is not None and stored is not slot.buffer:
+            self._copy_streams.copy(stored, slot.buffer)
+
+    def invalidate(self) -> None:
+        """Mark the shared slots as empty, since the stored vectors have changed."""
+        for slot in self._shared:
+            slot.layer = -1
+
+
+# ── activations ──
+
+
+@dataclass
+class SavedChunk:
+    """The saved activations of one chunk at one layer by name: on the device, or on the host and being copied.
+
+    Attributes:
+        in_flight: the buffers on the device that are being copied to the host or back.
+    """
+
+    on_device: Activations = field(default_factory=dict)
+    on_host: dict[str, Buffer] = field(default_factory=dict)
+    in_flight: dict[str, Buffer] = field(default_factory=dict)
+
+
+class ActivationStack:
+    """The saved activations of all chunks and layers. The backward pass takes those first that were saved last."""
+
+    def __init__(self, arena: Arena, device: torch.device, copy_streams: CopyStreams) -> None:
+        self._arena, self._device, self._copy_streams = arena, device, copy_streams
+        self._free_host_tensors: dict[tuple[int, torch.dtype], list[Tensor]] = {}  # by number of elements and type
+        self._chunks: list[SavedChunk] = []
+        self._on_host: list[SavedChunk] = []  # those of `_chunks` whose activations are on the host alone
+        self._leaving: deque[SavedChunk] = deque()
+
+    def push(self, saved: Activations, location: Location) -> None:
+        """Save a chunk's activations. Those for the host are copied there while the computation goes on.
+
+        Computation waits for the oldest copies if more than CHUNKS_IN_FLIGHT chunks are being copied.
+        """
+        if location == "device":
+            self._chunks.append(SavedChunk(on_device=saved))
+            return
+        sources = {name: Buffer(tensor.contiguous()) for name, tensor in saved.items()}
+        self._copy_streams.release(*sources.values())
+        targets = {name: Buffer(self._allocate_on_host(source.tensor)) for name, source in sources.items()}
+        for name, source in sources.items():
+            self._copy_streams.copy(targets[name], source, "activations")
+        chunk = SavedChunk(on_host=targets, in_flight=sources)
+        self._chunks.append(chunk)
+        self._leaving.append(chunk)
+        if len(self._leaving) > CHUNKS_IN_FLIGHT:
+            sent = self._leaving.popleft()
+            self._copy_streams.acquire(*sent.in_flight.values())
+            sent.in_flight = {}
+            self._on_host.append(sent)
+
+    def start_backward(self) -> None:
+        """Queue the copies of the chunks that the backward pass needs first.
+
+        The chunks that are still being copied to the host are the first that it needs: they stay on the device.
+        """
+        remaining = CHUNKS_IN_FLIGHT - len(self._leaving)
+        self._leaving.clear()
+        for _ in range(remaining):
+            self._fetch_next()
+
+    def pop(self) -> Activations:
+        """Return the activations that were saved last, on the device. Queues the copies of those of a later chunk."""
+        chunk = self._chunks.pop()
+        if not chunk.on_host:
+            return chunk.on_device
+        self._fetch_next()
+        self._copy_streams.acquire(*chunk.in_flight.values())
+        for stored in chunk.on_host.values():
+            self._free_host_tensors[stored.tensor.numel(), stored.tensor.dtype].append(stored.tensor.flatten())
+        return {name: buffer.tensor for name, buffer in chunk.in_flight.items()}
+
+    def _fetch_next(self) -> None:
+        """Queue the copies of the chunk that was saved last of those on the host, if there is one."""
+        if not self._on_host:
+            return
+        chunk = self._on_host.pop()
+        for name, stored in chunk.on_host.items():
+            chunk.in_flight[name] = Buffer(torch.empty_like(stored.tensor, device=self._device))
+            self._copy_streams.release(chunk.in_flight[name])
+            self._copy_streams.copy(chunk.in_flight[name], stored, "activations")
+
+    def _allocate_on_host(self, template: Tensor) -> Tensor:
+        free = self._free_host_tensors.setdefault((template.numel(), template.dtype), [])
+        flat = free.pop() if free else self._arena.allocate(template.numel(), template.dtype)
+        return flat.view(template.shape)
