@@ -117,8 +117,7 @@ Dimension = Choice | Range | Interval
 class Space:
     """The dimensions that vary and the constants. A point has one value for each parameter.
 
-    Attributes:
-        only: the points to try if not all combinations are, the most promising first; None for all.
+    `only`: the points to try if not all combinations are, the most promising first; None for all.
     """
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
@@ -152,8 +151,8 @@ class Space:
         for name, dimension in self.dimensions.items():
             if isinstance(dimension, Interval):
                 raise UserInputError(f"space.{name}={dimension}: has no grid; use a range with a step or a choice")
-            axes.append(dimension)
-        for values in itertools.product(*(tuple(axis.points()) for axis in axes)):
+            axes.append(tuple(dimension.points()))
+        for values in itertools.product(*axes):
             yield dict(zip(self.dimensions, values, strict=True))
 
     def described(self) -> dict[str, Value]:
@@ -209,10 +208,8 @@ def parse_entry(name: str, entry: Any) -> Dimension | Value:
             return _choice(key, value)
         case str():  # in quotes
             return value
-        case RangeSweep():
-            return _range(key, entry, value)
-        case IntervalSweep():
-            return _interval(key, entry, value)
+        case RangeSweep() | IntervalSweep():
+            return _numbers(key, entry, value)
     return entry
 
 
@@ -221,9 +218,8 @@ def parse_text(key: str, text: str) -> Any:
     try:
         return OverridesParser.create().parse_override(f"{key}={text}").value()
     except HydraException as error:
-        allowed = ALLOWED_FORMS
-        allowed += "; within {} in a file it needs quotes" if "(" in text and ")" not in text else ""
-        raise UserInputError(f"{key}={text}: cannot be parsed. Allowed: {allowed}") from error
+        quotes = "; within {} in a file it needs quotes" if "(" in text and ")" not in text else ""
+        raise UserInputError(f"{key}={text}: cannot be parsed. Allowed: {ALLOWED_FORMS}{quotes}") from error
 
 
 def _choice(key: str, values: list[Any]) -> Choice | Value:
@@ -236,33 +232,25 @@ def _choice(key: str, values: list[Any]) -> Choice | Value:
     return Choice(tuple(distinct.values())) if len(distinct) > 1 else options[0]
 
 
-def _range(key: str, text: str, sweep: RangeSweep) -> Range | Value:
-    first, end, step = sweep.start or 0, sweep.stop, sweep.step
+def _numbers(key: str, text: str, sweep: RangeSweep | IntervalSweep) -> Dimension | Value:
+    """Return a range or an interval, whose numbers are small enough for Optuna's and NumPy's whole numbers."""
+    first, end = sweep.start or 0, sweep.end if isinstance(sweep, IntervalSweep) else sweep.stop
+    step = sweep.step if isinstance(sweep, RangeSweep) else 1
+    log = "log" in sweep.tags
     assert end is not None
-    _check_size(key, text, (first, end, step))
+    if not all(abs(number) < MAX_INTEGER for number in (first, end, step)):  # neither is infinite or NaN
+        raise UserInputError(f"{key}={shorten(text, 80)}: its numbers must be between -2^63 and 2^63")
+    if isinstance(sweep, IntervalSweep):
+        if not first < end:
+            raise UserInputError(f"{key}={text}: empty interval; {sweep.start} is not below {end}")
+        if log and first <= 0:
+            raise UserInputError(f"{key}={text}: a logarithmic interval must start above 0")
+        return Interval(float(first), float(end), log)
     if step <= 0:
         raise UserInputError(f"{key}={text}: the step must be positive")
     count = math.ceil((end - first) / step - 1e-9)
     if count < 1:
         raise UserInputError(f"{key}={text}: empty range; the end is exclusive")
-    log = "log" in sweep.tags
     if log and (step != 1 or first < 1):
         raise UserInputError(f"{key}={text}: a logarithmic range has step 1 and starts at 1 or above")
     return Range(first, stepped(first, step, count - 1), step, log) if count > 1 else first
-
-
-def _check_size(key: str, text: str, numbers: tuple[float, ...]) -> None:
-    """Check that the numbers are finite, and small enough for Optuna's and NumPy's whole numbers."""
-    if not all(abs(number) < MAX_INTEGER for number in numbers):
-        raise UserInputError(f"{key}={shorten(text, 80)}: its numbers must be between -2^63 and 2^63")
-
-
-def _interval(key: str, text: str, sweep: IntervalSweep) -> Interval:
-    assert sweep.start is not None and sweep.end is not None
-    _check_size(key, text, (sweep.start, sweep.end))
-    log = "log" in sweep.tags
-    if not sweep.start < sweep.end:
-        raise UserInputError(f"{key}={text}: empty interval; {sweep.start} is not below {sweep.end}")
-    if log and sweep.start <= 0:
-        raise UserInputError(f"{key}={text}: a logarithmic interval must start above 0")
-    return Interval(float(sweep.start), float(sweep.end), log)

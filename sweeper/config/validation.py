@@ -34,8 +34,9 @@ UNITS = {
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Return an instance of the dataclass `cls`, every value of it checked.
 
-    Annotations may be int, float, str, bool, `X | None`, Literal and nested dataclasses; list, dict and Any are taken
-    as they are. `metadata={"min": …, "max": …}` bounds a number. `prefix` stands before each key in messages.
+    Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses and mappings to them; other lists
+    and mappings, and Any, are taken as they are. `metadata={"min": …, "max": …}` bounds a number. `prefix` stands
+    before each key in messages.
 
     Raises:
         UserInputError: for an unknown key, a missing one, a wrong type or a number out of bounds.
@@ -87,7 +88,12 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
             raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{suggestion}")
     elif get_origin(annotation) in (list, dict):
         if isinstance(value, get_origin(annotation)):
-            return value
+            inner = get_args(annotation)[-1]
+            return (
+                {name: convert(inner, v, f"{key}.{name}") for name, v in value.items()}
+                if is_dataclass(inner)
+                else value
+            )
     elif isinstance(value, int) and abs(value) >= MAX_INTEGER:
         raise UserInputError(f"{key}: must be between -2^63 and 2^63, has {value.bit_length()} bits")
     elif isinstance(value, float) and not math.isfinite(value):

@@ -68,19 +68,12 @@ class Calibration:
     copy_gb_s: Figure | None = None
     attention: dict[str, Attention] = field(default_factory=dict)
 
-    @property
-    def rates_tflops(self) -> dict[str, float]:
-        """Return the rates of products by data type."""
-        return {dtype: figure.value for dtype, figure in self.sustained_tflops.items()}
-
     def describe(self) -> str:
         """Return on what and when these rates were measured."""
-        return f"measured on {self.device}, {self.date}: {', '.join(self._names()) or 'nothing'}"
-
-    def _names(self) -> list[str]:
         names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []
         names += ["copies"] if self.copy_gb_s else []
-        return names + ([f"attention by {' and '.join(self.attention)}"] if self.attention else [])
+        names += [f"attention by {' and '.join(self.attention)}"] if self.attention else []
+        return f"measured on {self.device}, {self.date}: {', '.join(names) or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -101,16 +94,14 @@ class CalibrationFile:
 
 def calibrate_device(device: Device, calibration: Calibration) -> Device:
     """Return the planner's view of a device with its measured rates."""
-    copies = calibration.copy_gb_s
+    products, copies = calibration.sustained_tflops, calibration.copy_gb_s
+    attention = {name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()}
     return replace(
         device,
-        sustained_tflops={**device.sustained_tflops, **calibration.rates_tflops},
-        power_headroom=calibration.power_headroom if calibration.sustained_tflops else device.power_headroom,
+        sustained_tflops={**device.sustained_tflops, **{dtype: rate.value for dtype, rate in products.items()}},
+        power_headroom=calibration.power_headroom if products else device.power_headroom,
         copy_gb_s=copies.value if copies else device.copy_gb_s,
-        attention={
-            **device.attention,
-            **{name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()},
-        },
+        attention={**device.attention, **attention},
     )
 
 
@@ -154,33 +145,17 @@ def calibration_path(choice: str, folder: Path, hardware: str) -> Path | None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the measured rates in a file.
-
-    Raises:
-        UserInputError: the file cannot be read, or a key is missing or wrong.
-    """
+    """Return the measured rates in a file. Raises UserInputError if it cannot be read, or a key is missing or wrong."""
     try:
         values = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise UserInputError(f"calibration={path}: cannot be read ({first_line(error)})") from error
     if not isinstance(values, dict):
         raise UserInputError(f"calibration={path}: has no keys; write one with python -m sweeper calibrate")
-    prefix = f"{path}: "
-    parts: dict[str, type[Any]] = {"sustained_tflops": Figure, "attention": Attention}
-    for name, cls in parts.items():
-        entries = values.get(name) or {}
-        if not isinstance(entries, dict):
-            raise UserInputError(f"{prefix}{name}: must be a mapping")
-        values[name] = {key: _build_part(cls, part, f"{prefix}{name}.{key}") for key, part in entries.items()}
-    if values.get("date") is not None:
+    values = {str(name): value for name, value in values.items() if value is not None}
+    if "date" in values:
         values["date"] = str(values["date"])  # YAML reads a date as one
-    return build(Calibration, values, prefix)
-
-
-def _build_part(cls: type[Any], values: Any, key: str) -> Any:
-    if not isinstance(values, dict):
-        raise UserInputError(f"{key}: must be a mapping")
-    return build(cls, values, f"{key}.")
+    return build(Calibration, values, f"{path}: ")
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -49,7 +49,6 @@ class MatmulCeiling:
 
     @property
     def method(self) -> str:
-        """Return a description of how it was measured."""
         return f"mean of {self.rounds} rounds" if self.rounds else f"one trial of {self.repeats} repeats"
 
     @property
@@ -97,11 +96,7 @@ def _from_trial(device: str, record: TrialRecord, value: Interval | None, rounds
 
 
 def read(folder: Path) -> list[MatmulCeiling]:
-    """Return the ceilings stored in a results directory; empty if there are none.
-
-    Raises:
-        UserInputError: for a file that cannot be read.
-    """
+    """Return the ceilings stored in a results directory. Raises UserInputError for a file that cannot be read."""
     path = folder / FILE
     if not path.exists():
         return []

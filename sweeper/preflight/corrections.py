@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.hardware import Target
@@ -71,7 +70,6 @@ class Correction:
     date: str
 
     def describe(self) -> str:
-        """Return what was measured and what follows, in a line."""
         place = self.place
         return (
             f"step times x {self.factor:.3g}, the median of {self.rows} layouts of {place.trainer} measured on "
@@ -99,15 +97,11 @@ def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
 
 
 class MeasuredFactors:
-    """Measured seconds of a step over estimated ones, of a sweep's trials as they end.
-
-    Attributes:
-        values: of each trial, ascending.
-    """
+    """Measured seconds of a step over estimated ones, of a sweep's trials as they end."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
         """`estimated_metrics` returns what was estimated of a point."""
-        self.values: list[float] = []
+        self.values: list[float] = []  # of each trial, ascending
         self._estimated_metrics = estimated_metrics
 
     def add(self, record: TrialRecord) -> None:
@@ -140,22 +134,15 @@ def from_sweep(
 
 
 def read(folder: Path) -> list[Correction]:
-    """Return the corrections stored in a results directory; empty if there are none.
-
-    Raises:
-        UserInputError: for a file that cannot be read.
-    """
+    """Return the corrections stored in a results directory. Raises UserInputError for a file that cannot be read."""
     path = folder / FILE
     if not path.exists():
         return []
     try:
-        return [_from_fields(fields) for fields in json.loads(path.read_text())]
+        rows = json.loads(path.read_text())
+        return [Correction(**{**fields, "place": Place(**fields["place"])}) for fields in rows]
     except (ValueError, TypeError, KeyError) as error:
         raise UserInputError(f"{path}: cannot be read ({error}); move it away, a sweep writes a new one") from error
-
-
-def _from_fields(fields: dict[str, Any]) -> Correction:
-    return Correction(**{**fields, "place": Place(**fields["place"])})
 
 
 def find(corrections: Iterable[Correction], place: Place) -> Correction | None:

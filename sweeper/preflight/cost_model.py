@@ -12,12 +12,10 @@ from itertools import islice, product
 from sweeper.config.environment import only_variables, without_variables
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Interval, Parameters, Space, Value, point_key
-from sweeper.metrics.criteria import Objective
 from sweeper.preflight.clusters import on_nodes
 from sweeper.preflight.corrections import Correction, corrected
 from workloads.api.contract import Candidate, Machine, Workload
 from workloads.api.errors import UserInputError
-from workloads.estimator.cluster import Topology
 
 MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
 
@@ -26,8 +24,7 @@ MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
 class CostEstimates:
     """All points of a space, the valid ones and the excluded ones, the most promising first.
 
-    Attributes:
-        correction: what earlier sweeps on the cluster have measured; the estimates contain it.
+    `correction`: what earlier sweeps on the cluster have measured; the estimates contain it.
     """
 
     objective: str
@@ -64,7 +61,12 @@ def estimate_space(
     estimated = {name for candidate in candidates for name in candidate.estimate.metrics}
     # With several objectives the first that has estimates orders the points.
     goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
-    candidates.sort(key=lambda candidate: _estimated_loss(candidate, goal))
+
+    def loss(candidate: Candidate) -> float:
+        metrics = candidate.estimate.metrics
+        return goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
+
+    candidates.sort(key=loss)
     valid = [candidate for candidate in candidates if not candidate.estimate.unsupported_reason]
     excluded = [candidate for candidate in candidates if candidate.estimate.unsupported_reason]
     if not valid:
@@ -74,39 +76,19 @@ def estimate_space(
         raise UserInputError(
             f"workload.objective={goal.metric}: {resolved.workload.name} cannot estimate it. Available: {available}"
         )
-    return CostEstimates(goal.metric, machine, [_correct(item, correction) for item in valid], excluded, correction)
+    if correction:
+        valid = [_correct(candidate, correction) for candidate in valid]
+    return CostEstimates(goal.metric, machine, valid, excluded, correction)
 
 
-def _correct(candidate: Candidate, correction: Correction | None) -> Candidate:
-    if correction is None:
-        return candidate
+def _correct(candidate: Candidate, correction: Correction) -> Candidate:
     metrics = corrected(candidate.estimate.metrics, correction.factor)
     return replace(candidate, estimate=replace(candidate.estimate, metrics=metrics))
 
 
-def _estimated_loss(candidate: Candidate, goal: Objective) -> float:
-    """Return the estimated objective, the lower the better; infinite for a point without one."""
-    metrics = candidate.estimate.metrics
-    return goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
-
-
 def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:
     """Yield the points of the space with their estimates, which environment variables do not change."""
-    dimensions = _values_by_name(space)
-    settings = [dict(zip(names, values, strict=True)) for names, values in _combinations(only_variables(dimensions))]
-    parameters, constants = without_variables(dimensions), without_variables(space.constants)
-    for candidate in workload.list_candidates(parameters, constants, machine):
-        for setting in settings:
-            point = candidate.point | setting
-            yield replace(candidate, point={name: point[name] for name in dimensions if name in point})
-
-
-def _combinations(dimensions: Mapping[str, Sequence[Value]]) -> Iterator[tuple[Iterable[str], Sequence[Value]]]:
-    return ((dimensions, values) for values in product(*dimensions.values()))
-
-
-def _values_by_name(space: Space) -> dict[str, Sequence[Value]]:
-    values = dict[str, Sequence[Value]]()
+    dimensions = dict[str, Sequence[Value]]()
     for name, dimension in space.dimensions.items():
         if isinstance(dimension, Interval):
             raise UserInputError(f"space.{name}: every point is estimated before; use a range or a choice")
@@ -114,8 +96,14 @@ def _values_by_name(space: Space) -> dict[str, Sequence[Value]]:
             raise UserInputError(
                 f"space.{name}: has {len(dimension):,} values, at most {MAX_CANDIDATES:,} are estimated"
             )
-        values[name] = tuple(dimension.points())
-    return values
+        dimensions[name] = tuple(dimension.points())
+    variables = only_variables(dimensions)
+    settings = [dict(zip(variables, values, strict=True)) for values in product(*variables.values())]
+    parameters, constants = without_variables(dimensions), without_variables(space.constants)
+    for candidate in workload.list_candidates(parameters, constants, machine):
+        for setting in settings:
+            point = candidate.point | setting
+            yield replace(candidate, point={name: point[name] for name in dimensions if name in point})
 
 
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
@@ -175,7 +163,7 @@ def project(
     nodes: Sequence[int],
     gpus_per_node: int,
 ) -> Projection | None:
-    """Estimate copies of a point on so many nodes; None for a workload that cannot scale."""
+    """Estimate copies of a point on these numbers of nodes; None for a workload that cannot scale."""
     workload, machine = resolved.workload, estimates.machine
     if not workload.can_scale:
         return None
@@ -189,17 +177,14 @@ def project(
         if estimates.objective in metrics:
             by_devices[devices] = metrics[estimates.objective]
     topology = machine.cluster.topology
+    links = f"{topology.link_gb_s:g} GB/s"
+    if topology.wiring == "pairs" and topology.gpus_per_domain > 1:
+        peers = topology.gpus_per_domain - 1
+        links = f"{topology.link_gb_s / peers:g} GB/s to each of {peers} other devices"
     unit = "each device" if machine.world_size == 1 else f"every {machine.world_size} devices"
     assumptions = (
         f"{description} on {unit}, nodes of {gpus_per_node}; replicas average gradients over {topology.network_gb_s:g} "
-        f"GB/s a device, {_describe_links(topology)} within a node; the batch grows with the replicas; no failures, no "
-        "stragglers, no other traffic on the network"
+        f"GB/s a device, {links} within a node; the batch grows with the replicas; no failures, no stragglers, no "
+        "other traffic on the network"
     )
     return Projection(by_devices, gpus_per_node, assumptions)
-
-
-def _describe_links(topology: Topology) -> str:
-    if topology.wiring != "pairs" or topology.gpus_per_domain == 1:
-        return f"{topology.link_gb_s:g} GB/s"
-    peers = topology.gpus_per_domain - 1
-    return f"{topology.link_gb_s / peers:g} GB/s to each of {peers} other devices"

@@ -123,7 +123,7 @@ def test_a_part_of_a_gpu_has_rates_of_its_own() -> None:
         ("hardware: h200\ndevice: x\ndate: 2026-11-23\ntflops: 3\n", "tflops: unknown key. .*Available"),
         (
             "hardware: h200\ndevice: x\ndate: a\nsustained_tflops: {bf16: 3}\n",
-            "sustained_tflops.bf16: must be a mapping",
+            "sustained_tflops.bf16=3: must be a mapping",
         ),
         (
             "hardware: h200\ndevice: x\ndate: a\nsustained_tflops: {bf16: {value: 0}}\n",
