@@ -16,7 +16,7 @@ from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.common.clock import PhaseClock
 from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.format import exact_value, format_interval, format_phases
-from sweeper.common.trials import BAD, TrialRecord, TrialStatus, narrowest_retry
+from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import EFFICIENCY, MEMORY_METRICS
 from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
@@ -53,9 +53,7 @@ class FinishedRun:
 
     Attributes:
         arguments: the command line that resumes the sweep.
-        description: what the sweep's folder says of it.
         drained: a line for each node that was drained.
-        clock: measures the phases of the run.
         error: why the loop ended before the budget; empty if it did not.
         is_interrupted: a person or a batch system stopped it.
         is_over: the budget is used up and no finals are left.
@@ -79,6 +77,10 @@ class FinishedRun:
             results.keep_ceilings()
             results.keep_correction()
         self._keep_winner(results, display)
+        stopped = self.error
+        if stopped and stopped == self.progress.stop_reason:  # its trials failed
+            advice = "remove the cause and retry; with budget.same_failures=null no sweep stops for this"
+            stopped = f"{stopped}\n         {advice}"
         summary = Summary(
             results,
             shlex.join(secrets.masked_arguments(self.arguments)),
@@ -86,12 +88,20 @@ class FinishedRun:
             retry_command=retry_command(self.arguments, results),
             certify_command=certify_command(self.arguments, results),
             drained=self.drained,
-            stopped=self._describe_stop(),
+            stopped=stopped,
         )
         is_written = self._write(tracking, display, results, summary)
-        recording = self._recording(tracking, is_written)
+        recording = Recording(
+            uri=self.plan.config.tracking.uri,
+            runs_page=mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key),
+            pending=tracking.pending,
+            error=tracking.last_error,
+            is_complete=is_written,
+        )
         summary.print(recording, is_over=self.is_over, is_exhausted=self.study.exhausted)
-        code = self._exit_code(results, is_written)
+        has_complete = bool(results.counts.get(TrialStatus.COMPLETE))
+        is_complete = has_complete and is_written and not (results.has_failures or self.error)
+        code = INTERRUPTED if self.is_interrupted else COMPLETE if is_complete else SOME_FAILED
         self.clock.enter("report")
         if not self.is_interrupted:  # then there is no report
             tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
@@ -104,7 +114,12 @@ class FinishedRun:
 
     def _keep_winner(self, results: Results, display: Progress) -> None:
         """Write what runs the winner again, and how the sweep ended."""
-        winner, value = results.winner, _winning_value(results)
+        winner, first, criteria = results.winner, results.first_finalist, results.plan.criteria
+        value: Winner | None = None
+        if first:
+            value = Winner(first.trial.number, *first.value.bounds, first.rounds)
+        elif winner is not None:  # without finals, its trial's
+            value = front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
         if winner is not None:
             try:
                 build_files(self.description, winner, value, self.plan.folder / FOLDER).write()
@@ -115,8 +130,8 @@ class FinishedRun:
             reason=self.error,
             winner=value.trial if value else None,
             value=value.value if value else None,
-            low=_known(value.low) if value else None,
-            high=_known(value.high) if value else None,
+            low=value.low if value and not math.isnan(value.low) else None,
+            high=value.high if value and not math.isnan(value.high) else None,
             rounds=value.rounds if value else 0,
             at_s=time.time(),
             front=tuple(results.front_numbers),
@@ -141,8 +156,15 @@ class FinishedRun:
         texts = results.text_files()
         for name, text in texts.items():
             (self.plan.folder / name).write_text(text)
-        plots = [] if self.is_interrupted else self._draw_plots(results, display)
-        patience_s = self._store_patience_s()
+        plots: list[str] = []
+        try:
+            plots = [] if self.is_interrupted else [str(path) for path in results.draw_plots(self.study)]
+        except Exception as error:  # a plot is never worth losing a table
+            display.note(f"no plots: {type(error).__name__}: {error}")
+        # A full disk or a locked file does not come back by a restart, as a server does.
+        is_server = not (self.plan.config.tracking.uri or "sqlite").startswith("sqlite")
+        is_short = self.is_interrupted or is_attended() or not is_server
+        patience_s = STORE_PATIENCE_S if is_short else STORE_PATIENCE_UNATTENDED_S
         if tracking.last_error:
             display.note(f"not written to MLflow yet ({tracking.last_error}): trying for up to {patience_s:g} s")
         if tracking.is_open and tracking.pending > MANY_PENDING:
@@ -151,19 +173,6 @@ class FinishedRun:
             tracking.log_front(front)
         files = {"artifacts": texts, "plots": plots}
         return tracking.close({**message, **files, "digest": digest}, view, patience_s)
-
-    def _store_patience_s(self) -> float:
-        uri = self.plan.config.tracking.uri or "sqlite"
-        is_server = not uri.startswith("sqlite")  # a full disk or a locked file does not come back by a restart
-        is_short = self.is_interrupted or is_attended() or not is_server
-        return STORE_PATIENCE_S if is_short else STORE_PATIENCE_UNATTENDED_S
-
-    def _describe_stop(self) -> str:
-        """Return why the loop ended before the budget, and what to do if its trials failed."""
-        if self.error and self.error == self.progress.stop_reason:
-            advice = "remove the cause and retry; with budget.same_failures=null no sweep stops for this"
-            return f"{self.error}\n         {advice}"
-        return self.error
 
     def _closing_message(self, results: Results, summary: Summary) -> dict[str, Any]:
         """Return the arguments of `Store.close`, without the files, which follow from the trials."""
@@ -182,42 +191,6 @@ class FinishedRun:
             "abandoned": self.study.abandoned,
             "written": self.study.trial_count if self.study.all_ended else None,
         }
-
-    def _recording(self, tracking: TrackingClient, is_written: bool) -> Recording:
-        return Recording(
-            uri=self.plan.config.tracking.uri,
-            runs_page=mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key),
-            pending=tracking.pending,
-            error=tracking.last_error,
-            is_complete=is_written,
-        )
-
-    def _draw_plots(self, results: Results, display: Progress) -> list[str]:
-        try:
-            return [str(path) for path in results.draw_plots(self.study)]
-        except Exception as error:  # a plot is never worth losing a table
-            display.note(f"no plots: {type(error).__name__}: {error}")
-            return []
-
-    def _exit_code(self, results: Results, is_written: bool) -> int:
-        if self.is_interrupted:
-            return INTERRUPTED
-        none_complete = not results.counts.get(TrialStatus.COMPLETE)
-        return SOME_FAILED if results.has_failures or self.error or not is_written or none_complete else COMPLETE
-
-
-def _winning_value(results: Results) -> Winner | None:
-    """Return the winner's objective: of the finals, without finals of its trial."""
-    winner, first, criteria = results.winner, results.first_finalist, results.plan.criteria
-    if first:
-        return Winner(first.trial.number, *first.value.bounds, first.rounds)
-    if winner is None:
-        return None
-    return front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
-
-
-def _known(bound: float) -> float | None:
-    return None if math.isnan(bound) else bound
 
 
 def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:
@@ -263,20 +236,19 @@ def build_view(results: Results) -> SweepView:
     """Return what MLflow's pages show of a sweep: its best trials with those of the finals first."""
     objective, plan, front = results.objective, results.plan, results.front
     certified = front.certified if front else ()
-    finalists = [_rank_finalist(finalist, objective) for finalist in results.finalists if not finalist.exceeded]
-    finalists += [_rank_front_point(point, objective) for point in certified if not point.exceeded]
-    exceeding = [_rank_finalist(finalist, objective) for finalist in results.finalists if finalist.exceeded]
-    exceeding += [_rank_front_point(point, objective) for point in certified if point.exceeded]
-    numbers = {trial.number for trial in (*finalists, *exceeding)}
-    others = [_rank_trial(trial, objective) for trial in results.best if trial.number not in numbers]
+    rows: list[FinalistResult | FrontPoint] = [*results.finalists, *certified]
+    finalists = [_rank(row, objective) for row in rows if not row.exceeded]
+    exceeding = [_rank(row, objective) for row in rows if row.exceeded]
+    numbers = {row.trial.number for row in rows}
+    others = [
+        RankedTrial(trial.number, {}, _format_interval(measured_interval(trial, objective)))
+        for trial in results.best
+        if trial.number not in numbers
+    ]
     measured = results.best[0].metrics if results.best else {}
     metrics = [f"final_{objective}"] if finalists else []
-    metrics += [
-        objective,
-        *results.other_objectives,
-        *(["front"] if front else []),
-        *(["front_share"] * bool(certified)),
-    ]
+    metrics += [objective, *results.other_objectives]
+    metrics += ["front"] * bool(front) + ["front_share"] * bool(certified)
     metrics += [*(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name not in metrics)]
     metrics += [name for name in EFFICIENCY if name in measured and name not in metrics][:1]
     return SweepView(
@@ -290,34 +262,21 @@ def build_view(results: Results) -> SweepView:
     )
 
 
-def _rank_finalist(finalist: FinalistResult, objective: str) -> RankedTrial:
-    value = finalist.value
-    metrics = _final_metrics({objective: value})
-    tags = {mlflow_store.EXCEEDED: "; ".join(finalist.exceeded)} if finalist.exceeded else {}
-    return RankedTrial(finalist.trial.number, metrics, format_interval(value.low, value.high), tags)
-
-
-def _rank_front_point(point: FrontPoint, objective: str) -> RankedTrial:
-    value = point.values[objective]
-    metrics = {**_final_metrics(point.values), mlflow_store.FRONT_SHARE: point.share}
-    tags = {
-        mlflow_store.FRONT_VERDICT: point.verdict,
-        mlflow_store.SAME_AS: ", ".join(map(str, point.same_as)),
-        mlflow_store.EXCEEDED: "; ".join(point.exceeded),
-    }
+def _rank(row: FinalistResult | FrontPoint, objective: str) -> RankedTrial:
+    """Return a trial of the finals with the means of their rounds and the bounds of their intervals."""
+    values = row.values if isinstance(row, FrontPoint) else {objective: row.value}
+    metrics: dict[str, float] = {}
+    for name, value in values.items():
+        bounds = {"": value.value, "_ci_low": value.low, "_ci_high": value.high}
+        metrics |= {f"final_{name}{end}": bound for end, bound in bounds.items() if not math.isnan(bound)}
+    tags = {mlflow_store.EXCEEDED: "; ".join(row.exceeded)}
+    if isinstance(row, FrontPoint):
+        metrics[mlflow_store.FRONT_SHARE] = row.share
+        tags[mlflow_store.FRONT_VERDICT] = row.verdict
+        tags[mlflow_store.SAME_AS] = ", ".join(map(str, row.same_as))
     filled = {name: text for name, text in tags.items() if text}
-    return RankedTrial(point.trial.number, metrics, format_interval(value.low, value.high), filled)
+    return RankedTrial(row.trial.number, metrics, _format_interval(values[objective]), filled)
 
 
-def _final_metrics(values: Mapping[str, Interval]) -> dict[str, float]:
-    """Return the means of the finals' rounds and the bounds of their intervals, under their names in MLflow."""
-    bounds = {f"final_{name}": value for name, value in values.items()}
-    metrics = {name: value.value for name, value in bounds.items()}
-    metrics |= {f"{name}_ci_low": value.low for name, value in bounds.items()}
-    metrics |= {f"{name}_ci_high": value.high for name, value in bounds.items()}
-    return {name: bound for name, bound in metrics.items() if not math.isnan(bound)}
-
-
-def _rank_trial(trial: TrialRecord, objective: str) -> RankedTrial:
-    value = measured_interval(trial, objective)
-    return RankedTrial(trial.number, {}, format_interval(value.low, value.high))
+def _format_interval(value: Interval) -> str:
+    return format_interval(value.low, value.high)

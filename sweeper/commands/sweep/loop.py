@@ -106,7 +106,7 @@ class Sweep:
         with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
             try:
                 with self._display:
-                    self._show_state()
+                    self._display.update(self._state())
                     cluster.start(self._plan.target)
                     self._stop.install()
                     if not self._plan.target.is_gpu:
@@ -154,7 +154,7 @@ class Sweep:
                 self._pool.close()
             self._update_nodes()
             self._tracking.restart_if_dead()
-            self._show_state()
+            self._display.update(self._state())
         self._collect_steps(wait=True)
         # Only the finals need what a gang that is starting holds.
         self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
@@ -177,7 +177,10 @@ class Sweep:
         """Cancel what has not started. Returns when the running trials are cancelled as well."""
         grace_s = self._config.trial.grace_s
         self._display.note(f"stopping: {grace_s:g} s for the running trials; press Ctrl-C again to leave at once")
-        self._cancel_unfinished()
+        now = time.time()
+        for trial in self._study.unfinished[:]:  # what an earlier run left: the next run tries it again
+            self._study.unfinished.remove(trial)
+            self._take(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped"))
         return time.monotonic() + grace_s
 
     def _has_trials(self) -> bool:
@@ -194,7 +197,7 @@ class Sweep:
     # ── finals ──
 
     def _run_finals(self) -> None:
-        """Measure the best trials again, in turns on the same devices."""
+        """Measure the best trials again, interleaved on the same devices."""
         pending = deque(self._pending_finals())
         if not pending:
             return
@@ -216,14 +219,12 @@ class Sweep:
     def _pending_finals(self) -> list[tuple[TrialRecord, Remeasurement]]:
         if self._stop.requested or self._progress.stop_reason:
             return []
-        finals, repeated = self._config.finals, self._study.replaced | self._study.retried
-        measured = [record for record in self._study.records.values() if record.number not in repeated]
-        ranked = self._progress.ranked_trials()
+        finals, ranked = self._config.finals, self._progress.ranked_trials()
         if len(ranked) < 2:  # nothing to choose from
             return []
-        return pending_remeasurements(
-            select_finalists(ranked, self._plan.criteria, finals.top), finals.rounds, measured
-        )
+        finalists = select_finalists(ranked, self._plan.criteria, finals.top)
+        measured = [record for record in self._study.current_records if record.number not in self._study.retried]
+        return pending_remeasurements(finalists, finals.rounds, measured)
 
     # ── nodes ──
 
@@ -290,9 +291,11 @@ class Sweep:
         if is_best and self._plan.criteria.has_front:
             self._tracking.log_front([trial.number for trial in self._progress.front])
         self._display.update(self._state(), record, is_best)
-        if not record.remeasurement and (line := self._next_estimate()):
+        if record.remeasurement or not self._has_budget():
+            return
+        if line := self._duration.next_line(self._progress, self._plan.budget_trials, self._plan.resources.gangs):
             self._display.note(line)
-        if not record.remeasurement and (reason := self._progress.common_failure_reason()) and self._has_budget():
+        if reason := self._progress.common_failure_reason():
             self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
 
     def _describe_stall(self, record: TrialRecord) -> str:
@@ -303,23 +306,10 @@ class Sweep:
             return ""
         return describe_stall(record, self._study.records, objective, self._config.workload.direction)
 
-    def _next_estimate(self) -> str:
-        """Return how long the sweep will take, once; empty while it is stopping."""
-        if not self._has_budget():
-            return ""
-        return self._duration.next_line(self._progress, self._plan.budget_trials, self._plan.resources.gangs)
-
     def _cancel_in_flight(self) -> None:
         """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""
         for trial, result in self._pool.cancel() if self._pool else []:
             self._take(trial, result)
-
-    def _cancel_unfinished(self) -> None:
-        """Record as cancelled what an earlier run left and this one has not started: the next run tries it again."""
-        now = time.time()
-        for trial in self._study.unfinished[:]:
-            self._study.unfinished.remove(trial)
-            self._take(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped"))
 
     def _leave_without_head(self, address: str) -> None:
         """End the process from a thread, since Ray blocks the main one.
@@ -337,9 +327,6 @@ class Sweep:
         )
 
     # ── display and results ──
-
-    def _show_state(self) -> None:
-        self._display.update(self._state())
 
     def _state(self) -> ProgressState:
         pool, trials = self._pool, self._plan.budget_trials

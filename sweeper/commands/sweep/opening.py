@@ -24,28 +24,18 @@ from workloads.api import secrets
 
 @dataclass(frozen=True)
 class OpenedSweep:
-    """What a run of a sweep works with.
-
-    Attributes:
-        description: what its folder says of it.
-        retry_note: which trials it runs again; empty without `retry`.
-    """
+    """What a run of a sweep works with."""
 
     lock: IO[str]
     study: Study
     progress: SweepProgress
     tracking: TrackingClient
-    description: SweepDescription
-    retry_note: str
+    description: SweepDescription  # what its folder says of it
+    retry_note: str  # which trials it runs again; empty without `retry`
 
 
 def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
-    """Lock the sweep, open its study and start the recording process with all records so far.
-
-    Args:
-        plan: the plan of the sweep.
-        arguments: the command line.
-    """
+    """Lock the sweep, open its study and start the recording process with all records so far."""
     gathered = provenance.gather(plan.target, arguments)
     sweep_lock = lock.acquire(plan.folder)
     study = _open_study(plan, provenance.comparable_state(gathered, plan.resolved))
@@ -67,7 +57,16 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
     tracking = TrackingClient(opening, plan.folder, plan.directory, sweep_lock.fileno())
     for record in study.records.values():
         tracking.log_trial(record)
-    return OpenedSweep(sweep_lock, study, _make_progress(plan, study), tracking, description, retry_note)
+    searched = [record for record in study.records.values() if not record.remeasurement]
+    repeated = study.replaced | study.retried
+    progress = SweepProgress(
+        plan.criteria,
+        plan.config.budget,
+        [record for record in searched if record.number not in repeated],
+        repeated=[record for record in searched if record.number in repeated],
+        use=DeviceUse(plan.resources.gpus, len(plan.target.nodes), plan.config.price_per_hour),
+    )
+    return OpenedSweep(sweep_lock, study, progress, tracking, description, retry_note)
 
 
 def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
@@ -92,18 +91,6 @@ def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _make_progress(plan: SweepPlan, study: Study) -> SweepProgress:
-    searched = [record for record in study.records.values() if not record.remeasurement]
-    repeated = study.replaced | study.retried
-    return SweepProgress(
-        plan.criteria,
-        plan.config.budget,
-        [record for record in searched if record.number not in repeated],
-        repeated=[record for record in searched if record.number in repeated],
-        use=DeviceUse(plan.resources.gpus, len(plan.target.nodes), plan.config.price_per_hour),
-    )
 
 
 def _describe_retry(plan: SweepPlan, study: Study) -> str:
