@@ -26,14 +26,13 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from workloads.layouts.rules import DEGREES
+from workloads.layouts.layout import DEGREES, Layout
 from workloads.llama.attention import AttentionShape
 from workloads.llama.model import Block, Llama, rope_table, swiglu
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS, Model
 from workloads.parallel.batches import TokenSource
-from workloads.parallel.layout import Layout
 
 LENGTH, WARMUP = 8192, 2
 PEAK_TFLOPS = 989.0

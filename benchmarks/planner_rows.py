@@ -14,7 +14,7 @@ from sweeper.preflight.clusters import build_cluster
 from workloads.api.errors import UserInputError
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.precisions import PRECISIONS
-from workloads.layouts.job import AttentionKernel, Checkpointing, Job, Sharding, State, TrainingLayout
+from workloads.layouts.layout import AttentionKernel, Checkpointing, Job, Layout, Sharding, State
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
 from workloads.models.flops import model_flops_per_token
 from workloads.models.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel, load_model
@@ -186,7 +186,7 @@ def _is_compiled(note: str) -> bool:
     return "compile" in note and not re.search(r"(no|without|not)[ -](torch\.)?compile", note)
 
 
-def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model) -> TrainingLayout:
+def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model) -> Layout:
     degrees = {key: _integer(row, key, 1) for key in ("tp", "pp", "cp", "ep", "dp")}
     stages = degrees["pp"] * _integer(row, "vpp", 1)
     if stages > model.layers + 2:  # Megatron counts the embedding and the loss as layers
@@ -209,7 +209,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
     note, recompute = row["note"].lower(), row["recompute"].lower()
     checkpointing, layers = _checkpointing(row, trainer)
     is_async = "asynctp" in note or "async tp" in note or "tp overlap" in note or trainer == "megatron-bridge"
-    return TrainingLayout(
+    return Layout(
         dp_replicate=dp // shard,
         dp_shard=shard,
         stages_per_rank=chunks,

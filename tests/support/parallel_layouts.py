@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.parallel_ranks import BATCH
-from workloads.parallel.layout import Layout
+from workloads.layouts.layout import Layout
 
 LAYOUTS = [
     Layout(),

@@ -19,12 +19,12 @@ from tests.support.gloo_fp8 import fp8_over_gloo
 from workloads.api.contract import Rank
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
+from workloads.layouts.layout import Layout
 from workloads.llama.model import Llama, rope_table
 from workloads.models.model import MODELS
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fp8_gathers, gather_gradients
 from workloads.parallel.async_tp import separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
-from workloads.parallel.layout import Layout
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 
@@ -84,7 +84,7 @@ def train(call: Call, rank: Rank) -> Trained:
     is_emulated = call.spec.recipe.startswith("fp8") and device.type == "cpu"
     emulation = fp8_over_gloo(exact_sums=call.exact_fp8_sums) if is_emulated else nullcontext()
     with process_group(rank, device), emulation:
-        if layout.async_tp:
+        if layout.tp_overlap == "async":
             separate_group_names(call.sequence_number)
         groups = build_groups(layout, device.type)
         stages = build_stages(call.spec, layout, groups, device, initialize)
@@ -103,7 +103,7 @@ def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None
     torch.set_num_threads(1)
     while (call := calls.get()) is not None:
         faulthandler.dump_traceback_later(90)
-        world_size = call.layout.world_size
+        world_size = call.layout.gpus
         rank = Rank(
             number,
             world_size,
@@ -145,17 +145,17 @@ class Ranks:
         """Train on as many processes as the layout has ranks. Returns each rank's result."""
         self._sequence_number += 1
         spec = ModelSpec(SHAPE, LENGTH, **({"dtype": torch.float32} | fields))
-        for calls in self._calls[: layout.world_size]:
+        for calls in self._calls[: layout.gpus]:
             calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums))
         results: dict[int, Trained] = {}
-        for _ in range(layout.world_size):
+        for _ in range(layout.gpus):
             number, answer = self._answers.get(timeout=100)
             if isinstance(answer, str):  # the other ranks may wait for this one forever
                 self.close()
                 self.__init__(len(self._processes), self._device)  # type: ignore[misc]
                 pytest.fail(answer)
             results[number] = answer
-        return [results[number] for number in range(layout.world_size)]
+        return [results[number] for number in range(layout.gpus)]
 
     def close(self) -> None:
         for process in self._processes:

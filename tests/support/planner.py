@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from sweeper.config.hardware import Target
 from sweeper.config.schema import TopologySection
@@ -10,7 +11,7 @@ from sweeper.preflight.clusters import build_machine, choose_topology
 from workloads.api.contract import Machine
 from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.layouts.enumeration import Family
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model
 
 LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256)
@@ -22,11 +23,17 @@ def cluster(gpus: int, gpus_per_domain: int = 8) -> Cluster:
     return Cluster(H100, Topology("dgx_h100", gpus_per_domain, "switch", link_gb_s=450, network_gb_s=50), gpus)
 
 
-def job(layout: TrainingLayout, model: Model = LLAMA_8B) -> Job:
+def job(layout: Layout, model: Model = LLAMA_8B) -> Job:
     return Job(model, layout, sequence_length=8192)
 
 
-def flatten(families: Iterable[Family]) -> list[TrainingLayout]:
+def trained_job(layout: Layout, model: Model = LLAMA_8B, *, block: str = "pytorch", **training: Any) -> Job:
+    """Return the job of this project's trainer on sequences of 8192 tokens, without compiled blocks."""
+    fields: dict[str, Any] = {"sequence_length": 8192, "compiled": False, **training}
+    return Job(model, layout, trainer="own", manual_backward=block == "manual", **fields)
+
+
+def flatten(families: Iterable[Family]) -> list[Layout]:
     """Return the layouts of families."""
     return [layout for family in families for way in family.checkpointings for layout in family.list_layouts(way)]
 

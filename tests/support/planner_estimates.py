@@ -7,7 +7,7 @@ from typing import Any
 
 from sweeper.preflight.clusters import find_topology
 from workloads.estimator.cluster import Cluster, Device
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.models.hugging_face import load_model
 
 H100 = Device(
@@ -29,5 +29,5 @@ def cluster(gpus: int = 8, **changes: Any) -> Cluster:
 def job(model: str = "llama3_8b", **changes: Any) -> Job:
     """Return a job on sequences of 8192 tokens; `changes` are of its layout, or of the job where it has the field."""
     of_job = {key: changes.pop(key) for key in list(changes) if key in Job.__dataclass_fields__}
-    layout = TrainingLayout(**{"dp_shard": 8, "global_batch": 64, **changes})
+    layout = Layout(**{"dp_shard": 8, "global_batch": 64, **changes})
     return Job(**{"model": load_model(model), "layout": layout, "sequence_length": 8192, **of_job})

@@ -18,7 +18,7 @@ from workloads.api.contract import (
     Workload,
     is_file_name,
 )
-from workloads.command.layouts import LAYOUT_FIELDS, estimate_layout
+from workloads.command.layouts import SETTABLE_FIELDS, estimate_layout
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import TRAINED_MODELS
@@ -50,8 +50,8 @@ class CommandSettings:
         silence_s: a program that prints nothing for so long is terminated.
         claims: what becomes of a trial whose program claims a speed that its own steps contradict: "mark", complete
             but not ranked, or "fail".
-        layout: values of `workloads.layouts.job.TrainingLayout` by the names of its fields, and `compiled` and `state`
-            of `workloads.layouts.job.Job`: only valid layouts are tried.
+        layout: values of `workloads.layouts.layout.Layout` by the names of its fields, and `compiled` and `state`
+            of `workloads.layouts.layout.Job`: only valid layouts are tried.
         trainer: whose rules, memory and efficiency the estimates of layouts have: a key of the planner's trainers. If
             empty, speed is estimated as of this project's trainer, and memory is not.
     """
@@ -110,8 +110,8 @@ class CommandSettings:
                 )
 
     def _check_layout(self) -> None:
-        if unknown := set(self.layout) - set(LAYOUT_FIELDS):
-            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(LAYOUT_FIELDS)}")
+        if unknown := set(self.layout) - set(SETTABLE_FIELDS):
+            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(SETTABLE_FIELDS)}")
         if missing := [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]:
             raise ValueError(f"layout: needs {missing[0]} as well")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from workloads.api.contract import Estimate, Machine
@@ -12,21 +12,19 @@ from workloads.estimator.bands import bands
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.precisions import PRECISIONS
-from workloads.estimator.setting import Setting
 from workloads.estimator.step import estimate_step
 from workloads.estimator.words import describe
 from workloads.formats.logs import DTYPES
-from workloads.layouts.job import Job, State, TrainingLayout
-from workloads.layouts.offers import OFFERS, find_unsupported
-from workloads.layouts.rules import DEGREES, find_violation
+from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State
+from workloads.layouts.rules import COMMON_RULES, find_violation
+from workloads.layouts.trainers import OWN, find_trainer
 from workloads.models.model import MODELS
 
 if TYPE_CHECKING:
     from workloads.command import CommandSettings
 
-OWN = "own"  # whose rules stand for those of a program that is not known
 JOB_FIELDS = ("compiled", "state")
-LAYOUT_FIELDS = (*(field.name for field in fields(TrainingLayout) if field.name != "layers_per_stage"), *JOB_FIELDS)
+SETTABLE_FIELDS = (*(name for name in LAYOUT_FIELDS if name != "layers_per_stage"), *JOB_FIELDS)
 COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
 # The planner's names of what programs call differently. Megatron-LM and NeMo train in fp8 with delayed scales unless
 # told otherwise.
@@ -43,14 +41,14 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     except (KeyError, ValueError, TypeError) as error:
         return Estimate(f"is not a layout: {error}", "the parameters are a layout", description=str(dict(values)))
     description, cluster = describe(job.layout), build_cluster(machine)
-    if violation := find_violation(job, cluster):
+    if violation := find_violation(job, cluster, COMMON_RULES):
         return Estimate(violation.reason, violation.rule, description=description)
     if job.model.layers % job.layout.pp:
         reason = f"pp {job.layout.pp} does not divide {job.model.layers} layers"
         return Estimate(reason, "pp divides the layers", description=description)
     memory = {}
     if settings.trainer:
-        memory_gib = peak_memory_gib(Setting(job, cluster))
+        memory_gib = peak_memory_gib(job, cluster)
         memory = {"memory_gib": memory_gib}
         least_gib = memory_gib * (1 - bands()["memory"].error_share)
         if machine.memory_gib is not None and least_gib > machine.memory_gib:
@@ -82,16 +80,18 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
     given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
     if given.get("checkpointing") == "selective":
         given |= _translate_selective(trainer, model.layers)
-    if reason := find_unsupported(trainer, given):
+    if reason := find_trainer(trainer).find_unsupported(given):
         raise ValueError(reason)
     of_job = {name: given.pop(name) for name in JOB_FIELDS if name in given}
-    layout = _fill_ranks(TrainingLayout(**given), machine.world_size, is_replicated="dp_shard" in given)
+    layout = _fill_ranks(Layout(**given), machine.world_size, is_replicated="dp_shard" in given)
     if trainer == "torchtitan" and "reshard_after_forward" not in given:
         layout = replace(layout, reshard_after_forward=layout.pp == 1)  # its fsdp_reshard_after_forward=default
     if layout.dp_shard * layout.cp == 1:
         layout = replace(layout, sharding="none", reshard_after_forward=True)
     elif "sharding" not in given:
-        layout = replace(layout, sharding=next(value for value in OFFERS[trainer]["sharding"] if value != "none"))
+        layout = replace(
+            layout, sharding=next(value for value in find_trainer(trainer).search["sharding"] if value != "none")
+        )
     precision = fill(settings.dtype, values)
     precision = PRECISION_NAMES.get(precision, precision)
     return Job(
@@ -111,7 +111,7 @@ def _translate_selective(trainer: str, layers: int) -> dict[str, Any]:
     return {"checkpointing": "core_attention"} if trainer in CORE_ATTENTION_TRAINERS else {}
 
 
-def _fill_ranks(layout: TrainingLayout, ranks: int, *, is_replicated: bool) -> TrainingLayout:
+def _fill_ranks(layout: Layout, ranks: int, *, is_replicated: bool) -> Layout:
     """Return the layout with the ranks that no degree names."""
     for name in COUNTS:
         if not isinstance(number := getattr(layout, name), int) or number < 1:

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from workloads.estimator.cluster import AttentionRates, Device
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.precisions import sustained_flops
-from workloads.estimator.setting import Setting
-from workloads.layouts.job import AttentionKernel
+from workloads.layouts.layout import AttentionKernel
 
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # A backward pass of fused attention has five products where a forward pass has two.
@@ -18,17 +18,17 @@ ATTENTION_BACKWARD_PRODUCTS = 2.5
 UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 
 
-def attention_s(setting: Setting, layer: int, *, backward: bool) -> float:
+def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return the seconds of a block's attention over a micro-batch, forward or backward."""
-    if setting.attention_kernel == "unfused":
-        return _unfused_attention_s(setting, backward=backward)
-    job, model = setting.job, setting.model
+    if placed.attention_kernel == "unfused":
+        return _unfused_attention_s(placed, backward=backward)
+    job, model = placed.job, placed.model
     length = job.document_tokens or job.sequence_length
-    pairs = setting.tokens * model.attended_tokens(layer, length)
-    flops = 4 * pairs * model.heads * model.head_size / setting.layout.tp
-    rates = attention_rates(setting.cluster.device, setting.attention_kernel)
+    pairs = placed.tokens * model.attended_tokens(layer, length)
+    flops = 4 * pairs * model.heads * model.head_size / placed.layout.tp
+    rates = attention_rates(placed.cluster.device, placed.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share
-    rate = sustained_flops(setting.cluster.device, setting.plain_dtype) * share * length / (length + rates.half_tokens)
+    rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * length / (length + rates.half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
 
@@ -38,12 +38,12 @@ def attention_s(setting: Setting, layer: int, *, backward: bool) -> float:
 SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
 
 
-def _unfused_attention_s(setting: Setting, *, backward: bool) -> float:
-    model = setting.model
-    scores = setting.tokens * setting.job.sequence_length * model.heads / setting.layout.tp
+def _unfused_attention_s(placed: PlacedJob, *, backward: bool) -> float:
+    model = placed.model
+    scores = placed.tokens * placed.job.sequence_length * model.heads / placed.layout.tp
     traffic = scores * (SCORE_BACKWARD_BYTES if backward else SCORE_FORWARD_BYTES)
     flops = 4 * scores * model.head_size * (2 if backward else 1)
-    return flops / sustained_flops(setting.cluster.device, "bf16") + setting.pass_s(traffic)
+    return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
 
 
 @cache

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from workloads.estimator.cluster import Cluster
-from workloads.layouts.job import Job
+from workloads.layouts.layout import Job
 
 BANDS = Path(__file__).parent / "tables" / "bands.csv"
 COVERED = 0.9  # of the runs are within the band

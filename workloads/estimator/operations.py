@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.estimator.attention import attention_s
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.products import Product, block_products, cast_s, product_s
-from workloads.estimator.setting import Setting
 
 EAGER_FACTOR = 3.5  # bytes of norms, rotary embeddings and activations in single PyTorch kernels, in fp32 where cast
 
@@ -30,30 +30,30 @@ class Seconds:
         return self.products + self.attention + self.other
 
 
-def pass_elements(setting: Setting, layer: int, *, backward: bool) -> float:
+def pass_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return how many values of 2 bytes norms, rotary embeddings, activations and residual sums read and write."""
-    model, tp = setting.model, setting.layout.tp
-    residual = (16 if backward else 10) * model.hidden_size / setting.residual_parts
-    activation = _activation_elements(setting, layer, backward=backward)
+    model, tp = placed.model, placed.layout.tp
+    residual = (16 if backward else 10) * model.hidden_size / placed.residual_parts
+    activation = _activation_elements(placed, layer, backward=backward)
     rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if model.positions == "rope" else 0.0
-    return setting.tokens * (residual + activation + rotary)
+    return placed.tokens * (residual + activation + rotary)
 
 
-def _activation_elements(setting: Setting, layer: int, *, backward: bool) -> float:
+def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return how many values of a token the MLP's activation reads and writes."""
-    model = setting.model
+    model = placed.model
     width = model.intermediate_size
     if model.has_experts(layer):
         width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
-    return width / setting.layout.tp * passes[0 if backward else 1]
+    return width / placed.layout.tp * passes[0 if backward else 1]
 
 
-def pass_s(setting: Setting, layer: int, *, backward: bool) -> float:
+def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return the seconds of what the memory's bandwidth limits in a block."""
-    fused = setting.trainer.fused or setting.job.compiled
-    elements = pass_elements(setting, layer, backward=backward) * (1 if fused else EAGER_FACTOR)
-    return setting.pass_s(setting.element_bytes * elements) + _permutation_s(setting, layer)
+    fused = placed.trainer.fused or placed.job.compiled
+    elements = pass_elements(placed, layer, backward=backward) * (1 if fused else EAGER_FACTOR)
+    return placed.pass_s(placed.element_bytes * elements) + _permutation_s(placed, layer)
 
 
 # A dropless mixture of experts tells the host how many tokens each expert has, so that in each block's forward pass the
@@ -61,25 +61,25 @@ def pass_s(setting: Setting, layer: int, *, backward: bool) -> float:
 ROUTING_S = 1.2e-3
 
 
-def _permutation_s(setting: Setting, layer: int) -> float:
+def _permutation_s(placed: PlacedJob, layer: int) -> float:
     """Return the seconds of routing, and of sorting tokens by expert and back."""
-    model = setting.model
+    model = placed.model
     if not model.has_experts(layer):
         return 0.0
-    tokens = setting.tokens / setting.layout.tp
-    return setting.pass_s(tokens * _sorted_copies(setting) * model.hidden_size * 2) + ROUTING_S
+    tokens = placed.tokens / placed.layout.tp
+    return placed.pass_s(tokens * _sorted_copies(placed) * model.hidden_size * 2) + ROUTING_S
 
 
-def _sorted_copies(setting: Setting) -> float:
+def _sorted_copies(placed: PlacedJob) -> float:
     """Return how often a token is read or written to sort it by expert and back.
 
     A token is read once and written once for each of its experts, and back. An all-to-all needs the copies sorted by
     rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there.
     """
-    count, ranks = setting.model.experts_per_token, setting.layout.ep
+    count, ranks = placed.model.experts_per_token, placed.layout.ep
     if ranks == 1:
         return 2 + 2 * count
-    if setting.job.dispatcher == "deepep":
+    if placed.job.dispatcher == "deepep":
         return 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
     return 2 + 6 * count
 
@@ -93,86 +93,86 @@ class BlockSeconds:
     recomputed: Seconds
 
 
-def block_seconds(setting: Setting, layer: int) -> BlockSeconds:
+def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     """Return the seconds of a block. A search asks for the same operations in many layouts, so they are kept."""
-    job, layout, device = setting.job, setting.layout, setting.cluster.device
+    job, layout, device = placed.job, placed.layout, placed.cluster.device
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
-    kernels = (job.trainer, job.precision, setting.attention_kernel, job.compiled, job.dispatcher)
+    kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher)
     choices = (layout.checkpointing, layout.sequence_parallel, job.expert_imbalance)
     rates = (device.name, device.architecture, device.memory_gb_s, *device.sustained_tflops.items())
     key = (job.model, sizes, kernels, choices, rates)
     if key not in _BLOCK_SECONDS:
-        once = forward(setting, layer)
-        _BLOCK_SECONDS[key] = BlockSeconds(once, backward(setting, layer, once), recomputed(setting, layer, once))
+        once = forward(placed, layer)
+        _BLOCK_SECONDS[key] = BlockSeconds(once, backward(placed, layer, once), recomputed(placed, layer, once))
     return _BLOCK_SECONDS[key]
 
 
 _BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
 
 
-def forward(setting: Setting, layer: int) -> Seconds:
+def forward(placed: PlacedJob, layer: int) -> Seconds:
     """Return the seconds of a block's forward pass over a micro-batch."""
-    dtype = setting.precision.dtype
-    products = block_products(setting, layer)
-    casts = sum(cast_s(setting, product, backward=False) for product in products)
+    dtype = placed.precision.dtype
+    products = block_products(placed, layer)
+    casts = sum(cast_s(placed, product, backward=False) for product in products)
     return Seconds(
-        sum(product_s(setting, product, dtype) for product in products),
-        attention_s(setting, layer, backward=False),
-        pass_s(setting, layer, backward=False) + casts,
+        sum(product_s(placed, product, dtype) for product in products),
+        attention_s(placed, layer, backward=False),
+        pass_s(placed, layer, backward=False) + casts,
     )
 
 
-def backward(setting: Setting, layer: int, once: Seconds) -> Seconds:
+def backward(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Return the seconds of a block's backward pass, without what it computes again; `once` are the forward pass's."""
-    casts = sum(cast_s(setting, product, backward=True) for product in block_products(setting, layer))
+    casts = sum(cast_s(placed, product, backward=True) for product in block_products(placed, layer))
     return Seconds(
         2 * once.products,
-        attention_s(setting, layer, backward=True),
-        pass_s(setting, layer, backward=True) + casts,
+        attention_s(placed, layer, backward=True),
+        pass_s(placed, layer, backward=True) + casts,
     )
 
 
 # torchtitan saves every second product of a block, so that of q, k, v, output, gate, up and down it repeats k, output
 # and up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
-def recomputed(setting: Setting, layer: int, once: Seconds) -> Seconds:
+def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Return the seconds of what a block's backward pass computes again; `once` are the forward pass's."""
-    match setting.layout.checkpointing:
+    match placed.layout.checkpointing:
         case "full":
             return once
         case "per_op":
-            products = {product.name: product for product in block_products(setting, layer)}
-            share = _repeated_share(setting, products)
-            casts = sum(cast_s(setting, product, backward=False) for product in products.values())
+            products = {product.name: product for product in block_products(placed, layer)}
+            share = _repeated_share(placed, products)
+            casts = sum(cast_s(placed, product, backward=False) for product in products.values())
             return Seconds(once.products * share, 0.0, once.other - casts * (1 - share))
         case "selective":
-            up = [product for product in block_products(setting, layer) if product.name == "up"]
+            up = [product for product in block_products(placed, layer) if product.name == "up"]
             return Seconds(
-                sum(product_s(setting, product, setting.precision.dtype) for product in up), 0.0, once.other / 2
+                sum(product_s(placed, product, placed.precision.dtype) for product in up), 0.0, once.other / 2
             )
         case "core_attention":
             return Seconds(0.0, once.attention, 0.0)
         case "norm_act":
-            return Seconds(0.0, 0.0, setting.pass_s(2 * _norm_and_activation_elements(setting, layer)))
+            return Seconds(0.0, 0.0, placed.pass_s(2 * _norm_and_activation_elements(placed, layer)))
     return Seconds()
 
 
-def _norm_and_activation_elements(setting: Setting, layer: int) -> float:
+def _norm_and_activation_elements(placed: PlacedJob, layer: int) -> float:
     """Return how many values of 2 bytes the norms and the activation of a forward pass read and write."""
-    norms = 4 * setting.model.hidden_size / setting.residual_parts
-    return setting.tokens * (norms + _activation_elements(setting, layer, backward=False))
+    norms = 4 * placed.model.hidden_size / placed.residual_parts
+    return placed.tokens * (norms + _activation_elements(placed, layer, backward=False))
 
 
-def _repeated_share(setting: Setting, products: dict[str, Product]) -> float:
-    model = setting.model
+def _repeated_share(placed: PlacedJob, products: dict[str, Product]) -> float:
+    model = placed.model
     total = sum(product.flops for product in products.values())
     key = products["qkv"].flops * model.kv_heads / (model.heads + 2 * model.kv_heads)
     up = products["up"].flops / max(1, model.mlp_matrices - 1)
     return (key + products["output"].flops + up) / total
 
 
-def head_s(setting: Setting) -> float:
+def head_s(placed: PlacedJob) -> float:
     """Return the seconds of the output layer and the loss of a micro-batch, forward and backward."""
-    model, tp = setting.model, setting.layout.tp
-    head = Product("head", setting.tokens, model.vocabulary / tp, model.hidden_size)
-    logits = setting.tokens * model.vocabulary / tp
-    return 3 * product_s(setting, head, setting.plain_dtype) + setting.pass_s(logits * setting.trainer.loss_bytes)
+    model, tp = placed.model, placed.layout.tp
+    head = Product("head", placed.tokens, model.vocabulary / tp, model.hidden_size)
+    logits = placed.tokens * model.vocabulary / tp
+    return 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * placed.trainer.loss_bytes)

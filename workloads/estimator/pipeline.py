@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from workloads.layouts.job import V_SCHEDULES, TrainingLayout
+from workloads.layouts.layout import V_SCHEDULES, Layout
 from workloads.models.model import Model
 
 
@@ -20,7 +20,7 @@ class RankLayers:
     count: int
 
 
-def rank_layers(model: Model, layout: TrainingLayout) -> tuple[tuple[RankLayers, ...], ...]:
+def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], ...]:
     """Return the layers of each pipeline rank: its chunks of consecutive layers, as divided by `layers_per_stage`.
 
     Where they are evenly divided, the first and the last chunk are the first to get fewer, since they also have the
@@ -30,7 +30,7 @@ def rank_layers(model: Model, layout: TrainingLayout) -> tuple[tuple[RankLayers,
     return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
 
 
-def peak_ranks(model: Model, layout: TrainingLayout) -> Sequence[int]:
+def peak_ranks(model: Model, layout: Layout) -> Sequence[int]:
     """Return ranks of which one needs the most memory.
 
     They are those with the embedding or the head, and of others with the same layers the first one: no rank holds the
@@ -72,12 +72,12 @@ def _consecutive(sizes: Sequence[int]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
 
-def head_rank(layout: TrainingLayout) -> int:
+def head_rank(layout: Layout) -> int:
     """Return the rank with the output layer: the first one of V schedules, else the last one."""
     return 0 if layout.schedule in V_SCHEDULES and layout.stages_per_rank > 1 else layout.pp - 1
 
 
-def bubble_s(rank_s: list[float], layout: TrainingLayout, repeated_share: float = 0.0) -> float:
+def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -> float:
     """Return the seconds that the slowest rank waits while the pipeline fills and drains.
 
     For each other rank one forward and one backward pass of a stage (arXiv 2104.04473, section 2.2). Where backward
@@ -96,7 +96,7 @@ def bubble_s(rank_s: list[float], layout: TrainingLayout, repeated_share: float 
     return others_s * (1 + repeated_share) / (3 + repeated_share)
 
 
-def in_flight(rank: int, layout: TrainingLayout) -> float:
+def in_flight(rank: int, layout: Layout) -> float:
     """Return how many micro-batches' activations a rank holds at once, as a share of all its layers' for one.
 
     1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk. PyTorch's interleaved

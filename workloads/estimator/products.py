@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.precisions import sustained_flops
-from workloads.estimator.setting import Setting
 
 # A product takes so long beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
 PRODUCT_OVERHEAD_S = 2.5e-6
@@ -29,31 +29,31 @@ class Product:
         return 2 * self.rows * self.n * self.k * self.count
 
 
-def block_products(setting: Setting, layer: int) -> list[Product]:
+def block_products(placed: PlacedJob, layer: int) -> list[Product]:
     """Return the products of a block's forward pass on one GPU."""
-    model, tp, tokens = setting.model, setting.layout.tp, setting.tokens
+    model, tp, tokens = placed.model, placed.layout.tp, placed.tokens
     heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
     products = [
         Product("qkv", tokens, (heads + 2 * kv_heads) / tp, model.hidden_size),
         Product("output", tokens, model.hidden_size, heads / tp),
     ]
     if not model.has_experts(layer):
-        return products + list(_mlp(setting, tokens, model.intermediate_size))
+        return products + list(_mlp(placed, tokens, model.intermediate_size))
     if model.shared_expert_intermediate_size:
-        products += list(_mlp(setting, tokens, model.shared_expert_intermediate_size))
-    return products + list(_experts(setting))
+        products += list(_mlp(placed, tokens, model.shared_expert_intermediate_size))
+    return products + list(_experts(placed))
 
 
-def _mlp(setting: Setting, tokens: float, width: int) -> Iterator[Product]:
-    model, tp = setting.model, setting.layout.tp
+def _mlp(placed: PlacedJob, tokens: float, width: int) -> Iterator[Product]:
+    model, tp = placed.model, placed.layout.tp
     yield Product("up", tokens, width / tp, model.hidden_size, model.mlp_matrices - 1)
     yield Product("down", tokens, model.hidden_size, width / tp)
 
 
-def _experts(setting: Setting) -> Iterator[Product]:
+def _experts(placed: PlacedJob) -> Iterator[Product]:
     """Yield the grouped products of a GPU's experts, which have equal shares of its tokens, times the imbalance."""
-    model, layout = setting.model, setting.layout
-    tokens = setting.tokens / layout.tp * model.experts_per_token * setting.job.expert_imbalance
+    model, layout = placed.model, placed.layout
+    tokens = placed.tokens / layout.tp * model.experts_per_token * placed.job.expert_imbalance
     local = model.experts / layout.ep
     width, parts = model.expert_intermediate_size, model.mlp_matrices - 1
     yield Product("up", tokens / local, width, model.hidden_size, parts * local, grouped=True)
@@ -64,15 +64,15 @@ GROUPED_SHARE = 0.85  # of a single product's rate that grouped kernels reach
 GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed in so many at a time
 
 
-def product_s(setting: Setting, product: Product, dtype: str) -> float:
+def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     """Return the seconds of a product, or of one of the two of its backward pass."""
-    device = setting.cluster.device
+    device = placed.cluster.device
     rate = sustained_flops(device, dtype)
     if dtype in ("fp8", "fp4"):
-        rate *= setting.precision.rate_share
-    element_bytes = 1 if dtype == "fp8" else setting.element_bytes
+        rate *= placed.precision.rate_share
+    element_bytes = 1 if dtype == "fp8" else placed.element_bytes
     read = product.rows * product.k + product.k * product.n
-    traffic = product.count * (read * element_bytes + setting.element_bytes * product.rows * product.n)
+    traffic = product.count * (read * element_bytes + placed.element_bytes * product.rows * product.n)
     flops = product.flops
     if product.grouped:
         rate *= GROUPED_SHARE
@@ -81,11 +81,11 @@ def product_s(setting: Setting, product: Product, dtype: str) -> float:
     return max(flops / rate, traffic / (device.memory_gb_s * 1e9)) + overhead
 
 
-def cast_s(setting: Setting, product: Product, *, backward: bool) -> float:
+def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     """Return the seconds of the casts before a product: its input, or its output's gradient, and its weights."""
-    precision = setting.precision
+    precision = placed.precision
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
     activations = rows * (product.n if backward and product.grouped else width) * precision.cast_bytes
     weights = product.n * product.k * product.count * precision.weight_bytes / 2
-    return setting.pass_s(activations + weights, precision.instructions_gb_s)
+    return placed.pass_s(activations + weights, precision.instructions_gb_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate, StepTime
-from workloads.layouts.job import Job
+from workloads.layouts.layout import Job
 
 SECONDS_PER_DAY = 86_400
 # 419 unexpected interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, "The Llama 3 Herd of Models", table 5).

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.layouts.job import Schedule
+from workloads.layouts.layout import Schedule
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}

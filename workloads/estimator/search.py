@@ -12,7 +12,7 @@ from typing import Any
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate
 from workloads.layouts.enumeration import Family, list_families
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 
 USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
 
@@ -39,7 +39,7 @@ class Estimator:
 class Candidate:
     """A layout with its estimate."""
 
-    layout: TrainingLayout
+    layout: Layout
     estimate: JobEstimate
 
 
@@ -86,8 +86,8 @@ class _Search:
     """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
 
     def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int) -> None:
-        self.best: list[tuple[float, int, TrainingLayout]] = []
-        self.smallest: TrainingLayout | None = None
+        self.best: list[tuple[float, int, Layout]] = []
+        self.smallest: Layout | None = None
         self.estimated = self.too_large = self.slower = 0
         self._job, self._cluster, self._estimator, self._keep = job, cluster, estimator, keep
         self._limit_gib = USABLE_MEMORY * cluster.device.memory_gib
@@ -118,7 +118,7 @@ class _Search:
         layout = replace(family.template, checkpointing=family.checkpointings[way])
         return self._estimator.bound_s(self._job_with(layout), self._cluster), next(self._order), family, way
 
-    def _consider(self, layout: TrainingLayout) -> None:
+    def _consider(self, layout: Layout) -> None:
         """Keep a layout that fits, if it is among the best so far."""
         failed = self._without_room.setdefault(_list_other_choices(layout), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
@@ -140,7 +140,7 @@ class _Search:
         """The step time that a layout has to beat."""
         return -self.best[0][0] if len(self.best) == self._keep else math.inf
 
-    def candidate(self, layout: TrainingLayout) -> Candidate:
+    def candidate(self, layout: Layout) -> Candidate:
         """Return the layout with its estimate."""
         return Candidate(layout, self._estimator.estimate(self._job_with(layout), self._cluster))
 
@@ -150,11 +150,11 @@ class _Search:
             self.smallest, self._smallest_gib = job.layout, memory_gib
         return memory_gib
 
-    def _job_with(self, layout: TrainingLayout) -> Job:
+    def _job_with(self, layout: Layout) -> Job:
         return replace(self._job, layout=layout)
 
 
-def _list_other_choices(layout: TrainingLayout) -> tuple[object, ...]:
+def _list_other_choices(layout: Layout) -> tuple[object, ...]:
     """Return what of a layout is neither its micro-batch nor how its data parallel ranks divide."""
     degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
     return *degrees, layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward

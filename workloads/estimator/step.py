@@ -23,10 +23,10 @@ from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
 from workloads.estimator.optimizer import host_copies_s, optimizer_s
 from workloads.estimator.pipeline import bubble_s, head_rank, rank_layers
-from workloads.estimator.setting import Setting
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.timeline import PassTimes
 from workloads.estimator.weights import Weights, block_gpu_weights, divided_weights, rank_weights
-from workloads.layouts.job import Job
+from workloads.layouts.layout import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency
 from workloads.models.flops import model_flops_per_token
 
@@ -65,22 +65,22 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
         ValueError: the device has no matrix units for the job's precision.
         KeyError: the trainer or the precision is not in its table.
     """
-    setting = Setting(job, cluster)
+    placed = PlacedJob(job, cluster)
     tokens = job.layout.global_batch * job.sequence_length
     return JobEstimate(
-        step=_estimate_step(setting, efficiency),
-        stages=stage_memories(setting),
+        step=_estimate_step(placed, efficiency),
+        stages=stage_memories(placed),
         tokens=tokens,
         model_flops=tokens * model_flops_per_token(job.model, job.sequence_length),
-        peak_tflops=cluster.device.peak_tflops.get(setting.precision.dtype),
+        peak_tflops=cluster.device.peak_tflops.get(placed.precision.dtype),
         gpus=job.layout.gpus,
-        not_modelled=tuple(_not_modelled(setting)),
+        not_modelled=tuple(_not_modelled(placed)),
     )
 
 
 def estimate_step(job: Job, cluster: Cluster) -> StepTime:
     """Return the step time of `estimate_job`, without the memory."""
-    return _estimate_step(Setting(job, cluster))
+    return _estimate_step(PlacedJob(job, cluster))
 
 
 def step_bound_s(job: Job, cluster: Cluster) -> float:
@@ -89,7 +89,7 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
     It is the step without what data parallelism, the optimizer and copies take. Each part of a step only adds to it:
     while a GPU waits, the power cap leaves higher clocks for the rest, which gain less than the waiting costs.
     """
-    return _estimate_step(Setting(job, cluster), with_data_parallel=False).total_s
+    return _estimate_step(PlacedJob(job, cluster), with_data_parallel=False).total_s
 
 
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
@@ -98,37 +98,37 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     Half of the exposed communication and of the copies goes to each direction. The slowest rank's seconds are those of
     `estimate_job`. The weights' gradients take as long as those of the inputs, without what is computed again.
     """
-    setting = Setting(job, cluster)
+    placed = PlacedJob(job, cluster)
     efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
-    kinds = setting.model.layer_kinds.values()
-    blocks = {layer: _block_time(setting, layer, efficiency, with_data_parallel=True) for layer in kinds}
+    kinds = placed.model.layer_kinds.values()
+    blocks = {layer: _block_time(placed, layer, efficiency, with_data_parallel=True) for layer in kinds}
     passes = []
-    for rank, layers in enumerate(rank_layers(setting.model, layout)):
+    for rank, layers in enumerate(rank_layers(placed.model, layout)):
         forward = sum(blocks[some.layer].forward.total * some.count for some in layers)
         backward = sum(blocks[some.layer].backward.total * some.count for some in layers)
         rest = sum(blocks[some.layer].total * some.count for some in layers) - forward - backward
-        head = operations.head_s(setting) / efficiency if rank == head_rank(layout) else 0.0
+        head = operations.head_s(placed) / efficiency if rank == head_rank(layout) else 0.0
         passes.append((forward + head / 3 + rest / 2, backward + 2 * head / 3 + rest / 2))
-    step = _estimate_step(setting, efficiency)
+    step = _estimate_step(placed, efficiency)
     busy_s = step.total_s - step.bubble - step.optimizer - step.pipeline - step.data_parallel
     busy_s += sum(blocks[some.layer].data * some.count for some in layers) * layout.microbatches
     scale = busy_s / layout.microbatches / max(sum(pair) for pair in passes)
-    repeated = setting.repeated_share
+    repeated = placed.repeated_share
     return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
 
 
-def _estimate_step(setting: Setting, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
-    efficiency = efficiency or find_efficiency(setting.job.trainer, setting.cluster.device.name)
-    return _at_average_power(setting, _step_time(setting, efficiency, with_data_parallel))
+def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
+    efficiency = efficiency or find_efficiency(placed.job.trainer, placed.cluster.device.name)
+    return _at_average_power(placed, _step_time(placed, efficiency, with_data_parallel))
 
 
-def _step_time(setting: Setting, efficiency: float, with_data_parallel: bool) -> StepTime:
-    layout = setting.layout
-    ranks = rank_layers(setting.model, layout)
-    kinds = setting.model.layer_kinds.values()
-    blocks = {layer: _block_time(setting, layer, efficiency, with_data_parallel) for layer in kinds}
+def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -> StepTime:
+    layout = placed.layout
+    ranks = rank_layers(placed.model, layout)
+    kinds = placed.model.layer_kinds.values()
+    blocks = {layer: _block_time(placed, layer, efficiency, with_data_parallel) for layer in kinds}
     block_s = {layer: block.total for layer, block in blocks.items()}
-    head = operations.head_s(setting) / efficiency
+    head = operations.head_s(placed) / efficiency
     rank_s = [sum(block_s[layers.layer] * layers.count for layers in rank) for rank in ranks]
     rank_s[head_rank(layout)] += head
     slowest = max(range(layout.pp), key=rank_s.__getitem__)
@@ -139,22 +139,22 @@ def _step_time(setting: Setting, efficiency: float, with_data_parallel: bool) ->
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
         head_and_loss=head * micro if slowest == head_rank(layout) else 0.0,
         other_compute=sum((block.forward.other + block.backward.other) * count for block, count in counts),
-        bubble=bubble_s(rank_s, layout, setting.repeated_share),
+        bubble=bubble_s(rank_s, layout, placed.repeated_share),
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),
-        pipeline=_pipeline_s(setting),
+        pipeline=_pipeline_s(placed),
     )
     if not with_data_parallel:
         return step
-    weights = rank_weights(setting, slowest, ranks[slowest])
-    owned_weights = _owned_weights(setting, weights)
+    weights = rank_weights(placed, slowest, ranks[slowest])
+    owned_weights = _owned_weights(placed, weights)
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
-        + _step_data_parallel_s(setting, weights, rank_s[slowest]),
-        optimizer=optimizer_s(setting, owned_weights),
-        copies=sum(block.copies * count for block, count in counts) + host_copies_s(setting, owned_weights),
+        + _step_data_parallel_s(placed, weights, rank_s[slowest]),
+        optimizer=optimizer_s(placed, owned_weights),
+        copies=sum(block.copies * count for block, count in counts) + host_copies_s(placed, owned_weights),
     )
 
 
@@ -165,11 +165,11 @@ IDLE_POWER_SHARE = 0.6
 POWER_EXPONENT = 0.55
 
 
-def _at_average_power(setting: Setting, step: StepTime) -> StepTime:
+def _at_average_power(placed: PlacedJob, step: StepTime) -> StepTime:
     """Return the step with the clocks that the power cap allows, which limits the mean over work and waiting."""
     waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s
     waiting += (step.expert_parallel + step.pipeline) / step.total_s
-    uplift = min(setting.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
+    uplift = min(placed.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
     return replace(
         step,
         products=step.products / uplift,
@@ -178,88 +178,88 @@ def _at_average_power(setting: Setting, step: StepTime) -> StepTime:
     )
 
 
-def _block_time(setting: Setting, layer: int, efficiency: float, with_data_parallel: bool) -> BlockTime:
-    share = setting.checkpointed_share
-    block = operations.block_seconds(setting, layer)
+def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_parallel: bool) -> BlockTime:
+    share = placed.checkpointed_share
+    block = operations.block_seconds(placed, layer)
     forward = block.forward * (1 / efficiency)
     backward = (block.backward + block.recomputed * share) * (1 / efficiency)
-    is_repeated = setting.repeated_share
-    weights = block_gpu_weights(setting, layer)
+    is_repeated = placed.repeated_share
+    weights = block_gpu_weights(placed, layer)
     return BlockTime(
         forward,
         backward,
-        tensor=tensor_s(setting, layer) * (2 + is_repeated),
-        context=context_s(setting, forward.attention, backward=False) * (1 + is_repeated)
-        + context_s(setting, backward.attention, backward=True),
-        expert=expert_s(setting, layer) * (2 + is_repeated),
-        data=_gathering_s(setting, weights, forward.total, backward.total) if with_data_parallel else 0.0,
-        copies=_copies_s(setting, weights) if with_data_parallel else 0.0,
+        tensor=tensor_s(placed, layer) * (2 + is_repeated),
+        context=context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
+        + context_s(placed, backward.attention, backward=True),
+        expert=expert_s(placed, layer) * (2 + is_repeated),
+        data=_gathering_s(placed, weights, forward.total, backward.total) if with_data_parallel else 0.0,
+        copies=_copies_s(placed, weights) if with_data_parallel else 0.0,
     )
 
 
-def _gathering_s(setting: Setting, weights: Weights, forward_s: float, backward_s: float) -> float:
+def _gathering_s(placed: PlacedJob, weights: Weights, forward_s: float, backward_s: float) -> float:
     """Return the exposed seconds of gathering a block's weights and reducing its gradients in each micro-batch."""
-    if not setting.is_sharded or not setting.layout.reshard_after_forward:
+    if not placed.is_sharded or not placed.layout.reshard_after_forward:
         return 0.0
-    gather = gather_s(setting, weights)
-    reduce = scatter_s(setting, weights) if setting.trainer.averages_copies_once else reduce_s(setting, weights)
+    gather = gather_s(placed, weights)
+    reduce = scatter_s(placed, weights) if placed.trainer.averages_copies_once else reduce_s(placed, weights)
     return exposed(gather, forward_s) + exposed(gather + reduce, backward_s)
 
 
-def _copies_s(setting: Setting, weights: Weights) -> float:
-    copied = GATHER_COPY_BYTES.get(setting.layout.sharding, 0) if setting.layout.reshard_after_forward else 0
-    gathered = weights.shared if setting.shard_group.ranks * setting.layout.dp_replicate > 1 else 0.0
-    gathered += weights.experts if setting.expert_shard_group.ranks > 1 else 0.0
-    added = GRADIENT_SUM_BYTES[setting.trainer.main_gradients] if setting.layout.microbatches > 1 else 0
-    return setting.copy_s(gathered * copied + weights.total * added)
+def _copies_s(placed: PlacedJob, weights: Weights) -> float:
+    copied = GATHER_COPY_BYTES.get(placed.layout.sharding, 0) if placed.layout.reshard_after_forward else 0
+    gathered = weights.shared if placed.shard_group.ranks * placed.layout.dp_replicate > 1 else 0.0
+    gathered += weights.experts if placed.expert_shard_group.ranks > 1 else 0.0
+    added = GRADIENT_SUM_BYTES[placed.trainer.main_gradients] if placed.layout.microbatches > 1 else 0
+    return placed.copy_s(gathered * copied + weights.total * added)
 
 
-def _owned_weights(setting: Setting, weights: Weights) -> float:
+def _owned_weights(placed: PlacedJob, weights: Weights) -> float:
     """Return the weights that a GPU updates."""
-    if setting.layout.sharding == "none":
+    if placed.layout.sharding == "none":
         return weights.total
-    return divided_weights(setting, weights)
+    return divided_weights(placed, weights)
 
 
-def _step_data_parallel_s(setting: Setting, weights: Weights, micro_batch_s: float) -> float:
+def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
     """Return the exposed seconds of what data parallelism does once a step."""
-    layout = setting.layout
-    reduce, gather = reduce_s(setting, weights), gather_s(setting, weights)
-    if setting.is_sharded:
+    layout = placed.layout
+    reduce, gather = reduce_s(placed, weights), gather_s(placed, weights)
+    if placed.is_sharded:
         if layout.reshard_after_forward:
             # The first block's weights are gathered and its gradients reduced with nothing beside them.
-            first_s = (reduce + gather) / max(1, setting.model.layers / layout.pp)
-            if not setting.trainer.averages_copies_once:
+            first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)
+            if not placed.trainer.averages_copies_once:
                 return first_s
-            return first_s + exposed(average_s(setting, weights), micro_batch_s * 2 / 3)
+            return first_s + exposed(average_s(placed, weights), micro_batch_s * 2 / 3)
         return exposed(gather, micro_batch_s / 3) + exposed(reduce, micro_batch_s * 2 / 3)
     if layout.sharding == "none":
-        reduce, gather = all_reduced_s(setting, weights), 0.0
-    if not setting.trainer.overlaps_data_parallel:
+        reduce, gather = all_reduced_s(placed, weights), 0.0
+    if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
     return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
 
 
-def _pipeline_s(setting: Setting) -> float:
+def _pipeline_s(placed: PlacedJob) -> float:
     """Return the exposed seconds of sending between stages: nothing hides them but interleaving."""
-    layout = setting.layout
+    layout = placed.layout
     if layout.pp == 1:
         return 0.0
-    sends = 2 * pipeline_send_s(setting) * layout.stages_per_rank * layout.microbatches
+    sends = 2 * pipeline_send_s(placed) * layout.stages_per_rank * layout.microbatches
     return exposed(sends, float("inf")) if layout.schedule != "1f1b" else sends
 
 
-def _not_modelled(setting: Setting) -> list[str]:
+def _not_modelled(placed: PlacedJob) -> list[str]:
     missing = []
-    if setting.layout.tp > setting.cluster.topology.gpus_per_domain:
+    if placed.layout.tp > placed.cluster.topology.gpus_per_domain:
         missing.append("tensor parallelism over the network: latency of small messages under load")
-    device = setting.cluster.device
+    device = placed.cluster.device
     if device.architecture not in ("sm80", "sm90"):
         missing.append(f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in")
-    if (setting.trainer.name, device.name) not in efficiencies():
-        missing.append(f"the efficiency of {setting.trainer.name} on {device.name}: that of the nearest pair is taken")
-    if setting.model.experts:
+    if (placed.trainer.name, device.name) not in efficiencies():
+        missing.append(f"the efficiency of {placed.trainer.name} on {device.name}: that of the nearest pair is taken")
+    if placed.model.experts:
         missing.append("waiting for the host in mixtures of experts, but for an assumed constant")
-    if setting.layout.offload_optimizer:
+    if placed.layout.offload_optimizer:
         missing.append("the host's memory bandwidth: an assumed constant")
     return missing

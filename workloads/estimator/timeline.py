@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workloads.estimator.schedules import Action, Kind, list_actions
-from workloads.layouts.job import V_SCHEDULES, TrainingLayout
+from workloads.layouts.layout import V_SCHEDULES, Layout
 
 End = tuple[int, int, str]  # stage, micro-batch, and the direction that has ended
 
@@ -39,7 +39,7 @@ class PassTimes:
         }
 
 
-def build_timeline(layout: TrainingLayout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
+def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
     """Return the passes of a step with so many micro-batches, in the order in which they end.
 
     Sends take no time, and a rank does one thing at a time: a forward and a backward pass that DualPipeV has together
@@ -68,7 +68,7 @@ def build_timeline(layout: TrainingLayout, ranks: Sequence[PassTimes], microbatc
     return sorted(done, key=lambda operation: operation.stop_s)
 
 
-def find_stage(layout: TrainingLayout, rank: int, chunk: int) -> int:
+def find_stage(layout: Layout, rank: int, chunk: int) -> int:
     """Return which stage of the pipeline a rank's stage is."""
     if layout.schedule in V_SCHEDULES and chunk:
         return layout.pp * layout.stages_per_rank - 1 - rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.estimator.pipeline import RankLayers, head_rank
-from workloads.estimator.setting import Setting
+from workloads.estimator.placed_job import PlacedJob
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,26 @@ class Weights:
         return Weights(self.shared * count, self.experts * count)
 
 
-def block_gpu_weights(setting: Setting, layer: int) -> Weights:
+def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
     """Return a block's weights on one GPU."""
-    model, layout = setting.model, setting.layout
+    model, layout = placed.model, placed.layout
     experts = model.expert_weights(layer) / layout.ep
     return Weights(model.shared_weights(layer) / layout.tp, experts)
 
 
-def rank_weights(setting: Setting, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
+def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
     """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
-    model, ends = setting.model, 0
+    model, ends = placed.model, 0
     if rank == 0:
         ends += model.embedding_weights
-    if rank == head_rank(setting.layout) and not (model.tied and rank == 0):
+    if rank == head_rank(placed.layout) and not (model.tied and rank == 0):
         ends += model.head_weights
-    total = Weights(ends / setting.layout.tp)
+    total = Weights(ends / placed.layout.tp)
     for some in layers:
-        total += block_gpu_weights(setting, some.layer) * some.count
+        total += block_gpu_weights(placed, some.layer) * some.count
     return total
 
 
-def divided_weights(setting: Setting, weights: Weights) -> float:
+def divided_weights(placed: PlacedJob, weights: Weights) -> float:
     """Return the part of a GPU's weights, or of their states, that it keeps where data parallel ranks divide them."""
-    return weights.shared / setting.shard_group.ranks + weights.experts / setting.expert_shard_group.ranks
+    return weights.shared / placed.shard_group.ranks + weights.experts / placed.expert_shard_group.ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workloads.layouts.job import TrainingLayout
+from workloads.layouts.layout import Layout
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
 USUAL = {
@@ -16,7 +16,7 @@ USUAL = {
 }
 
 
-def layout_words(layout: TrainingLayout) -> dict[str, str]:
+def layout_words(layout: Layout) -> dict[str, str]:
     """Return the fields of a layout that a plan searches, as the command takes them."""
     return {
         **{name: str(getattr(layout, name)) for name in DEGREES},
@@ -29,7 +29,7 @@ def layout_words(layout: TrainingLayout) -> dict[str, str]:
     }
 
 
-def describe(layout: TrainingLayout) -> str:
+def describe(layout: Layout) -> str:
     """Return the layout in a line, without the fields that have their usual value."""
     words = layout_words(layout)
     unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from workloads.api.errors import UserInputError, suggest
 from workloads.formats import megatron_files, own, printed, torchtitan
 from workloads.formats.names import FileReading, RenderedFile, canonical_job
-from workloads.layouts.job import Job
+from workloads.layouts.layout import Job
 
 COMPILING = ("own", "torchtitan")  # trainers with a switch for torch.compile
 

@@ -18,8 +18,8 @@ from workloads.formats.names import (
     read_names,
     write_names,
 )
-from workloads.layouts.job import Job, TrainingLayout
-from workloads.layouts.offers import RUNS
+from workloads.layouts.layout import Job, Layout
+from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
 
 # Ours to (format, recipe). Megatron's `tensorwise` takes scales of the current tensor, `delayed` of earlier ones.
@@ -281,7 +281,7 @@ RULES: Rules = (
 def support(trainer: str) -> Support:
     """Return what a program that is built on Megatron-LM can express."""
     values: dict[str, Sequence[object]] = {
-        **RUNS[trainer],
+        **TRAINERS[trainer].runs,
         "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES),
         "state": ("fp32",),
         "document_tokens": (0,),  # documents are those of the data
@@ -323,7 +323,7 @@ def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Mod
     read["reshard_after_forward"] |= sharding != "fsdp2"
     read |= {"dp_replicate": replicas, "dp_shard": dp // replicas, "sharding": sharding}
     read |= {"stages_per_rank": stages, "schedule": schedule}
-    layout = TrainingLayout(**read, **_read_checkpointing(settings, degrees["pp"] * stages, layers))
+    layout = Layout(**read, **_read_checkpointing(settings, degrees["pp"] * stages, layers))
     ramp = settings.get("rampup_batch_size")
     return FileReading(
         trainer=trainer,

@@ -14,7 +14,7 @@ from workloads.api.errors import UserInputError
 from workloads.formats.megatron import FP8_RECIPES, build_settings, read_settings, support
 from workloads.formats.names import FileReading, RenderedFile, Settings, nodes_of, show, torchrun
 from workloads.formats.torchtitan import FLAVORS
-from workloads.layouts.job import Job
+from workloads.layouts.layout import Job
 
 # What a run needs that no layout has: synthetic tokens, twenty steps, a line for each.
 RUN: dict[str, Any] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model
 
 Settings = Mapping[str, Any]
@@ -159,7 +159,7 @@ class FileReading:
     """
 
     trainer: str
-    layout: TrainingLayout
+    layout: Layout
     sequence_length: int
     model: Model | None = None
     precision: str = "bf16"
@@ -192,7 +192,7 @@ def canonical_job(job: Job) -> Job:
     return replace(job, model=model, layout=canonical_layout(job.layout, model.layers))
 
 
-def canonical_layout(layout: TrainingLayout, layers: int | None = None) -> TrainingLayout:
+def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
     """Return the layout with fields that have no effect at their defaults."""
     changes: dict[str, object] = {}
     if layout.sharding == "none":

@@ -24,7 +24,7 @@ from workloads.formats.names import (
     write_names,
 )
 from workloads.formats.torchtitan import find_interval
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import LAYOUT_FIELDS, Job, Layout
 from workloads.models.model import TRAINED_MODELS, Model, find_trained_name
 
 SCRIPT = "sweep.sh"
@@ -53,7 +53,7 @@ TITAN_FIXED = ("dp_replicate", "ep", "schedule", "stages_per_rank", "checkpointe
 TITAN = Support(
     "workload=torchtitan",
     {
-        **{name: (getattr(TrainingLayout(), name),) for name in TITAN_FIXED},
+        **{name: (getattr(Layout(), name),) for name in TITAN_FIXED},
         "state": ("fp32", "bf16"),
         "checkpointing": ("none", "full"),
         "sharding": ("none", "fsdp2"),
@@ -114,7 +114,7 @@ def own_support() -> Support:
 def _defaults() -> dict[str, object]:
     """Return the defaults of the fields of a layout, and of a job that says how it is trained."""
     of_job = {field.name: field.default for field in fields(Job) if field.name in JOB_FIELDS}
-    of_layout = {field.name: field.default for field in fields(TrainingLayout)}
+    of_layout = {field.name: field.default for field in fields(Layout) if field.name in LAYOUT_FIELDS}
     return {name: default for name, default in (of_job | of_layout).items() if default is not MISSING}
 
 
@@ -179,7 +179,7 @@ def read(text: str, gpus: int | None = None) -> FileReading:
     if (interval := int(values.get("checkpointing_freq", 1))) > 1:
         read["checkpointed_layers"] = model.layers // interval
     trainer = "own" if workload == "parallel" else "torchtitan"
-    layout = canonical_layout(TrainingLayout(**read), model.layers)
+    layout = canonical_layout(Layout(**read), model.layers)
     return FileReading(trainer, layout, model=model, **(FIXED | of_job))
 
 

@@ -20,7 +20,7 @@ from workloads.formats import megatron, torchtitan
 from workloads.formats.logs import ARGUMENT, DTYPES, TITAN_MESH, WORLD_SIZE, strip_colours
 from workloads.formats.megatron_files import parse_value
 from workloads.formats.names import FileReading
-from workloads.layouts.job import TrainingLayout
+from workloads.layouts.layout import Layout
 
 Printed = int | str
 
@@ -263,7 +263,7 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
     fields = [field for field, names in PRINTED_BY.items() if names & settings.keys()]
     layout = read_configuration(text, gpus).layout if fields else None
     values = {field: getattr(layout, field) for field in fields}
-    default = TrainingLayout()
+    default = Layout()
     return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
 
 

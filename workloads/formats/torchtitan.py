@@ -23,8 +23,8 @@ from workloads.formats.names import (
     torchrun,
     write_names,
 )
-from workloads.layouts.job import V_SCHEDULES, Job, TrainingLayout
-from workloads.layouts.offers import RUNS
+from workloads.layouts.layout import V_SCHEDULES, Job, Layout
+from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 
 FILE = "torchtitan.toml"
@@ -195,7 +195,7 @@ NAMES = (
 )
 
 
-def _is_sharded(layout: TrainingLayout) -> bool:
+def _is_sharded(layout: Layout) -> bool:
     return layout.dp_shard * layout.cp > 1
 
 
@@ -255,7 +255,7 @@ RULES: Rules = (
 SUPPORT = Support(
     "torchtitan",
     {
-        **RUNS["torchtitan"],
+        **TRAINERS["torchtitan"].runs,
         "precision": ("bf16", "fp32", "fp8_tensorwise", *RECIPES, "mxfp8"),
         "state": ("fp32", "amp", "bf16"),
         "offload_optimizer": (False,),
@@ -343,7 +343,7 @@ def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReadi
         read["micro_batch"] = int(settings.get("parallelism.pipeline_parallel_microbatch_size", 1))
         read |= read_names(settings, NAMES, ("schedule",))
         read["stages_per_rank"] = _read_stages(settings, read["schedule"], degrees["pp"], model)
-    layout = TrainingLayout(**read, **_read_checkpointing(settings, model))
+    layout = Layout(**read, **_read_checkpointing(settings, model))
     layout = replace(layout, sharding="fsdp2" if _is_sharded(layout) else "none")
     precision, dtype = _read_precision(settings), settings.get("training.dtype")
     notes = {

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from workloads.estimator.cluster import Cluster
-from workloads.layouts.job import Checkpointing, Job, Sharding, TrainingLayout
-from workloads.layouts.own_rules import find_own_violation
-from workloads.layouts.rules import find_violation
+from workloads.layouts.layout import Checkpointing, Job, Layout, Sharding
+from workloads.layouts.rules import Site, find_violation, rules_of
+from workloads.layouts.trainers import OWN
 
 MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
 MAX_STAGES_PER_RANK = 16
@@ -27,7 +27,7 @@ class Family:
         reshardings: the values of `reshard_after_forward`.
     """
 
-    template: TrainingLayout
+    template: Layout
     shards: tuple[int, ...]
     checkpointings: tuple[Checkpointing, ...]
     reshardings: tuple[bool, ...]
@@ -35,7 +35,7 @@ class Family:
     def __len__(self) -> int:
         return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
 
-    def list_layouts(self, checkpointing: Checkpointing) -> Iterator[TrainingLayout]:
+    def list_layouts(self, checkpointing: Checkpointing) -> Iterator[Layout]:
         """Yield the layouts with one value of `checkpointing`, of each resharding those with more shards first."""
         for reshard in self.reshardings:
             for shards in self.shards:
@@ -74,6 +74,7 @@ class _Space:
     def list_families(self) -> Iterator[Family]:
         base = replace(self.job.layout, **self.fixed)
         checkpointings = self._values("checkpointing")
+        site, rules = Site.of(self.cluster), [rule for rule in rules_of(self.job.trainer) if not rule.is_tradable]
         for degrees in self._list_degrees():
             for shards, is_sharded in self._list_shards(degrees):
                 reshardings = self._list_reshardings(is_sharded)
@@ -89,20 +90,23 @@ class _Space:
                         reshard_after_forward=reshardings[0],
                         **choices,
                     )
-                    if find_violation(replace(self.job, layout=template), self.cluster) is None:
-                        yield from self._list_legal(Family(template, shards, checkpointings, reshardings))
+                    if find_violation(replace(self.job, layout=template), site, rules) is None:
+                        yield from self._list_legal(Family(template, shards, checkpointings, reshardings), site)
 
-    def _list_legal(self, family: Family) -> Iterator[Family]:
-        """Yield the family with the ways of checkpointing and resharding that the trainer runs, if there are any."""
+    def _list_legal(self, family: Family, site: Site) -> Iterator[Family]:
+        """Yield the family with the variants of checkpointing and resharding that the trainer runs, if any."""
+        rules = [rule for rule in rules_of(self.job.trainer) if rule.is_tradable]
         pairs = [
             (checkpointing, reshard)
             for checkpointing in family.checkpointings
             for reshard in family.reshardings
-            if not find_own_violation(
+            if not find_violation(
                 replace(
                     self.job,
                     layout=replace(family.template, checkpointing=checkpointing, reshard_after_forward=reshard),
-                )
+                ),
+                site,
+                rules,
             )
         ]
         if len(pairs) == len(family.checkpointings) * len(family.reshardings):
@@ -155,8 +159,8 @@ class _Space:
 
     def _unsharded(self, dp: int) -> Sharding:
         """Return the sharding where nothing is divided: this project's trainer has FSDP there too, which casts fp32
-        weights and averages gradients over replicas (`workloads.parallel.layout.uses_fsdp`)."""
-        has_fsdp = self.job.trainer == "own" and (self.job.state == "fp32" or dp > 1)
+        weights and averages gradients over replicas (`Layout.uses_fsdp`)."""
+        has_fsdp = self.job.trainer == OWN and (self.job.state == "fp32" or dp > 1)
         return "fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none"
 
     def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:

@@ -1,26 +1,42 @@
-"""What differs between trainers: kernels, overlap, data types, buffers, and the share of the kernels' rates reached."""
+"""The table of trainers: the values of a layout that each runs and that a search tries, and how it computes."""
 
 from __future__ import annotations
 
 import csv
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from workloads.layouts.job import AttentionKernel
+from workloads.layouts.layout import AttentionKernel, Schedule
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.csv")
 
 
+OWN = "own"
+Values = Mapping[str, tuple[Any, ...]]  # by the name of a layout's field
+ALL_SCHEDULES = get_args(Schedule)  # those of torch.distributed.pipelining
+FSDP_RUNS: Values = {"schedule": ("1f1b",), "sharding": ("none", "fsdp2"), "checkpointing": ("none", "full")}
+FSDP_SEARCH: Values = {
+    "schedule": ("1f1b",),
+    "sharding": ("fsdp2",),
+    "checkpointing": ("none", "full"),
+    "reshard_after_forward": (False, True),
+}
+
+
 @dataclass(frozen=True)
 class Trainer:
-    """The rules of a trainer.
+    """A row of the table.
 
     Attributes:
         core: whose engine it runs on: trainers of one core have similar efficiencies.
+        runs: the values of a layout's fields that it runs; fields that are not named may have any.
+        search: those that a search tries, of checkpointing and resharding the fastest first.
+        without: degrees that it does not have: they are 1.
+        alone: degrees that it does not combine with a sharding.
         attention: the kernel that it calls.
         fused: norms, activations and residual sums are fused kernels even where nothing is compiled.
         gradient_bytes: of a gradient in its reduction.
@@ -37,6 +53,10 @@ class Trainer:
 
     name: str
     core: Literal["pytorch", "megatron", "deepspeed"] = "pytorch"
+    runs: Values = field(default_factory=lambda: FSDP_RUNS)
+    search: Values = field(default_factory=lambda: FSDP_SEARCH)
+    without: tuple[str, ...] = ()
+    alone: Values = field(default_factory=dict)
     attention: AttentionKernel = "cudnn"
     fused: bool = True
     gradient_bytes: int = 4
@@ -50,12 +70,57 @@ class Trainer:
     buffers_gib: float = 0.0
     reserved_share: float = 0.05
 
+    def variant(
+        self, name: str, *, runs: Values | None = None, search: Values | None = None, **changes: Any
+    ) -> Trainer:
+        """Return another trainer, with `runs` and `search` in place of some fields' values."""
+        changes |= {"runs": {**self.runs, **(runs or {})}, "search": {**self.search, **(search or {})}}
+        return replace(self, name=name, **changes)
 
-MEGATRON = Trainer("megatron", "megatron", main_gradients=True, loss_bytes=24)
-TRAINERS = {
+    def fixed_degrees(self, sharding: str | None = None) -> dict[str, int]:
+        """Return the degrees that it does not have, and those that it cannot combine with a sharding: they are 1."""
+        return dict.fromkeys((*self.without, *self.alone.get(sharding or "", ())), 1)
+
+    def find_unsupported(self, given: Mapping[str, Any]) -> str:
+        """Return why it cannot run given fields of a layout; empty where it can."""
+        for name, value in self.fixed_degrees(given.get("sharding")).items():
+            if given.get(name, value) != value:
+                if name not in self.without:
+                    return f"{name}={given[name]}: {self.name} does not run it with sharding={given['sharding']}"
+                return f"{name}={given[name]}: {self.name} has no such degree; it has to be {value}"
+        for name, values in self.runs.items():
+            if given.get(name, values[0]) not in values:
+                allowed = ", ".join(values)
+                return f"{name}={given[name]}: {self.name} does not run it. Allowed with this trainer: {allowed}"
+        return ""
+
+
+FSDP = Trainer("")
+MEGATRON = Trainer(
+    "megatron",
+    "megatron",
+    runs={
+        "schedule": ("1f1b", "interleaved"),
+        "sharding": ("none", "zero1", "zero2", "megatron_fsdp", "fsdp2"),
+        "checkpointing": ("none", "core_attention", "norm_act", "full"),
+    },
+    search={
+        "schedule": ("1f1b", "interleaved"),
+        "sharding": ("zero1",),
+        "checkpointing": ("none", "core_attention", "full"),
+        "reshard_after_forward": (True,),
+    },
+    alone={"fsdp2": ("pp", "ep", "dp_replicate")},  # megatron/training/arguments.py, `validate_args`
+    main_gradients=True,
+    loss_bytes=24,
+)
+WITHOUT_FSDP2: Values = {"sharding": ("none", "zero1", "zero2", "megatron_fsdp")}
+_ROWS = (
     # Tensor parallel collectives at 0.45 of the link: benchmarks/results/parallel_h200.md.
-    "own": Trainer(
-        "own",
+    FSDP.variant(
+        OWN,
+        runs={"schedule": ALL_SCHEDULES, "checkpointing": ("none", "selective", "full")},
+        search={"schedule": ("1f1b", "interleaved"), "checkpointing": ("none", "selective", "full")},
         tensor_link_share=0.45,
         loss_bytes=16,
         logit_bytes=4,
@@ -63,25 +128,55 @@ TRAINERS = {
         averages_copies_once=True,
         reserved_share=0.0,  # its memory is fitted to what is allocated, and segments that grow leave little beside it
     ),
-    "torchtitan": Trainer("torchtitan", fused=False, tensor_link_share=0.45),
-    "megatron": MEGATRON,
-    "megatron-core": replace(MEGATRON, name="megatron-core"),
-    "megatron-bridge": replace(MEGATRON, name="megatron-bridge"),
+    FSDP.variant(
+        "torchtitan",
+        runs={"schedule": ALL_SCHEDULES, "checkpointing": ("none", "per_op", "full")},
+        search={"schedule": ("1f1b", "interleaved"), "checkpointing": ("none", "per_op", "full")},
+        fused=False,
+        tensor_link_share=0.45,
+    ),
+    MEGATRON,
+    MEGATRON.variant("megatron-core"),
+    MEGATRON.variant("megatron-bridge", runs=WITHOUT_FSDP2),
     # Megatron-LM of 2022: scores go through memory, gradients are reduced after the backward pass, in fp16.
-    "megatron-lm": replace(
-        MEGATRON, name="megatron-lm", attention="unfused", gradient_bytes=2, overlaps_data_parallel=False
+    MEGATRON.variant(
+        "megatron-lm",
+        runs={"sharding": ("none", "zero1"), "checkpointing": ("none", "core_attention", "full")},
+        search={"sharding": ("none", "zero1")},
+        alone={},
+        attention="unfused",
+        gradient_bytes=2,
+        overlaps_data_parallel=False,
     ),
-    "nemo": replace(MEGATRON, name="nemo"),
-    "primus": replace(MEGATRON, name="primus"),
-    "nemo-automodel": Trainer("nemo-automodel"),
+    MEGATRON.variant("nemo", runs=WITHOUT_FSDP2),
+    MEGATRON.variant("primus", runs={"schedule": ("1f1b", "interleaved", "zero_bubble", "zbv")}),
+    FSDP.variant("nemo-automodel", without=("pp",)),
     # Two buckets of 5e8 gradients and 1e9 gathered weights stay allocated: the defaults reduce_bucket_size with
-    # overlap_comm, and stage3_max_live_parameters. The loss is in pieces, as Liger's kernels compute it.
-    "deepspeed": Trainer(
-        "deepspeed", "deepspeed", "flash3", gradient_bytes=2, loss_bytes=10, chunked_loss=True, buffers_gib=3.7
+    # overlap_comm, and stage3_max_live_parameters. The loss is in pieces, as Liger's kernels compute it. fsdp1 stands
+    # for ZeRO-3.
+    FSDP.variant(
+        "deepspeed",
+        core="deepspeed",
+        runs={"sharding": ("none", "zero1", "zero2", "fsdp1")},
+        search={"sharding": ("zero1", "zero2", "fsdp1"), "reshard_after_forward": (True,)},
+        without=("pp", "tp", "cp"),
+        attention="flash3",
+        gradient_bytes=2,
+        loss_bytes=10,
+        chunked_loss=True,
+        buffers_gib=3.7,
     ),
-    "llm-foundry": Trainer("llm-foundry", attention="flash2", fused=False),
-    "prime-rl": Trainer("prime-rl", attention="flash2", fused=False),
-}
+    FSDP.variant(
+        "llm-foundry",
+        runs={"sharding": ("none", "fsdp1")},
+        search={"sharding": ("fsdp1",)},
+        without=("pp", "tp", "cp"),
+        attention="flash2",
+        fused=False,
+    ),
+    FSDP.variant("prime-rl", without=("pp", "tp"), attention="flash2", fused=False),
+)
+TRAINERS = {row.name: row for row in _ROWS}
 SYNONYMS = {
     "llm_foundry": "llm-foundry",
     "megatron_lm": "megatron-lm",
@@ -95,7 +190,7 @@ SYNONYMS = {
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return the rules of a trainer.
+    """Return the row of a trainer.
 
     Raises:
         KeyError: the table has none of that name.

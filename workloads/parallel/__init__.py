@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
+from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.precisions import find_precision
+from workloads.estimator.step import estimate_step
+from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedule
+from workloads.layouts.rules import Rule, Site, Violation, find_violation
+from workloads.layouts.trainers import OWN
+from workloads.models.flops import attended_length, model_flops_per_token
 from workloads.models.model import MODELS, ModelName
-from workloads.parallel.estimates import estimate_memory_gib, estimate_speed
-from workloads.parallel.layout import BlockKind, Checkpointing, ContextMethod, Layout, Schedule, Setting, State
 from workloads.parallel.points import Listing
-from workloads.parallel.rules import find_violation
 from workloads.precision import unsupported_layer_rate_reason
 
-LAYOUT_PARAMETERS = tuple(item.name for item in fields(Layout) if item.name != "global_batch")
+# The parameters that are fields of a layout by the same name.
+LAYOUT_PARAMETERS = (
+    *(*DEGREES, "stages_per_rank", "schedule", "micro_batch", "checkpointing", "checkpointing_freq"),
+    *("reshard_after_forward", "cp_method", "cuda_graph"),
+)
+TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
+
+
+BlockKind = Literal["pytorch", "manual"]
 
 
 def degree() -> int:
@@ -24,7 +37,7 @@ def degree() -> int:
 
 @dataclass(frozen=True)
 class ParallelParameters:
-    """A layout (`workloads.parallel.layout.Layout`) and the model that is trained in it.
+    """A layout (`workloads.layouts.layout.Layout`) and the model that is trained in it.
 
     Attributes:
         model: the model that is trained.
@@ -77,7 +90,7 @@ class ParallelParameters:
     stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"
     micro_batch: int = degree()
-    checkpointing: Checkpointing = "none"
+    checkpointing: Literal["none", "selective", "full"] = "none"
     checkpointing_freq: int = degree()
     reshard_after_forward: bool = True
     tp_across_nodes: bool = False
@@ -85,7 +98,7 @@ class ParallelParameters:
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4"] = field(
         default="bf16", metadata={"unsupported_reason": unsupported_layer_rate_reason}
     )
-    state: State = "fp32"
+    state: Literal["fp32", "bf16"] = "fp32"
     block: BlockKind = "pytorch"
     warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
@@ -95,23 +108,51 @@ class ParallelParameters:
 
     @property
     def layout(self) -> Layout:
-        return Layout(**{name: getattr(self, name) for name in Layout.__dataclass_fields__})
-
-    def setting(self, world_size: int, ranks_per_node: int, *, on_gpu: bool) -> Setting:
-        """Return what the layout is checked against on so many ranks."""
-        return Setting(
-            MODELS[self.model],
-            self.sequence_length,
-            world_size,
-            ranks_per_node,
-            tp_across_nodes=self.tp_across_nodes,
-            compiled=self.compile,
-            dtype=self.dtype,
-            state=self.state,
-            block=self.block,
-            document_tokens=self.document_tokens,
-            on_gpu=on_gpu,
+        layout = Layout(
+            **{name: getattr(self, name) for name in LAYOUT_PARAMETERS},
+            global_batch=self.global_batch,
+            tp_overlap="async" if self.async_tp else "none",
         )
+        return layout if layout.uses_fsdp(self.state) else replace(layout, sharding="none")
+
+    @property
+    def attended_length(self) -> float:
+        """The length of a sequence without documents whose attention costs as much."""
+        return attended_length(self.sequence_length, self.document_tokens)
+
+    @property
+    def job(self) -> Job:
+        """What is estimated: documents count as documents of one length whose attention costs as much."""
+        return Job(
+            model=MODELS[self.model],
+            layout=self.layout,
+            sequence_length=self.sequence_length,
+            trainer=OWN,
+            precision=self.dtype,
+            state=self.state,
+            compiled=self.compile,
+            manual_backward=self.block == "manual",
+            document_tokens=round(self.attended_length) if self.document_tokens else 0,
+        )
+
+    def find_violation(
+        self, ranks: int, ranks_per_node: int, *, on_gpu: bool, rules: Iterable[Rule] | None = None
+    ) -> Violation | None:
+        """Return the first rule that the layout breaks on these ranks, of all rules or some; None for a valid one."""
+        across = self.tp_across_nodes
+        site = Site(ranks, ranks_per_node, tp_across_domains=across, on_gpu=on_gpu, torch=TORCH_VERSION)
+        return find_violation(self.job, site, rules)
+
+    def estimate_speed(self, machine: Machine) -> dict[str, float]:
+        """Estimate the metrics of the layout's speed; the MFU where the device's peak is known."""
+        job, cluster = self.job, machine.cluster
+        step_s = estimate_step(job, cluster).total_s
+        tokens_per_s = job.layout.global_batch * job.sequence_length / step_s
+        metrics = {"tokens_per_s": tokens_per_s, "step_time_ms": 1e3 * step_s}
+        if peak_tflops := cluster.device.peak_tflops.get(find_precision(job.precision).dtype):
+            flops_per_token = model_flops_per_token(job.model, self.attended_length)
+            metrics["mfu"] = tokens_per_s * flops_per_token / cluster.gpus / (1e12 * peak_tflops)
+        return metrics
 
 
 class Parallel(Workload):
@@ -120,7 +161,7 @@ class Parallel(Workload):
     name = "parallel"
     Parameters = ParallelParameters
     work = ("model", "sequence_length", "global_batch", "document_tokens", "dtype", "state", "block")
-    ways = (*LAYOUT_PARAMETERS, "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
+    ways = (*LAYOUT_PARAMETERS, "async_tp", "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
     # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
     # New in 3: initial weights as torchtitan's.
     benchmark_version = "parallel/3"
@@ -131,17 +172,17 @@ class Parallel(Workload):
 
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
         """Check whether the layout is valid and fits into memory, and estimate its speed."""
-        layout = parameters.layout
-        setting = parameters.setting(machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu")
-        violation = find_violation(layout, setting)
-        if violation is not None:
-            return Estimate(violation.reason, violation.rule, description=str(layout))
-        memory_gib = estimate_memory_gib(layout, setting, machine)
+        description = str(parameters.layout)
+        if violation := parameters.find_violation(
+            machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu"
+        ):
+            return Estimate(violation.reason, violation.rule, description=description)
+        memory_gib = peak_memory_gib(parameters.job, machine.cluster)
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:
             reason = f"needs {memory_gib:.1f} GiB of device memory, the device has {machine.memory_gib:.1f}"
-            return Estimate(reason, "the layout fits into memory", {"memory_gib": memory_gib}, str(layout))
-        metrics = {"memory_gib": memory_gib, **estimate_speed(layout, setting, machine)}
-        return Estimate(metrics=metrics, description=str(layout))
+            return Estimate(reason, "the layout fits into memory", {"memory_gib": memory_gib}, description)
+        metrics = {"memory_gib": memory_gib, **parameters.estimate_speed(machine)}
+        return Estimate(metrics=metrics, description=description)
 
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine

@@ -34,15 +34,16 @@ from torch.distributed.tensor.parallel import (
 from workloads.estimator.pipeline import stage_layers
 from workloads.instruments.device import architecture
 from workloads.instruments.torch_internals import input_style
+from workloads.layouts.layout import Layout, State
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.pytorch_attention import DocumentAttention
 from workloads.models.model import Model
+from workloads.parallel import BlockKind
 from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.fsdp import shard_stage
-from workloads.parallel.layout import BlockKind, Layout, State, rank_stages, uses_fsdp
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
 from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
 
@@ -140,8 +141,8 @@ def build_stages(
         rope = rope[:, positions.to(device)]
     build_block = _choose_block(spec, layout, device)
     stages = []
-    layers_of_stages = stage_layers(shape.layers, layout.total_stages)
-    for layers in (layers_of_stages[index] for index in rank_stages(layout, pp_rank)):
+    layers_of_stages = stage_layers(shape.layers, layout.stages)
+    for layers in (layers_of_stages[index] for index in layout.list_stages(pp_rank)):
         with torch.device("meta"):
             stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)
         if spec.recipe:
@@ -186,7 +187,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
             stage.blocks[name] = CheckpointedBlock(block, checkpointing)  # type: ignore[arg-type]
     if spec.compiled and spec.block == "pytorch":
         _compile_blocks(stage, layout, groups)
-    if uses_fsdp(layout, spec.state):
+    if layout.uses_fsdp(spec.state):
         shard_stage(stage, groups.fsdp_mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope
     return stage
@@ -195,7 +196,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
 def _compile_blocks(stage: Stage, layout: Layout, groups: Groups) -> None:
     fullgraph = layout.cp == 1  # ContextAttention is not compiled: a graph ends before it
     options = None
-    if layout.async_tp and groups.tp_mesh is not None:
+    if layout.tp_overlap == "async" and groups.tp_mesh is not None:
         options = enable_async_tp(groups.tp_mesh.get_group())
     for block in stage.blocks.values():
         is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workloads.layouts.layout import Layout
 from workloads.models.flops import document_lengths
 from workloads.parallel.apply import Groups
-from workloads.parallel.layout import Layout
 
 
 @dataclass(frozen=True)

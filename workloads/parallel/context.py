@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workloads.layouts.layout import ContextMethod
 from workloads.llama.attention import attend, attend_backward
 from workloads.llama.attention_kernels import Kernel
-from workloads.parallel.layout import ContextMethod
 from workloads.parallel.ring import RingAttention
 
 

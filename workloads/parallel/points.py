@@ -10,9 +10,9 @@ from itertools import product
 from typing import Any
 
 from workloads.api.contract import Candidate, Estimate, Machine, Scalar, Workload
-from workloads.layouts.rules import DEGREES
-from workloads.parallel.estimates import estimate_speed
-from workloads.parallel.rules import RULES
+from workloads.layouts.layout import DEGREES
+from workloads.layouts.rules import RULES, rules_of
+from workloads.layouts.trainers import OWN
 
 Values = Mapping[str, Sequence[Scalar]]
 
@@ -34,7 +34,7 @@ LEVELS = (
     Level(("global_batch", "micro_batch"), ("micro-batches divide the global batch",)),
     Level(("stages_per_rank", "schedule"), ("stages and schedule agree", "micro-batches fill the pipeline")),
 )
-WORLD_SIZE_RULE = next(iter(RULES))
+WORLD_SIZE_RULE = RULES[0].name
 # What trades time for memory, with the fastest value: no other value of these makes a layout faster.
 FASTEST: dict[str, Scalar] = {"checkpointing": "none", "reshard_after_forward": False}
 LISTED = 5_000  # layouts; of more, those that are slower than so many others are left out
@@ -107,8 +107,7 @@ class Listing:
         if len(self.best) < LISTED:
             return False
         parameters = self._parameters({**self._constants, **point, **FASTEST})
-        setting = parameters.setting(self._machine.world_size, self._machine.ranks_per_node, on_gpu=True)
-        return estimate_speed(parameters.layout, setting, self._machine)["tokens_per_s"] < self.best[0]
+        return bool(parameters.estimate_speed(self._machine)["tokens_per_s"] < self.best[0])
 
     def _keep(self, candidate: Candidate) -> None:
         if candidate.estimate.unsupported_reason:
@@ -118,11 +117,10 @@ class Listing:
 
     def _broken_rule(self, point: dict[str, Scalar], rules: Sequence[str]) -> Estimate | None:
         parameters, machine = self._parameters(point), self._machine
-        setting = parameters.setting(machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu")
-        for rule in rules:
-            if reason := RULES[rule](parameters.layout, setting):
-                return Estimate(reason, rule, description=str(parameters.layout))
-        return None
+        checked = [rule for rule in rules_of(OWN) if rule.name in rules]
+        on_gpu = machine.kind == "gpu"
+        broken = parameters.find_violation(machine.world_size, machine.ranks_per_node, on_gpu=on_gpu, rules=checked)
+        return broken and Estimate(broken.reason, broken.rule, description=str(parameters.layout))
 
     def _parameters(self, point: Mapping[str, Scalar]) -> Any:
         return self._workload.Parameters(**{**self._constants, **point})

@@ -16,9 +16,10 @@ from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
+from workloads.layouts.layout import Layout
 from workloads.llama.attention import AttentionShape
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
-from workloads.models.flops import attended_length, hardware_flops_per_token, model_flops_per_token
+from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.offload import process_setup
 from workloads.parallel import ParallelParameters
@@ -36,8 +37,6 @@ from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.fsdp import gathered_dtype, reduction_dtype
 from workloads.parallel.garbage_collection import GarbageCollector, schedule_garbage_collection
-from workloads.parallel.layout import Layout
-from workloads.parallel.rules import find_violation
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision import unsupported_layer_rate_reason
@@ -56,11 +55,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
             not installed.
     """
     device = devices.device_of(rank)
-    violation = find_violation(
-        parameters.layout,
-        parameters.setting(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"),
-    )
-    if violation is not None:
+    if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
         raise Infeasible(violation.reason)
     if reason := unsupported_layer_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
@@ -86,7 +81,7 @@ def _fused_attention(parameters: ParallelParameters, device: torch.device) -> Ab
 
 def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdpa_kernel: str) -> Measurement:
     shape, layout, length = MODELS[parameters.model], parameters.layout, parameters.sequence_length
-    if layout.async_tp:
+    if parameters.async_tp:
         separate_group_names(rank.sequence_number)
     groups = build_groups(layout, device.type)
     trainer = _build_trainer(parameters, groups, device)
@@ -103,7 +98,7 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         metrics["peak_reserved_gib"] = _peak_gib(torch.cuda.max_memory_reserved(device), device)
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
-    attended = attended_length(length, parameters.document_tokens)
+    attended = parameters.attended_length
     hardware_flops = hardware_flops_per_token(shape, attended, _recomputed_products(parameters))  # type: ignore[arg-type]
     return Measurement(
         executed=_executed_parameters(parameters, groups, trainer) | run.executed,
@@ -209,7 +204,7 @@ def _peak_gib(local_bytes: int, device: torch.device) -> float:
 
 def _recomputed_products(parameters: ParallelParameters) -> dict[str, int]:
     """Return in how many layers each product is recomputed."""
-    layers = MODELS[parameters.model].layers // parameters.checkpointing_freq
+    layers = parameters.layout.count_checkpointed(MODELS[parameters.model].layers)
     products = {"none": (), "selective": ("gate", "up"), "full": ("qkv", "attention", "output", "gate", "up")}
     return dict.fromkeys(products[parameters.checkpointing], layers)
 

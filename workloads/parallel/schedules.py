@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
-from workloads.parallel.layout import Layout, Schedule, rank_stages
+from workloads.layouts.layout import Layout, Schedule
 from workloads.parallel.stage import Stage
 
 SCHEDULES: dict[Schedule, Any] = {
@@ -32,8 +32,8 @@ def build_schedule(
 ) -> Any:
     """Return the layout's schedule over this rank's stages, with `mesh` that of the pipeline."""
     pipeline_stages = [
-        pipelining.PipelineStage(stage, index, layout.total_stages, device, group=mesh.get_group())
-        for stage, index in zip(stages, rank_stages(layout, mesh.get_local_rank()), strict=True)
+        pipelining.PipelineStage(stage, index, layout.stages, device, group=mesh.get_group())
+        for stage, index in zip(stages, layout.list_stages(mesh.get_local_rank()), strict=True)
     ]
     one_or_more = pipeline_stages[0] if layout.schedule == "1f1b" else pipeline_stages
     return SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from workloads.layouts.layout import Checkpointing
 from workloads.llama.block import BlockMath
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
 from workloads.models.model import Model
-from workloads.parallel.layout import Checkpointing
 
 # Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed
 # again.

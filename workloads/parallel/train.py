@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.estimator.own_memory import LOSS_CHUNK_TOKENS
+from workloads.layouts.layout import Layout
 from workloads.llama.model import next_token_loss
 from workloads.parallel.apply import Groups
 from workloads.parallel.batches import Batch
@@ -19,7 +20,6 @@ from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
 from workloads.parallel.fsdp import precompute_fp8_scales, set_gradient_sync
 from workloads.parallel.graphs import GraphedPasses
-from workloads.parallel.layout import Layout
 from workloads.parallel.loss import vocab_parallel_loss
 from workloads.parallel.schedules import NAMES, build_schedule
 from workloads.parallel.stage import Stage

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sweeper.preflight.calibration import Attention, Figure
 from workloads.api.recipes import RECIPES
-from workloads.layouts.job import AttentionKernel
+from workloads.layouts.layout import AttentionKernel
 
 Row = dict[str, str]
 # The planner's names of attention kernels. FlashAttention 3 and 4 have one rate there; AMD's kernels are

@@ -15,8 +15,8 @@ from sweeper.preflight.calibration import Calibration, Figure
 from workloads.estimator.attention import attention_rates
 from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.estimator.collectives import LINK_SHARE, Group, bandwidth_gb_s
+from workloads.estimator.placed_job import COPY_SHARE
 from workloads.estimator.precisions import sustained_flops
-from workloads.estimator.setting import COPY_SHARE
 from workloads.estimator.topologies import measured_tflops
 
 

@@ -12,13 +12,11 @@ from workloads.estimator.estimate import JobEstimate
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.questions import Comparison, TrainingRun, alternatives, compare, training_run
 from workloads.estimator.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
-from workloads.estimator.setting import Setting
 from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
 from workloads.estimator.words import describe, write_words
-from workloads.layouts.job import Job
-from workloads.layouts.offers import OFFERS, fixed_by
-from workloads.layouts.own_rules import find_own_violation
-from workloads.layouts.rules import find_violation
+from workloads.layouts.layout import Job
+from workloads.layouts.rules import COMMON_RULES, find_violation
+from workloads.layouts.trainers import find_trainer
 
 KEPT = 20  # layouts of a search
 SHOWN = 8  # of them in the table
@@ -28,7 +26,7 @@ ESTIMATOR = Estimator(
     estimate=estimate_job,
     step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
     bound_s=step_bound_s,
-    memory_gib=lambda job, cluster: peak_memory_gib(Setting(job, cluster)),
+    memory_gib=peak_memory_gib,
 )
 
 
@@ -99,8 +97,8 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     Raises:
         UserInputError: no layout is valid, or none fits into memory.
     """
-    offer = OFFERS[problem.job.trainer]
-    result = find_layouts(problem.job, problem.cluster, ESTIMATOR, offer, problem.fixed, keep)
+    tried = find_trainer(problem.job.trainer).search
+    result = find_layouts(problem.job, problem.cluster, ESTIMATOR, tried, problem.fixed, keep)
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:
@@ -125,11 +123,11 @@ def _explain_none_valid(problem: Problem) -> str:
     """Return the rule that the given fields break, as far as one layout shows it."""
     layout = replace(problem.job.layout, **problem.fixed)
     job = replace(problem.job, layout=layout)
-    violation = find_violation(job, replace(problem.cluster, gpus=layout.gpus))
-    if violation:
-        return violation.reason
-    if reason := find_own_violation(job):
-        return f"{reason}, with trainer=own"
+    cluster = replace(problem.cluster, gpus=layout.gpus)
+    if violation := find_violation(job, cluster):
+        return (
+            violation.reason if find_violation(job, cluster, COMMON_RULES) else f"{violation.reason}, with trainer=own"
+        )
     given = {**problem.given, "global_batch": problem.job.layout.global_batch}
     return f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}"
 
@@ -138,7 +136,7 @@ def _find_faster(problem: Problem, best: Candidate) -> Candidate | None:
     """Return the fastest layout of all, if the given fields exclude it."""
     if not problem.given:
         return None
-    free = search(replace(problem, fixed=fixed_by(problem.job.trainer), given={}), keep=1).best[0]
+    free = search(replace(problem, fixed=find_trainer(problem.job.trainer).fixed_degrees(), given={}), keep=1).best[0]
     return free if free.estimate.step.total_s < 0.999 * best.estimate.step.total_s else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,29 @@ from workloads.estimator.words import layout_words
 from workloads.formats.files import FORMATS, read_layout
 from workloads.formats.names import FileReading
 from workloads.layouts.enumeration import divisors
-from workloads.layouts.job import (
+from workloads.layouts.layout import (
+    DEGREES,
+    LAYOUT_FIELDS,
+    SPLIT_SCHEDULES,
     Checkpointing,
     ContextMethod,
     Job,
+    Layout,
     Schedule,
     Sharding,
     State,
     TensorOverlap,
-    TrainingLayout,
 )
-from workloads.layouts.offers import OFFERS, find_unsupported, fixed_by
-from workloads.layouts.own_rules import SPLIT_SCHEDULES
-from workloads.layouts.rules import DEGREES
+from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 from workloads.models.hugging_face import UnsupportedModel, load_model
 
 MAX_GPUS = 2**20  # more than any cluster has; degrees of a larger number take long to list
 MAX_SEQUENCES = 2**30
-OWN = "own"
 OWN_WORKLOAD = "parallel"  # whose sweeps measure this project's trainer
 COMMAND_WORKLOAD = "command"  # and other trainers, by their names
 TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
-SEARCHED_FIELDS = tuple(layout_words(TrainingLayout()))
-LAYOUT_FIELDS = frozenset(item.name for item in fields(TrainingLayout)) - {"global_batch"}
+SEARCHED_FIELDS = tuple(layout_words(Layout()))
+GIVEN_FIELDS = frozenset(LAYOUT_FIELDS) - {"global_batch"}
 
 
 def degree(limit: int = MAX_GPUS) -> Any:
@@ -127,7 +127,7 @@ class PlanRequest:
         if self.gpus is None and (self.tokens_per_day is None or self.layout is not None):
             raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
         if self.trainer is not None:
-            _check_name("trainer", self.trainer, OFFERS)
+            _check_name("trainer", self.trainer, TRAINERS)
         _check_name("precision", self.precision, PRECISIONS)
         _check_name("hardware", self.hardware, catalogue())
         if self.file is not None:
@@ -198,7 +198,7 @@ def build_problem(request: PlanRequest) -> Problem:
     if request.network_gb_s is not None:
         cluster = replace(cluster, topology=replace(cluster.topology, network_gb_s=request.network_gb_s))
     reading = _read_layout(request.layout, request.gpus) if request.layout is not None else None
-    given = {name: value for name in LAYOUT_FIELDS if (value := getattr(request, name, None)) is not None}
+    given = {name: value for name in GIVEN_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
         # These follow from the number of GPUs, and no sharding from nothing that could be sharded.
         free = {"dp_replicate", "dp_shard"} if request.tokens_per_day else set()
@@ -209,20 +209,20 @@ def build_problem(request: PlanRequest) -> Problem:
             raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
         given["layers_per_stage"] = tuple(map(int, stages.split(",")))
     trainer = request.trainer or (reading.trainer if reading else OWN)
-    if reason := find_unsupported(trainer, given):
+    if reason := find_trainer(trainer).find_unsupported(given):
         raise UserInputError(reason)
     _check_degrees(given, None if request.tokens_per_day else gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
     job = Job(
         model=model,
-        layout=TrainingLayout(global_batch=batch or default_batch(request.sequence_length, gpus)),
+        layout=Layout(global_batch=batch or default_batch(request.sequence_length, gpus)),
         sequence_length=request.sequence_length,
         trainer=trainer,
         precision=request.precision,
         state=request.state,
         compiled=trainer != OWN or given.get("schedule") not in SPLIT_SCHEDULES,
     )
-    fixed = {**fixed_by(trainer, given.get("sharding")), **given}
+    fixed = {**find_trainer(trainer).fixed_degrees(given.get("sharding")), **given}
     correction = _find_correction(trainer, cluster, calibration)
     return Problem(job, cluster, fixed, given, batch, calibration, correction)
 

@@ -7,7 +7,7 @@ import pytest
 from sweeper.config.device_values import Strategy, layout_on, read_strategies
 from tests.support.planner_estimates import cluster
 from workloads.api.errors import UserInputError
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import find_violation
 from workloads.models.hugging_face import load_model
 
@@ -25,7 +25,7 @@ def test_a_strategy_uses_all_gpus_or_says_which_numbers_it_takes(gpus: int) -> N
             continue
         values = layout_on(gpus, name, row)
         length = values.pop("sequence_length")
-        job = Job(load_model(row.model), TrainingLayout(**values), length)
+        job = Job(load_model(row.model), Layout(**values), length)
         assert job.layout.gpus == gpus and find_violation(job, cluster(gpus)) is None
         used += 1
     assert used > 0

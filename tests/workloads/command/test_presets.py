@@ -29,7 +29,7 @@ def test_only_valid_layouts_of_a_command_with_layout_are_tried() -> None:
         return str(command.estimate(command.Parameters(tensor=tensor, pipeline=pipeline), machine).unsupported_reason)
 
     assert unsupported_reason(2, 1) == unsupported_reason(4, 2) == ""
-    assert "= 6 GPUs, but there are 8" in unsupported_reason(3, 2) and "16 GPUs" in unsupported_reason(16, 1)
+    assert "= 6 ranks, but there are 8" in unsupported_reason(3, 2) and "16 ranks" in unsupported_reason(16, 1)
     assert "tp=0, it has to be a whole number" in unsupported_reason(0, 1)
     three_ranks = Machine("gpu", "sm90", 3, 8, 131.0)
     assert "pp 3 does not divide 32 layers" in unsupported_reason(1, 3, three_ranks)

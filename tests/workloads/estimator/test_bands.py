@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.planner import FAMILIES, ROWS, read_runs, score_left_out
 from tests.support.planner import cluster, job
 from workloads.estimator.bands import COVERED, bands, find_band, half_width
-from workloads.layouts.job import TrainingLayout
+from workloads.layouts.layout import Layout
 from workloads.models.model import Model
 
 
@@ -34,6 +34,6 @@ def test_a_band_covers_nine_of_ten_errors_and_no_narrower_one_does(errors: list[
 
 def test_what_no_run_shows_is_named() -> None:
     experts = Model(32, 4096, 32, 8, 128, 0, 32000, experts=8, experts_per_token=2, expert_intermediate_size=512)
-    assert find_band(job(TrainingLayout(), experts)).runs < find_band(job(TrainingLayout())).runs
-    missing = find_band(job(TrainingLayout())).missing(job(TrainingLayout()), cluster(8))
+    assert find_band(job(Layout(), experts)).runs < find_band(job(Layout())).runs
+    missing = find_band(job(Layout())).missing(job(Layout()), cluster(8))
     assert missing == ["no published run of trainer=own is among those that the band rests on"]

@@ -12,9 +12,9 @@ from tests.conftest import examples
 from tests.support.planner_estimates import H100
 from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.estimator.memory import peak_memory_gib, stage_memories
-from workloads.estimator.setting import Setting
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.step import estimate_job, step_bound_s
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import find_violation
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS
@@ -41,7 +41,7 @@ def jobs(draw: st.DrawFn, *, is_plain: bool = False) -> tuple[Job, Cluster]:
     sharding = draw(st.sampled_from(["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]))
     dp_shard, dp_replicate = 1 if sharding == "none" else draw(st.sampled_from([2, 3, 8, 64])), draw(DEGREES)
     micro_batch, microbatches = draw(st.sampled_from([1, 2])), pp * draw(st.sampled_from([1, 3]))
-    layout = TrainingLayout(
+    layout = Layout(
         dp_replicate=dp_replicate,
         dp_shard=dp_shard,
         tp=draw(DEGREES),
@@ -88,8 +88,10 @@ def test_the_largest_of_all_ranks_is_found_without_the_others(pair: tuple[Job, C
     job, cluster = pair
     others = ("zero_bubble", "zbv") if job.layout.stages_per_rank == 2 else ()
     for schedule in (job.layout.schedule, *others):
-        setting = Setting(replace(job, layout=replace(job.layout, schedule=schedule)), cluster)
-        assert peak_memory_gib(setting) == max(stage.total_gib for stage in stage_memories(setting))
+        setting = PlacedJob(replace(job, layout=replace(job.layout, schedule=schedule)), cluster)
+        assert peak_memory_gib(setting.job, setting.cluster) == max(
+            stage.total_gib for stage in stage_memories(setting)
+        )
 
 
 @few_examples(30)

@@ -14,18 +14,18 @@ from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.attention import attention_s
 from workloads.estimator.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
 from workloads.estimator.pipeline import rank_layers
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.products import block_products
-from workloads.estimator.setting import Setting
 from workloads.estimator.step import estimate_job
 from workloads.estimator.topologies import build_topology
 from workloads.estimator.weights import divided_weights, rank_weights
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import nearest_efficiency
 from workloads.models.hugging_face import load_model
 
 
-def setting(work: Job, **topology: float) -> Setting:
-    return Setting(work, cluster(work.layout.gpus, **topology))
+def setting(work: Job, **topology: float) -> PlacedJob:
+    return PlacedJob(work, cluster(work.layout.gpus, **topology))
 
 
 def test_a_group_has_as_many_nics_as_ranks_in_a_node() -> None:
@@ -75,7 +75,7 @@ def test_an_all_to_all_across_nodes_is_slower() -> None:
 @examples(50)
 def test_every_layer_is_on_one_rank(layers: int, pp: int, schedule: tuple[str, int]) -> None:
     name, stages = schedule
-    layout = TrainingLayout(pp=pp, schedule=name, stages_per_rank=stages)  # type: ignore[arg-type]
+    layout = Layout(pp=pp, schedule=name, stages_per_rank=stages)  # type: ignore[arg-type]
     if layers < pp * stages:
         return
     ranks = rank_layers(replace(load_model("llama3_8b"), layers=layers), layout)
@@ -116,7 +116,7 @@ def test_tensor_parallelism_divides_products() -> None:
 
 def test_a_window_saves_attention() -> None:
     model = load_model("gpt_oss_20b")
-    work = setting(Job(model, TrainingLayout(), 8192))
+    work = setting(Job(model, Layout(), 8192))
     assert attention_s(work, 0, backward=False) < attention_s(work, 1, backward=False) / 10
 
 

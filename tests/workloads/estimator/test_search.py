@@ -18,7 +18,7 @@ from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
 from workloads.estimator.search import USABLE_MEMORY, Estimator, find_layouts
 from workloads.layouts.enumeration import divisors, list_families
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import find_violation
 
 OPTIONS: Mapping[str, Sequence[Any]] = {
@@ -52,8 +52,8 @@ def estimator(estimate: Callable[[Job, Cluster], JobEstimate]) -> Estimator:
     )
 
 
-def all_layouts(gpus: int, batch: int, fixed: Mapping[str, Any]) -> list[TrainingLayout]:
-    template = job(TrainingLayout(global_batch=batch))
+def all_layouts(gpus: int, batch: int, fixed: Mapping[str, Any]) -> list[Layout]:
+    template = job(Layout(global_batch=batch))
     families = list(list_families(template, cluster(gpus), OPTIONS, fixed))
     assert sum(map(len, families)) == len(flatten(families))
     return flatten(families)
@@ -89,7 +89,7 @@ def test_fixed_fields_have_one_value(fixed: Mapping[str, Any]) -> None:
 @examples(8)
 @given(st.sampled_from([2, 3, 4]), st.integers(0, 100), st.integers(1, 30))
 def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: int, keep: int) -> None:
-    template, target = job(TrainingLayout(global_batch=2 * gpus)), cluster(gpus)
+    template, target = job(Layout(global_batch=2 * gpus)), cluster(gpus)
 
     estimate = partial(toy_estimate, seed)
     result = find_layouts(template, target, estimator(estimate), OPTIONS, {}, keep)
@@ -103,13 +103,13 @@ def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
     def estimate(job: Job, cluster: Cluster) -> JobEstimate:
         return replace(toy_estimate(0, job, cluster), stages=(StageMemory(100.0 + job.layout.micro_batch, *[0.0] * 6),))
 
-    result = find_layouts(job(TrainingLayout(global_batch=8)), cluster(4), estimator(estimate), OPTIONS, {}, 5)
+    result = find_layouts(job(Layout(global_batch=8)), cluster(4), estimator(estimate), OPTIONS, {}, 5)
     assert result.best == () and result.estimated == 0 and result.too_large == len(all_layouts(4, 8, {}))
     assert result.smallest is not None and result.smallest.layout.micro_batch == 1
 
 
 def test_experts_bring_expert_parallel() -> None:
     model = replace(LLAMA_8B, experts=8, experts_per_token=2, expert_intermediate_size=512)
-    template = job(TrainingLayout(global_batch=8), model)
+    template = job(Layout(global_batch=8), model)
     degrees = {family.template.ep for family in list_families(template, cluster(8), OPTIONS, {"pp": 1})}
     assert degrees == {1, 2, 4, 8}

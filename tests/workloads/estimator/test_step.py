@@ -7,7 +7,7 @@ import pytest
 from tests.support.planner_estimates import cluster, job
 from workloads.estimator.estimate import JobEstimate
 from workloads.estimator.step import estimate_job
-from workloads.layouts.job import Job
+from workloads.layouts.layout import Job
 
 
 def estimate(work: Job, **topology: float) -> JobEstimate:

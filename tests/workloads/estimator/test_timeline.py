@@ -16,7 +16,7 @@ from workloads.estimator.pipeline import bubble_s, in_flight
 from workloads.estimator.schedules import list_actions
 from workloads.estimator.step import estimate_job, rank_seconds
 from workloads.estimator.timeline import Operation, PassTimes, build_timeline, find_stage
-from workloads.layouts.job import V_SCHEDULES, Schedule, TrainingLayout
+from workloads.layouts.layout import V_SCHEDULES, Layout, Schedule
 from workloads.layouts.rules import find_violation
 from workloads.parallel.schedules import SCHEDULES
 
@@ -29,12 +29,12 @@ KINDS = {  # PyTorch's names
 }
 
 
-def layout_of(schedule: Schedule, pp: int, chunks: int, microbatches: int) -> TrainingLayout:
-    return TrainingLayout(pp=pp, schedule=schedule, stages_per_rank=chunks, global_batch=microbatches)
+def layout_of(schedule: Schedule, pp: int, chunks: int, microbatches: int) -> Layout:
+    return Layout(pp=pp, schedule=schedule, stages_per_rank=chunks, global_batch=microbatches)
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> TrainingLayout:
+def layouts(draw: st.DrawFn) -> Layout:
     """Pipelines that a schedule runs."""
     schedule: Schedule = draw(st.sampled_from(["1f1b", "interleaved", *SPLIT]))  # type: ignore[assignment]
     pp = draw(st.integers(2, 6))
@@ -46,7 +46,7 @@ def layouts(draw: st.DrawFn) -> TrainingLayout:
 
 @given(layouts(), st.floats(0.5, 2), st.floats(0.5, 2), st.floats(0.5, 2))
 def test_passes_wait_for_each_other_and_ranks_do_one_thing_at_a_time(
-    layout: TrainingLayout, forward_s: float, inputs_s: float, weights_s: float
+    layout: Layout, forward_s: float, inputs_s: float, weights_s: float
 ) -> None:
     times = PassTimes(forward_s, inputs_s + weights_s, weights_s)
     operations = build_timeline(layout, [times] * layout.pp, layout.microbatches)
@@ -75,7 +75,7 @@ def test_passes_wait_for_each_other_and_ranks_do_one_thing_at_a_time(
 
 
 @given(layouts(), st.integers(0, 1))
-def test_the_step_of_equal_ranks_takes_as_long_as_its_bubble_says(layout: TrainingLayout, repeated: int) -> None:
+def test_the_step_of_equal_ranks_takes_as_long_as_its_bubble_says(layout: Layout, repeated: int) -> None:
     if repeated and layout.schedule == "dualpipev":  # longer by up to a half, as its pairs are not of equal length
         return
     times = PassTimes(1.0, 2.0 + repeated, 1.0)
@@ -102,7 +102,7 @@ def test_bubbles_are_the_published_ones(pp: int) -> None:
 
 
 @given(layouts())
-def test_a_rank_holds_no_more_micro_batches_than_its_memory_is_estimated_for(layout: TrainingLayout) -> None:
+def test_a_rank_holds_no_more_micro_batches_than_its_memory_is_estimated_for(layout: Layout) -> None:
     for rank in range(layout.pp):
         held = most = 0
         actions = list_actions(layout.schedule, rank, layout.pp, layout.stages_per_rank, layout.microbatches)
@@ -113,7 +113,7 @@ def test_a_rank_holds_no_more_micro_batches_than_its_memory_is_estimated_for(lay
 
 
 @given(layouts())
-def test_the_order_is_that_of_pytorch(layout: TrainingLayout) -> None:
+def test_the_order_is_that_of_pytorch(layout: Layout) -> None:
     if layout.stages_per_rank == 1:  # of which PyTorch writes no list
         return
     rounds = max(1, layout.microbatches // layout.pp)
@@ -147,7 +147,8 @@ def test_the_slowest_rank_takes_the_seconds_of_the_estimate() -> None:
 
 @pytest.mark.parametrize(("schedule", "microbatches"), [("dualpipev", 4), ("zero_bubble", 9)])
 def test_schedules_that_pytorch_does_not_fill_are_refused(schedule: Schedule, microbatches: int) -> None:
-    work = job("llama3_70b", pp=4, dp_shard=1, stages_per_rank=2, schedule=schedule, global_batch=microbatches)
+    layout = {"pp": 4, "dp_shard": 1, "stages_per_rank": 2, "schedule": schedule, "global_batch": microbatches}
+    work = job("llama3_70b", trainer="torchtitan", **layout)
     violation = find_violation(work, cluster(4))
     assert violation is not None and violation.reason.startswith(f"schedule {schedule} needs")
     fitting = replace(work, layout=replace(work.layout, global_batch=8))

@@ -21,8 +21,8 @@ from workloads.command.layouts import read_job
 from workloads.formats.files import FORMATS, canonical, read_layout, render
 from workloads.formats.own import own_support
 from workloads.formats.printed import read_printed_layout
-from workloads.layouts.job import Job, TrainingLayout
-from workloads.layouts.offers import RUNS
+from workloads.layouts.layout import Job, Layout
+from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
 
 LOGS = Path(__file__).parents[2] / "samples" / "logs"
@@ -80,7 +80,7 @@ def jobs(draw: st.DrawFn, trainer: str) -> Job:
     values = {name: draw(st.sampled_from(choices)) for name, choices in space.items()}
     job_values = {name: values.pop(name) for name in JOB_FIELDS if name in values}
     stages = {"1f1b": 1, "zero_bubble": 1 if trainer == "primus" else 2}.get(values["schedule"], 2)
-    layout = TrainingLayout(**values, stages_per_rank=stages)
+    layout = Layout(**values, stages_per_rank=stages)
     batch = layout.micro_batch * layout.dp * layout.pp * 2
     compiled = draw(st.booleans())
     return Job(
@@ -120,7 +120,7 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
     sharding = "fsdp2" if trainer in ("own", "torchtitan") else "zero1"
     layout = {"dp_shard": 4, "tp": 2, "sharding": sharding, "global_batch": 16, **values}
     state = "bf16" if trainer == "own" else "fp32"
-    return Job(model, TrainingLayout(**layout), 8192, trainer, **({"state": state} | of_job))  # type: ignore[arg-type]
+    return Job(model, Layout(**layout), 8192, trainer, **({"state": state} | of_job))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_torchtitan_s_log_has_its_layout(log: str) -> None:
 
 def test_megatron_s_log_has_its_layout_without_the_model() -> None:
     reading = read_layout((LOGS / "megatron.log").read_text())
-    expected = TrainingLayout(
+    expected = Layout(
         dp_replicate=8, tp=2, pp=2, global_batch=64, sharding="none", sequence_parallel=False, cp_method="allgather"
     )
     assert (reading.layout, reading.sequence_length, reading.precision) == (expected, 4096, "bf16")
@@ -309,4 +309,5 @@ def test_an_unknown_value_of_torchtitan_is_refused(line: str, changed: str, mess
 
 def test_own_sweeps_have_what_the_planner_says_of_this_project_s_trainer() -> None:
     values = own_support().values
-    assert {name: set(values[name]) for name in RUNS["own"]} == {name: set(some) for name, some in RUNS["own"].items()}
+    runs = TRAINERS["own"].runs
+    assert {name: set(values[name]) for name in runs} == {name: set(some) for name, some in runs.items()}

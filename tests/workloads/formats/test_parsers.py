@@ -17,14 +17,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from workloads.formats.files import render
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model
 
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256)
 LLAMA_405B = Model(126, 16384, 128, 8, 128, 53248, 128256)
 EXPERTS = Model(48, 2048, 32, 4, 128, 0, 151936, experts=128, experts_per_token=8, expert_intermediate_size=768)
 GPT = Model(48, 6144, 64, 64, 96, 24576, 51200, "gelu", True, True, True, "learned", 8192)
-BASE = TrainingLayout(dp_shard=4, tp=2, global_batch=32)
+BASE = Layout(dp_shard=4, tp=2, global_batch=32)
 PIPELINE = replace(BASE, dp_shard=2, pp=2)
 TORCHTITAN = [
     Job(LLAMA, BASE, 8192),
@@ -34,7 +34,7 @@ TORCHTITAN = [
     Job(LLAMA, replace(BASE, checkpointing="full", checkpointed_layers=8), 8192, precision="mxfp8", compiled=False),
     Job(LLAMA, replace(BASE, tp_overlap="async", reshard_after_forward=False), 8192, precision="fp8_tensorwise"),
     Job(EXPERTS, replace(BASE, ep=8), 4096),
-    Job(LLAMA, TrainingLayout(dp_replicate=8, sharding="none", global_batch=8), 8192, state="amp"),
+    Job(LLAMA, Layout(dp_replicate=8, sharding="none", global_batch=8), 8192, state="amp"),
 ]
 ZERO1 = replace(BASE, sharding="zero1")
 MEGATRON = [

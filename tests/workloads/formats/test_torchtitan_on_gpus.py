@@ -13,18 +13,18 @@ import torch
 
 from workloads.formats.files import read_layout, render
 from workloads.formats.torchtitan import FLAVORS
-from workloads.layouts.job import Job, TrainingLayout
+from workloads.layouts.layout import Job, Layout
 
 LAYOUTS = [
-    TrainingLayout(micro_batch=2, global_batch=8, sharding="none", checkpointing="per_op"),
-    TrainingLayout(dp_shard=2, micro_batch=2, global_batch=8, checkpointing="full"),
-    TrainingLayout(dp_shard=1, cp=2, micro_batch=1, global_batch=4, reshard_after_forward=False),
+    Layout(micro_batch=2, global_batch=8, sharding="none", checkpointing="per_op"),
+    Layout(dp_shard=2, micro_batch=2, global_batch=8, checkpointing="full"),
+    Layout(dp_shard=1, cp=2, micro_batch=1, global_batch=4, reshard_after_forward=False),
 ]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["one GPU", "dp_shard 2", "cp 2"])
-def test_torchtitan_trains_by_its_file(layout: TrainingLayout, tmp_path: Path) -> None:
+def test_torchtitan_trains_by_its_file(layout: Layout, tmp_path: Path) -> None:
     pytest.importorskip("torchtitan", exc_type=ImportError)
     if layout.gpus > torch.cuda.device_count():
         pytest.skip(f"needs {layout.gpus} GPUs")

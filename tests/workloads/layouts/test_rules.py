@@ -7,41 +7,47 @@ from dataclasses import replace
 import pytest
 
 from tests.support.planner import LLAMA_8B, cluster, job
-from workloads.layouts.job import TrainingLayout
+from workloads.layouts.layout import Layout
 from workloads.layouts.rules import find_violation, matrix_dtype
 
 
 @pytest.mark.parametrize(
     ("layout", "gpus", "reason"),
     [
-        (TrainingLayout(dp_shard=4, global_batch=8), 8, "= 4 GPUs, but there are 8"),
-        (TrainingLayout(tp=16, global_batch=8), 16, "tp 16 does not divide 8 key-value heads"),
-        (TrainingLayout(tp=8, global_batch=8), 8, "tp 8 does not fit in a domain of 4 GPUs"),
-        (TrainingLayout(cp=3, global_batch=8), 3, "cp 3 needs a sequence length divisible by 6"),
-        (TrainingLayout(dp_shard=8, global_batch=12), 8, "global batch 12 is not a multiple of micro-batch 1 x data"),
-        (TrainingLayout(pp=64, global_batch=64), 64, "64 stages, but the model has 32 layers"),
-        (TrainingLayout(pp=4, schedule="interleaved", global_batch=8), 4, "interleaved needs stages_per_rank above 1"),
-        (TrainingLayout(pp=4, schedule="zbv", stages_per_rank=4, global_batch=8), 4, "zbv needs stages_per_rank 2"),
-        (TrainingLayout(schedule="zbv", stages_per_rank=2, global_batch=8), 1, "pp 1 is not a pipeline"),
-        (TrainingLayout(pp=4, global_batch=2), 4, "2 micro-batches do not fill a pipeline of 4 ranks"),
-        (
-            TrainingLayout(pp=4, schedule="interleaved", stages_per_rank=2, global_batch=6),
-            4,
-            "a multiple of 4 micro-batches, 6 is not",
-        ),
-        (TrainingLayout(ep=2, dp_shard=2, global_batch=2), 2, "ep 2: the model has no experts"),
-        (TrainingLayout(dp_shard=2, sharding="none", global_batch=2), 2, "but sharding is none"),
-        (TrainingLayout(reshard_after_forward=False), 1, "reshard_after_forward has to be true"),
+        (Layout(dp_shard=4, global_batch=8), 8, "= 4 ranks, but there are 8"),
+        (Layout(tp=16, global_batch=8), 16, "tp 16 does not divide 8 key-value heads"),
+        (Layout(tp=8, global_batch=8), 8, "tp 8 does not fit in a domain of 4 GPUs"),
+        (Layout(cp=3, global_batch=8), 3, "cp 3 needs a sequence length divisible by 6"),
+        (Layout(dp_shard=8, global_batch=12), 8, "global batch 12 is not a multiple of micro-batch 1 x data"),
+        (Layout(pp=64, global_batch=64), 64, "64 stages, but the model has 32 layers"),
+        (Layout(pp=4, schedule="interleaved", global_batch=8), 4, "interleaved needs stages_per_rank above 1"),
+        (Layout(pp=4, schedule="zbv", stages_per_rank=4, global_batch=8), 4, "zbv needs stages_per_rank 2"),
+        (Layout(schedule="zbv", stages_per_rank=2, global_batch=8), 1, "pp 1 is not a pipeline"),
+        (Layout(pp=4, global_batch=2), 4, "2 micro-batches do not fill a pipeline of 4 ranks"),
+        (Layout(ep=2, dp_shard=2, global_batch=2), 2, "ep 2: the model has no experts"),
+        (Layout(dp_shard=2, sharding="none", global_batch=2), 2, "but sharding is none"),
+        (Layout(reshard_after_forward=False), 1, "reshard_after_forward has to be true"),
     ],
 )
-def test_a_broken_rule_is_named(layout: TrainingLayout, gpus: int, reason: str) -> None:
-    violation = find_violation(job(layout), cluster(gpus, gpus_per_domain=4))
+def test_a_broken_rule_is_named(layout: Layout, gpus: int, reason: str) -> None:
+    violation = find_violation(replace(job(layout), trainer="torchtitan"), cluster(gpus, gpus_per_domain=4))
     assert violation is not None and reason in violation.reason
+
+
+def test_a_rule_that_differs_between_trainers_is_a_row_of_each() -> None:
+    """Megatron's interleaved schedule needs rounds of as many micro-batches as ranks, PyTorch's equal rounds."""
+    interleaved = job(Layout(pp=4, schedule="interleaved", stages_per_rank=2, global_batch=6))
+    violation = find_violation(replace(interleaved, trainer="megatron_lm"), cluster(4))
+    assert violation is not None and "a multiple of 4 micro-batches, 6 is not" in violation.reason
+    assert find_violation(interleaved, cluster(4)) is None
+    nine = replace(interleaved, layout=replace(interleaved.layout, global_batch=9))
+    violation = find_violation(nine, cluster(4))
+    assert violation is not None and "a multiple of 2 micro-batches, 9 is not" in violation.reason
 
 
 def test_experts_are_divided_among_the_gpus_of_a_pipeline_rank() -> None:
     experts = replace(LLAMA_8B, experts=12, experts_per_token=2, expert_intermediate_size=512)
-    layout = TrainingLayout(dp_shard=4, pp=2, ep=8, global_batch=8)
+    layout = Layout(dp_shard=4, pp=2, ep=8, global_batch=8)
     messages = [(8, "ep 8 does not divide 12 experts"), (3, "ep 3 does not divide the 4 GPUs of a pipeline rank")]
     for ep, message in messages:
         violation = find_violation(replace(job(replace(layout, ep=ep)), model=experts), cluster(8))
@@ -50,7 +56,7 @@ def test_experts_are_divided_among_the_gpus_of_a_pipeline_rank() -> None:
 
 
 def test_a_data_type_without_units_is_refused() -> None:
-    layout = TrainingLayout(dp_shard=2, global_batch=2)
-    violation = find_violation(replace(job(layout), precision="nvfp4"), cluster(2))
+    layout = Layout(dp_shard=2, global_batch=2)
+    violation = find_violation(replace(job(layout), precision="nvfp4", trainer="torchtitan"), cluster(2))
     assert violation is not None and "h100 has no fp4 units" in violation.reason
     assert matrix_dtype("fp8_tensorwise") == "fp8" and matrix_dtype("mxfp8") == "fp8" and matrix_dtype("bf16") == "bf16"

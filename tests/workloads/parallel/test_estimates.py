@@ -13,23 +13,23 @@ from sweeper.config.hardware import Node, Target
 from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
+from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.step import estimate_job, estimate_step
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.parallel import Parallel, ParallelParameters
-from workloads.parallel.estimates import build_job, estimate_memory_gib, estimate_speed
-from workloads.parallel.layout import Layout, Setting
-from workloads.parallel.rules import find_violation
 
 H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 
 
 def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
-    training = {name: fields.pop(name) for name in ("state", "block") if name in fields}
-    setting = Setting(MODELS[model], 8192, world_size, 8, **training)  # type: ignore[arg-type]
-    layout = Layout(global_batch=16, **fields)  # type: ignore[arg-type]
-    assert find_violation(layout, setting) is None
-    return estimate_memory_gib(layout, setting, H200)
+    parameters = training(model=model, **fields)
+    assert parameters.find_violation(world_size, 8, on_gpu=True) is None
+    return peak_memory_gib(parameters.job, H200.cluster)
+
+
+def training(**fields: Any) -> ParallelParameters:
+    return ParallelParameters(**{"compile": False, "global_batch": 16, **fields})
 
 
 def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
@@ -52,13 +52,12 @@ def test_fp32_state_takes_twice_the_memory_of_a_parameter_and_more_time() -> Non
     for layout, least_bytes in ({"dp_shard": 8}, 6 / 8), ({"dp_shard": 8, "reshard_after_forward": False}, 2 + 6 / 8):
         added_gib = memory_gib(**layout) - memory_gib(**layout, state="bf16")
         assert least_bytes * parameters / 2**30 < added_gib < (least_bytes + 1) * parameters / 2**30
-    setting, layout = Setting(MODELS["llama3_8b"], 8192, 8, 8), Layout(dp_shard=8, global_batch=16)
-    fp32_s, bf16_s = (step_s(layout, replace(setting, state=state), H200) for state in ("fp32", "bf16"))
+    fp32_s, bf16_s = (step_s(H200, dp_shard=8, state=state) for state in ("fp32", "bf16"))
     assert 1 < fp32_s / bf16_s < 1.1
 
 
-def step_s(layout: Layout, setting: Setting, machine: Machine) -> float:
-    return estimate_step(build_job(layout, setting), machine.cluster).total_s
+def step_s(machine: Machine, **fields: Any) -> float:
+    return estimate_step(training(**fields).job, machine.cluster).total_s
 
 
 def test_a_machine_has_the_memory_bandwidth_of_its_hardware() -> None:
@@ -94,18 +93,13 @@ def with_memory_gb_s(machine: Machine, memory_gb_s: float) -> Machine:
 
 def test_a_layout_of_small_groups_is_estimated_slower_where_gpus_have_links_in_pairs() -> None:
     """Eight MI300X have seven links each: a pair uses one of them, a group of eight all."""
-    setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
-
-    def layout_s(machine: Machine, **degrees: int) -> float:
-        return step_s(Layout(global_batch=16, **degrees), setting, machine)
-
     mi300x = planned_machine("mi300x")
     switched = with_topology(mi300x, wiring="switch")
     for degrees in ({"dp_shard": 8}, {"tp": 8}):
-        assert layout_s(mi300x, **degrees) == layout_s(switched, **degrees)
+        assert step_s(mi300x, **degrees) == step_s(switched, **degrees)
     for degrees in ({"tp": 2, "dp_replicate": 4}, {"tp": 2, "dp_shard": 4}, {"tp": 4, "dp_shard": 2}):
-        assert layout_s(mi300x, **degrees) > layout_s(switched, **degrees)
-        assert layout_s(mi300x, **degrees) > layout_s(mi300x, dp_shard=8)
+        assert step_s(mi300x, **degrees) > step_s(switched, **degrees)
+        assert step_s(mi300x, **degrees) > step_s(mi300x, dp_shard=8)
 
 
 def test_a_layout_fits_that_needs_less_than_what_the_driver_reports() -> None:
@@ -118,10 +112,8 @@ def test_a_layout_fits_that_needs_less_than_what_the_driver_reports() -> None:
 
 
 def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
-    setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
-
-    def layout_s(machine: Machine = H200, **fields: object) -> float:
-        return step_s(Layout(global_batch=16, **fields), setting, machine)  # type: ignore[arg-type]
+    def layout_s(machine: Machine = H200, **fields: Any) -> float:
+        return step_s(machine, **fields)
 
     selective_s, full_s = (layout_s(dp_shard=8, checkpointing=kind) for kind in ("selective", "full"))
     assert layout_s(dp_shard=8) < selective_s < full_s
@@ -149,10 +141,9 @@ def on_nodes(machine: Machine, nodes: int) -> Machine:
 
 
 def test_the_mfu_of_documents_counts_the_attention_within_them_alone() -> None:
-    layout, setting = Layout(dp_shard=8, global_batch=16), Setting(MODELS["llama3_8b"], 8192, 8, 8)
-    packed = replace(setting, document_tokens=512)
-    whole, within = (estimate_speed(layout, kind, H200) for kind in (setting, packed))
-    estimate = estimate_job(build_job(layout, setting), H200.cluster)
+    plain, packed = (training(dp_shard=8, document_tokens=tokens) for tokens in (0, 512))
+    whole, within = (kind.estimate_speed(H200) for kind in (plain, packed))
+    estimate = estimate_job(plain.job, H200.cluster)
     assert whole["mfu"] == pytest.approx(estimate.mfu) and within["tokens_per_s"] > whole["tokens_per_s"]
     flops = model_flops_per_token(MODELS["llama3_8b"], packed.attended_length)
     assert within["mfu"] == pytest.approx(within["tokens_per_s"] * flops / 8 / 989e12)

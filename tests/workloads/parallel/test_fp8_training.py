@@ -17,7 +17,7 @@ from tests.support.parallel_ranks import (
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments import device as devices
-from workloads.parallel.layout import Layout
+from workloads.layouts.layout import Layout
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 

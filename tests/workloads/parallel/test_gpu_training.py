@@ -14,17 +14,17 @@ from tests.support.parallel_ranks import (
     Trained,
     assert_same_training,
 )
-from workloads.parallel.layout import SPLIT_BACKWARD_SCHEDULES, BlockKind, Checkpointing, Layout
-from workloads.parallel.rules import TORCH_VERSION
+from workloads.layouts.layout import SPLIT_SCHEDULES, Checkpointing, Layout
+from workloads.parallel import TORCH_VERSION, BlockKind
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS + LONG_LAYOUTS if layout.world_size == 2], ids=str)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS + LONG_LAYOUTS if layout.gpus == 2], ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_layouts_over_two_gpus_train_like_one_cpu_process(
     layout: Layout, compiled: bool, gpus: Ranks, reference: Trained
 ) -> None:
-    if layout.schedule in SPLIT_BACKWARD_SCHEDULES and (compiled or TORCH_VERSION < (2, 13)):
+    if layout.schedule in SPLIT_SCHEDULES and (compiled or TORCH_VERSION < (2, 13)):
         pytest.skip("a split backward pass needs blocks that are not compiled, and torch 2.13")
     assert_same_training(gpus.train(layout, compiled=compiled), reference, tolerance=2e-5)
 
@@ -34,7 +34,7 @@ def test_layouts_over_two_gpus_train_like_one_cpu_process(
 def test_asynchronous_tensor_parallel_trains_like_one_cpu_process_trial_after_trial(
     checkpointing: Checkpointing, gpus: Ranks, reference: Trained
 ) -> None:
-    layout = Layout(tp=2, async_tp=True, micro_batch=4, checkpointing=checkpointing, global_batch=BATCH)
+    layout = Layout(tp=2, tp_overlap="async", micro_batch=4, checkpointing=checkpointing, global_batch=BATCH)
     assert_same_training(gpus.train(layout, compiled=True), reference, tolerance=2e-5)
 
 

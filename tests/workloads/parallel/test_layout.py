@@ -11,31 +11,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import examples
+from tests.support.planner import trained_job
 from workloads.estimator.pipeline import stage_layers
-from workloads.layouts.rules import DEGREES
+from workloads.layouts.layout import DEGREES, Job, Layout, State
+from workloads.layouts.rules import Site, Violation, find_violation
 from workloads.models.model import MODELS
-from workloads.parallel.layout import BlockKind, Layout, Setting, State, rank_stages
-from workloads.parallel.rules import find_violation
+from workloads.parallel import TORCH_VERSION, BlockKind
 
 POWERS_OF_TWO = [1, 2, 4, 8]
 
 
-def is_valid(layout: Layout, setting: Setting) -> bool:
+def violation_of(job: Job, ranks_per_node: int = 8, **site: Any) -> Violation | None:
+    return find_violation(job, Site(job.layout.gpus, ranks_per_node, torch=TORCH_VERSION, **site))
+
+
+def is_valid(job: Job, ranks_per_node: int = 8, ranks: int | None = None) -> bool:
     """The rules a second time, written as one condition."""
-    shape, length = setting.shape, setting.sequence_length
+    layout, shape, length = job.layout, job.model, job.sequence_length
     dp = layout.dp_replicate * layout.dp_shard
     microbatches = layout.global_batch / (layout.micro_batch * dp)
     is_split, is_v = layout.schedule in ("zero_bubble", "zbv", "dualpipev"), layout.schedule in ("zbv", "dualpipev")
     schedule_fits = (layout.schedule == "1f1b") == (layout.stages_per_rank == 1)
     schedule_fits = schedule_fits and (not is_v or layout.stages_per_rank == 2)
     is_pipeline, is_in_rounds = layout.pp > 1, layout.schedule in ("interleaved", "zero_bubble")
-    uses_fsdp = dp * layout.cp > 1 or setting.state == "fp32"
+    uses_fsdp = dp * layout.cp > 1 or job.state == "fp32"
     return (
-        dp * layout.tp * layout.cp * layout.pp == setting.world_size
+        dp * layout.tp * layout.cp * layout.pp == (ranks or layout.gpus)
         and shape.heads % layout.tp == shape.kv_heads % layout.tp == 0
         and shape.intermediate_size % layout.tp == shape.vocabulary % layout.tp == 0
         and (length // layout.cp) % layout.tp == 0
-        and layout.tp <= setting.ranks_per_node
+        and layout.tp <= ranks_per_node
         and (layout.cp == 1 or length % (2 * layout.cp) == 0)
         and microbatches == int(microbatches)
         and layout.pp * layout.stages_per_rank <= shape.layers
@@ -43,10 +48,10 @@ def is_valid(layout: Layout, setting: Setting) -> bool:
         and (not is_pipeline or microbatches >= layout.pp)
         and (not is_pipeline or not is_in_rounds or microbatches % max(1, microbatches // layout.pp) == 0)
         and (layout.schedule != "dualpipev" or microbatches >= 2 * layout.pp)
-        and (layout.reshard_after_forward or layout.dp_shard * layout.cp > 1 or setting.state == "fp32")
+        and (layout.reshard_after_forward or layout.dp_shard * layout.cp > 1 or job.state == "fp32")
         and (not is_split or not (layout.reshard_after_forward and uses_fsdp))
         and not (shape.tied and is_pipeline)
-        and (setting.block == "pytorch" or (layout.tp == layout.cp == 1 and not is_split))
+        and (not job.manual_backward or (layout.tp == layout.cp == 1 and not is_split))
     )
 
 
@@ -80,9 +85,9 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
         global_batch=global_batch,
     )
     state, block = training
-    setting = Setting(MODELS[model], length, layout.world_size, ranks_per_node, state=state, block=block)
-    violation = find_violation(layout, setting)
-    assert (violation is None) == is_valid(layout, setting)
+    job = trained_job(layout, MODELS[model], sequence_length=length, state=state, block=block)
+    violation = violation_of(job, ranks_per_node)
+    assert (violation is None) == is_valid(job, ranks_per_node)
     assert violation is None or (violation.rule and violation.reason)
 
 
@@ -92,39 +97,36 @@ def test_a_layout_is_valid_or_has_a_violated_rule_with_a_reason(
         (Layout(checkpointing="full", checkpointing_freq=32), {}, ""),
         (Layout(checkpointing="full", checkpointing_freq=33), {}, "recomputes none of 32 blocks"),
         (Layout(checkpointing_freq=2), {}, "checkpointing_freq has to be 1"),
-        (Layout(tp=2), {"dtype": "fp8_tensorwise"}, ""),
-        (Layout(tp=2), {"dtype": "fp8_rowwise"}, ""),
-        (Layout(tp=2), {"dtype": "mxfp8"}, "tp has to be 1"),
-        (Layout(dp_shard=2), {"dtype": "mxfp8", "sequence_length": 8208}, "needs tokens in multiples of 32"),
-        (Layout(dp_shard=2, micro_batch=2), {"dtype": "mxfp8", "sequence_length": 8208}, ""),
-        (Layout(dp_shard=2), {"dtype": "nvfp4", "sequence_length": 8256}, "needs tokens in multiples of 128"),
-        (Layout(dp_shard=2), {"dtype": "nvfp4"}, ""),
-        (Layout(dp_shard=2), {"dtype": "fp8_tensorwise", "block": "manual"}, "needs block pytorch"),
-        (Layout(dp_shard=2), {"dtype": "fp32", "state": "bf16"}, "state has to be fp32"),
+        (Layout(tp=2), {"precision": "fp8_tensorwise"}, ""),
+        (Layout(tp=2), {"precision": "fp8_rowwise"}, ""),
+        (Layout(tp=2), {"precision": "mxfp8"}, "tp has to be 1"),
+        (Layout(dp_shard=2), {"precision": "mxfp8", "sequence_length": 8208}, "needs tokens in multiples of 32"),
+        (Layout(dp_shard=2, micro_batch=2), {"precision": "mxfp8", "sequence_length": 8208}, ""),
+        (Layout(dp_shard=2), {"precision": "nvfp4", "sequence_length": 8256}, "needs tokens in multiples of 128"),
+        (Layout(dp_shard=2), {"precision": "nvfp4"}, ""),
+        (Layout(dp_shard=2), {"precision": "fp8_tensorwise", "block": "manual"}, "needs block pytorch"),
+        (Layout(dp_shard=2), {"precision": "fp32", "state": "bf16"}, "state has to be fp32"),
         (Layout(dp_replicate=2, reshard_after_forward=False), {"state": "fp32"}, ""),
         (Layout(dp_replicate=2, reshard_after_forward=False), {"state": "bf16"}, "shard no weights in state bf16"),
     ],
 )
 def test_a_training_is_valid_or_names_what_it_needs(layout: Layout, training: dict[str, Any], reason: str) -> None:
-    training = {"sequence_length": 8192} | training
-    setting = Setting(MODELS["llama3_8b"], world_size=layout.world_size, ranks_per_node=8, **training)
-    violation = find_violation(replace(layout, global_batch=4), setting)
+    violation = violation_of(trained_job(replace(layout, global_batch=4), **training))
     assert reason in violation.reason if violation else not reason
 
 
 def test_fp8_sizes_of_a_rank_are_multiples_of_16() -> None:
     shape = replace(MODELS["llama3_8b"], intermediate_size=14344)
-    setting = Setting(shape, 8192, 4, 8, dtype="fp8_tensorwise")
-    violation = find_violation(Layout(tp=4, global_batch=4), setting)
+    violation = violation_of(trained_job(Layout(tp=4, global_batch=4), shape, precision="fp8_tensorwise"))
     assert violation and "tp 4 leaves 3586 of intermediate size" in violation.reason
 
 
 def test_every_valid_layout_of_eight_ranks_is_found() -> None:
-    setting = Setting(MODELS["llama3_8b"], 8192, 8, 8)
-    layouts = [Layout(*degrees, global_batch=16) for degrees in itertools.product(POWERS_OF_TWO, repeat=5)]
-    valid = [layout for layout in layouts if find_violation(layout, setting) is None]
+    degrees = itertools.product(POWERS_OF_TWO, repeat=5)
+    jobs = [trained_job(Layout(*some, global_batch=16)) for some in degrees]
+    valid = [job for job in jobs if find_violation(job, Site(8, 8)) is None]
     # The ways to write 8 as a product of five powers of two.
-    assert len(valid) == 35 == sum(is_valid(layout, setting) for layout in layouts)
+    assert len(valid) == 35 == sum(is_valid(job, ranks=8) for job in jobs)
 
 
 @given(st.integers(1, 100), st.integers(1, 100))
@@ -139,19 +141,19 @@ def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
     schedule: str, pp: int, stages_per_rank: int
 ) -> None:
     layout = Layout(pp=pp, stages_per_rank=2 if schedule == "zbv" else stages_per_rank, schedule=schedule)  # type: ignore[arg-type]
-    stages = [rank_stages(layout, rank) for rank in range(pp)]
-    assert sorted(itertools.chain(*stages)) == list(range(layout.total_stages))
-    assert schedule != "zbv" or stages[0] == [0, layout.total_stages - 1]
+    stages = [layout.list_stages(rank) for rank in range(pp)]
+    assert sorted(itertools.chain(*stages)) == list(range(layout.stages))
+    assert schedule != "zbv" or stages[0] == [0, layout.stages - 1]
 
 
 @pytest.mark.parametrize(
     ("fields", "setting", "reason"),
     [
-        ({"tp": 2, "async_tp": True}, {}, ""),
-        ({"dp_shard": 2, "async_tp": True}, {}, "tp 1 has no collectives"),
-        ({"tp": 2, "async_tp": True}, {"compiled": False}, "compile has to be true"),
-        ({"tp": 2, "async_tp": True}, {"on_gpu": False}, "on a CPU it has to be false"),
-        ({"tp": 2, "async_tp": True}, {"ranks_per_node": 1, "tp_across_nodes": True}, "GPUs of one node"),
+        ({"tp": 2, "tp_overlap": "async"}, {}, ""),
+        ({"dp_shard": 2, "tp_overlap": "async"}, {}, "tp 1 has no collectives"),
+        ({"tp": 2, "tp_overlap": "async"}, {"compiled": False}, "compile has to be true"),
+        ({"tp": 2, "tp_overlap": "async"}, {"on_gpu": False}, "on a CPU it has to be false"),
+        ({"tp": 2, "tp_overlap": "async"}, {"ranks_per_node": 1, "tp_across_domains": True}, "GPUs of one node"),
         ({"cuda_graph": True}, {"state": "bf16"}, ""),
         ({"cuda_graph": True}, {}, "state has to be bf16"),
         ({"cuda_graph": True}, {"state": "bf16", "on_gpu": False}, "on a CPU it has to be false"),
@@ -159,8 +161,8 @@ def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
         ({"dp_shard": 2}, {"document_tokens": 512}, ""),
         ({"cp": 2}, {"document_tokens": 512}, "cp has to be 1"),
         ({"dp_shard": 2}, {"document_tokens": 512, "block": "manual"}, "needs block pytorch"),
-        ({"dp_shard": 2}, {"document_tokens": 512, "dtype": "fp32"}, "half precision"),
-        ({"dp_shard": 2}, {"document_tokens": 512, "dtype": "fp32", "on_gpu": False}, ""),
+        ({"dp_shard": 2}, {"document_tokens": 512, "precision": "fp32"}, "half precision"),
+        ({"dp_shard": 2}, {"document_tokens": 512, "precision": "fp32", "on_gpu": False}, ""),
         ({"dp_shard": 2, "cp_method": "ring"}, {}, "cp_method has to be allgather"),
         ({"cp": 2, "cp_method": "ring"}, {}, ""),
     ],
@@ -169,8 +171,9 @@ def test_what_a_layout_cannot_do_is_refused_with_the_reason(
     fields: dict[str, Any], setting: dict[str, Any], reason: str
 ) -> None:
     fields = {"global_batch": 16} | fields
-    setting = {"ranks_per_node": 2, "compiled": True} | setting
-    layout = Layout(**fields)
-    violation = find_violation(layout, Setting(MODELS["llama3_8b"], 8192, layout.world_size, **setting))
+    names = ("on_gpu", "ranks_per_node", "tp_across_domains")
+    site = {"ranks_per_node": 2} | {name: value for name, value in setting.items() if name in names}
+    training = {"compiled": True} | {name: value for name, value in setting.items() if name not in names}
+    violation = violation_of(trained_job(Layout(**fields), **training), **site)
     assert (violation is None) == (not reason)
     assert violation is None or reason in violation.reason

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import CommandResult
-from workloads.layouts.rules import DEGREES
+from workloads.layouts.layout import DEGREES
 
 
 def test_a_plan_shows_tried_and_excluded_points_and_the_projection(

@@ -26,9 +26,9 @@ from tests.support.parallel_ranks import (
 )
 from workloads.api.contract import Rank
 from workloads.instruments.distributed import process_group
+from workloads.layouts.layout import Layout
 from workloads.llama.pytorch_attention import causal_attention
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages
-from workloads.parallel.layout import Layout
 from workloads.parallel.stage import build_initializer
 
 

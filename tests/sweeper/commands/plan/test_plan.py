@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,9 +18,7 @@ from sweeper.commands.plan.text import round_to_band
 from sweeper.preflight.corrections import Correction, Place, keep
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
-from workloads.models.model import MODELS
-from workloads.parallel.estimates import build_job
-from workloads.parallel.layout import Layout, Setting
+from workloads.parallel import ParallelParameters
 
 SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
 
@@ -112,9 +109,8 @@ def test_this_project_s_trainer_is_estimated_as_its_sweeps_are(words: list[str])
     given = ["model=llama3_1b", *SMALL[1:], "pp=1", "checkpointing=none", "reshard_after_forward=true", *words]
     planned = search(build_problem(read_request(given)), keep=1).best[0]
     names = ("dp_replicate", "dp_shard", "tp", "global_batch")
-    layout = Layout(**{name: getattr(planned.layout, name) for name in names})
-    state: Any = "bf16" if "state=bf16" in words else "fp32"
-    job = build_job(layout, Setting(MODELS["llama3_1b"], 8192, 8, 8, compiled=True, state=state))
+    values = {name: getattr(planned.layout, name) for name in names}
+    job = ParallelParameters("llama3_1b", state="bf16" if "state=bf16" in words else "fp32", **values).job
     assert (planned.layout.sharding == "none") == (words == ["tp=8", "state=bf16"])
     assert job.layout == planned.layout
 

@@ -13,8 +13,8 @@ from tests.support.planner import flatten
 from workloads.estimator.search import USABLE_MEMORY, find_layouts
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
-from workloads.layouts.job import Job, TrainingLayout
-from workloads.layouts.offers import OFFERS, fixed_by
+from workloads.layouts.layout import Job, Layout
+from workloads.layouts.trainers import TRAINERS
 from workloads.models.hugging_face import load_model
 
 SMALL_SPACES: list[tuple[str, str, str, int, int, dict[str, Any]]] = [
@@ -30,9 +30,9 @@ SMALL_SPACES: list[tuple[str, str, str, int, int, dict[str, Any]]] = [
 def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
     model: str, trainer: str, device: str, gpus: int, batch: int, fixed: dict[str, Any]
 ) -> None:
-    layout = TrainingLayout(global_batch=batch)
+    layout = Layout(global_batch=batch)
     template, target = Job(load_model(model), layout, 4096, trainer), build_cluster(device, None, gpus)
-    options, fixed = OFFERS[trainer], {**fixed_by(trainer), **fixed}
+    options, fixed = TRAINERS[trainer].search, {**TRAINERS[trainer].fixed_degrees(), **fixed}
     estimates = [
         estimate_job(replace(template, layout=layout), target)
         for layout in flatten(list_families(template, target, options, fixed))

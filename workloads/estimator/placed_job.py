@@ -5,7 +5,7 @@ from __future__ import annotations
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.collectives import Group
 from workloads.estimator.precisions import Precision, find_precision
-from workloads.layouts.job import AttentionKernel, Job
+from workloads.layouts.layout import AttentionKernel, Job
 from workloads.layouts.trainers import Trainer, find_trainer
 
 # Plain copies and the optimizer's update reach this share of the bandwidth of the data sheet.
@@ -15,7 +15,7 @@ COPY_SHARE = 0.85
 PASS_INSTRUCTIONS_GB_S = 9_800
 
 
-class Setting:
+class PlacedJob:
     """A job, a cluster and the trainer's rules, with what many parts of an estimate need.
 
     Attributes:
@@ -37,8 +37,7 @@ class Setting:
         self.trainer: Trainer = find_trainer(job.trainer)
         self.precision: Precision = find_precision(job.precision)
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
-        layers = job.model.layers if layout.checkpointed_layers is None else layout.checkpointed_layers
-        self.checkpointed_share = min(1.0, layers / job.model.layers)
+        self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp
         self.residual_parts = layout.tp if layout.sequence_parallel else 1

@@ -1,4 +1,4 @@
-"""The planner offers this project's trainer only layouts that it runs."""
+"""A search offers this project's trainer only layouts that it runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from tests.support.planner_estimates import cluster, job
 from workloads.layouts.enumeration import list_families
-from workloads.layouts.offers import OFFERS
-from workloads.layouts.own_rules import SPLIT_SCHEDULES, find_own_violation
+from workloads.layouts.layout import SPLIT_SCHEDULES
+from workloads.layouts.rules import Site, find_violation
+from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, TRAINED_MODELS
-from workloads.parallel.estimates import SHARED_FIELDS
-from workloads.parallel.layout import Layout, Setting
-from workloads.parallel.rules import RULES
 
 WORDS: dict[str, list[Any]] = {
     "schedule": ["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"],
@@ -53,23 +51,18 @@ def test_every_offered_layout_is_one_that_the_trainer_runs(
     )
     target = cluster(gpus)
     target = replace(target, device=replace(target.device, peak_tflops={}))  # any precision
-    setting = Setting(MODELS[model], sequence_length, gpus, 8, compiled=work.compiled, dtype=precision, state=state)
-    for family in islice(list_families(work, target, OFFERS["own"], fixed), 200):
+    for family in islice(list_families(work, target, TRAINERS["own"].search, fixed), 200):
         for checkpointing in family.checkpointings:
             for offered in family.list_layouts(checkpointing):
-                fields = {name: getattr(offered, name) for name in SHARED_FIELDS}
-                layout = Layout(**fields, async_tp=offered.tp_overlap == "async")
-                broken = {rule: reason for rule, check in RULES.items() if (reason := check(layout, setting))}
-                assert not [
-                    reason for reason in broken.values() if "torch 2.13" not in reason
-                ]  # of an older torch here
+                assert find_violation(replace(work, layout=offered), Site(gpus, 8)) is None
 
 
 @pytest.mark.parametrize("schedule", SPLIT_SCHEDULES)
 def test_a_schedule_that_splits_the_backward_pass_is_offered_as_it_runs(schedule: str) -> None:
     work = replace(job("llama3_8b", trainer="own", global_batch=96), compiled=False)
-    families = list(list_families(work, cluster(8), OFFERS["own"], {"schedule": schedule}))
+    families = list(list_families(work, cluster(8), TRAINERS["own"].search, {"schedule": schedule}))
     pipelines = [family for family in families if family.template.pp > 1]
     assert pipelines and all(family.reshardings == (False,) for family in pipelines)
     assert not any("selective" in family.checkpointings for family in pipelines)
-    assert "compiled" in find_own_violation(replace(work, layout=pipelines[0].template, compiled=True))
+    violation = find_violation(replace(work, layout=pipelines[0].template, compiled=True), cluster(8))
+    assert violation is not None and "compiled" in violation.reason

@@ -1,0 +1,173 @@
+"""A training job: a model, a layout and a trainer, as plain values.
+
+Degrees have torchtitan's names. Ranks are numbered with the innermost degree fastest: tp, cp, dp_shard, dp_replicate,
+pp. Ranks that communicate most are neighbors and stay within a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from workloads.models.model import Model
+
+Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
+Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
+SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # which compute gradients of inputs and of weights one after the other
+Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
+State = Literal["fp32", "amp", "bf16", "int8"]
+TensorOverlap = Literal["none", "async"]
+ContextMethod = Literal["allgather", "ring"]
+AttentionKernel = Literal["flash2", "flash3", "cudnn", "unfused"]
+Dispatcher = Literal["alltoall", "deepep"]
+DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The division of a model and a batch over ranks, each with one GPU.
+
+    Attributes:
+        dp_replicate, dp_shard: data parallel: copies of the model, and ranks that share one copy's states.
+        tp, cp, pp: tensor, context and pipeline parallel.
+        ep: expert parallel; its ranks are some of those of the other degrees, so it does not enter `gpus`.
+        stages_per_rank: pipeline stages of a rank; above 1 for interleaved and V schedules.
+        micro_batch: sequences that a data parallel rank computes at once.
+        global_batch: sequences in a step, of all ranks together.
+        sharding: which states `dp_shard` divides: none (DDP), the optimizer's (zero1), gradients too (zero2), all.
+        reshard_after_forward: weights are gathered again for the backward pass (only where `sharding` divides them),
+            and gradients are reduce-scattered after each micro-batch. If False, both stay whole through a step.
+        sequence_parallel: tensor parallel ranks divide the sequence outside attention and MLP.
+        tp_overlap: `async` runs tensor parallel collectives in parts beside the matrix products.
+        cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
+        offload_optimizer: the optimizer's states and step are on the host.
+        checkpointing: what the backward pass computes again. `per_op` is torchtitan's selective mode, `selective` this
+            project's, `core_attention` Megatron's selective mode, `norm_act` norms and activations.
+        checkpointed_layers: blocks that are checkpointed; None for those that `checkpointing_freq` selects.
+        layers_per_stage: of each pipeline stage, the first one first; None to divide them evenly.
+        checkpointing_freq: every Nth block is checkpointed, as torchtitan's `selective_ac_option` counts them. Of this
+            project's trainer only, as is `cuda_graph`: the passes of a step are recorded once and replayed.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    stages_per_rank: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batch: int = 1
+    global_batch: int = 1
+    sharding: Sharding = "fsdp2"
+    reshard_after_forward: bool = True
+    sequence_parallel: bool = True
+    tp_overlap: TensorOverlap = "none"
+    cp_method: ContextMethod = "allgather"
+    offload_optimizer: bool = False
+    checkpointing: Checkpointing = "none"
+    checkpointed_layers: int | None = None
+    layers_per_stage: tuple[int, ...] | None = None
+    checkpointing_freq: int = 1
+    cuda_graph: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
+
+    @property
+    def dp(self) -> int:
+        """The number of groups of ranks that train on different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks share the weights of a copy of the model."""
+        return self.dp_shard * self.cp > 1
+
+    @property
+    def microbatches(self) -> int:
+        """The micro-batches that a rank computes in a step: gradient accumulation, or what fills a pipeline."""
+        return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.stages_per_rank
+
+    def checkpointing_of(self, block: int) -> Checkpointing:
+        """Return the checkpointing of a block of the model, the first one being 0."""
+        return self.checkpointing if (block + 1) % self.checkpointing_freq == 0 else "none"
+
+    def count_checkpointed(self, layers: int) -> int:
+        """Return how many of the model's blocks are checkpointed."""
+        if self.checkpointed_layers is None:
+            return layers if self.checkpointing == "none" else layers // self.checkpointing_freq
+        return min(layers, self.checkpointed_layers)
+
+    def list_stages(self, pp_rank: int) -> list[int]:
+        """Return the indices of the stages that a pipeline rank has, in ascending order."""
+        if self.schedule in V_SCHEDULES:
+            return [pp_rank, self.stages - 1 - pp_rank]
+        return list(range(pp_rank, self.stages, self.pp))
+
+    def uses_fsdp(self, state: State) -> bool:
+        """Return whether FSDP wraps the model in this project's trainer.
+
+        It does where gradients are averaged over several ranks, and with fp32 state on a single rank too: there it
+        casts weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
+        (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
+        """
+        return state == "fp32" or self.dp * self.cp > 1
+
+    def __str__(self) -> str:
+        """Describe the layout, such as `dp_shard 4 x tp 2, micro-batch 2 x 8`."""
+        degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
+        ring = " (ring)" if self.cp_method == "ring" else ""
+        pipeline = f" ({self.schedule}, {self.stages} stages)" if self.pp > 1 else ""
+        batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
+        checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
+        if self.checkpointing_freq > 1:
+            checkpointing += f" of one block in {self.checkpointing_freq}"
+        gathered = "" if self.reshard_after_forward else ", weights stay gathered"
+        others = (", async tp" if self.tp_overlap == "async" else "") + (", CUDA graph" if self.cuda_graph else "")
+        return f"{' x '.join(degrees) or 'one rank'}{ring}{pipeline}, {batch}{checkpointing}{gathered}{others}"
+
+
+# The fields of a layout that any trainer may have.
+LAYOUT_FIELDS = tuple(item.name for item in fields(Layout) if item.name not in ("checkpointing_freq", "cuda_graph"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trainer trains, and how.
+
+    Attributes:
+        trainer: whose rules, memory and efficiency apply: a key of the planner's table of trainers.
+        precision: the data type of matrix products: bf16, fp16 or an fp8 or fp4 recipe such as `fp8_tensorwise`.
+        state: `fp32`: fp32 master weights, moments and gradients' reduction; `amp`: fp32 weights that are cast for each
+            use; `bf16`: all in bf16; `int8`: 8-bit moments.
+        compiled: blocks are compiled by torch.compile.
+        manual_backward: blocks have this project's own backward pass, which saves less (`workloads.llama.block`).
+        document_tokens: mean length of a document that attention does not leave; 0 for whole sequences.
+        gradient_bytes: of a gradient in its reduction over data parallel ranks; None for the trainer's own.
+        attention_kernel: the kernel of attention; empty for the trainer's own.
+        dispatcher: how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert.
+        expert_overlap: all-to-all of one micro-batch runs beside the computation of another.
+        expert_imbalance: tokens of the busiest rank's experts, divided by the mean.
+    """
+
+    model: Model
+    layout: Layout
+    sequence_length: int
+    trainer: str = "own"
+    precision: str = "bf16"
+    state: State = "fp32"
+    compiled: bool = True
+    manual_backward: bool = False
+    document_tokens: int = 0
+    gradient_bytes: int | None = None
+    attention_kernel: AttentionKernel | Literal[""] = ""
+    dispatcher: Dispatcher = "alltoall"
+    expert_overlap: bool = False
+    expert_imbalance: float = 1.0
