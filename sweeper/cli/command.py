@@ -208,6 +208,7 @@ class _Reader:
         values: dict[str, Any] = {}
         plain: list[str] = []
         typed: dict[str, str] = {}
+        arguments = _as_settings(arguments) if "config_dir" in self.settings else arguments
         for number, argument in enumerate(arguments):
             name, sign, text = argument.partition("=")
             if argument in self.switches:
@@ -293,6 +294,12 @@ class _Reader:
             if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
                 return self.command.usage(verb)
         return ""
+
+
+def _as_settings(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--config-dir DIR`, a sweep's flag, as the setting `config_dir=DIR`."""
+    joined = re.sub(r"(^|\0)(?:--config-dir|-cd)[=\0](?=[^\0])", r"\1config_dir=", "\0".join(arguments))
+    return joined.split("\0") if arguments else []
 
 
 def read_value(key: Key, text: str) -> Any:

@@ -47,7 +47,8 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in known:
-            raise UserInputError(f"{key}: unknown key. {suggest(name, known, prefix)}")
+            section = prefix.rpartition(": ")[2]  # without the file
+            raise UserInputError(f"{key}: unknown key. {suggest(name, known, section)}")
         converted[name] = convert(hints[name], value, key)
         check_bounds(converted[name], known[name].metadata, key)
     for name, item in known.items():

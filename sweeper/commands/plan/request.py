@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.cli.command import read_request as read
-from sweeper.config.catalogue import catalogue
+from sweeper.config.catalogue import catalogue, use_config_dir
 from sweeper.preflight import corrections
 from sweeper.preflight.calibration import AUTO, CalibrationFile, find_calibration
 from sweeper.preflight.clusters import build_cluster
@@ -59,7 +59,8 @@ class PlanRequest:
 
     Attributes:
         model: name of a model, or the path of a Hugging Face config.json.
-        hardware: name of a GPU of conf/hardware.
+        hardware: name of a GPU of conf/hardware, or of config_dir.
+        config_dir: a folder with your own GPUs, config_dir/hardware/NAME.yaml, as a sweep's --config-dir.
         gpus: number of GPUs; with `tokens_per_day` the fewest that are tried.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
@@ -122,6 +123,7 @@ class PlanRequest:
     failures_per_gpu_day: float = field(default=FAILURES_PER_GPU_DAY, metadata={"min": 0})
     restart_s: float = field(default=Reliability.restart_s, metadata={"min": 0})
     checkpoint_s: float = field(default=Reliability.checkpoint_s, metadata={"min": 0})
+    config_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.gpus is None and (self.tokens_per_day is None or self.layout is not None):
@@ -129,6 +131,7 @@ class PlanRequest:
         if self.trainer is not None:
             _check_name("trainer", self.trainer, TRAINERS)
         _check_name("precision", self.precision, PRECISIONS)
+        use_config_dir(self.config_dir)
         _check_name("hardware", self.hardware, catalogue())
         if self.file is not None:
             _check_name("file", self.file, FORMATS)

@@ -8,6 +8,7 @@ import pytest
 
 from sweeper.execution import cluster
 from tests.conftest import CommandResult
+from workloads.api import host
 
 WRONG = {
     "workload=matmull": ["workload=matmull", "unknown workload 'matmull'", "Did you mean matmul?"],
@@ -45,7 +46,6 @@ WRONG = {
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
     "search.initial_points=[{m:100}]": ["search.initial_points", "m=100", "space.m is range(128"],
     "workload=llama_tiny space.data=/no/such": ["space.data=/no/such", "no such file"],
-    "workload=llama8b space.model=llama3_70b hardware=cpu": ["space.model=llama3_70b", "394.2 GiB", "without a GPU"],
     "space.backend=tinygrad hardware=cpu": ["space.backend=tinygrad", "for GPUs"],
     "model=llama3_9b": ["model=llama3_9b", "Did you mean llama3_8b?"],
     "workload=matmul_layers space.m=64": ["space: m and model"],
@@ -63,8 +63,8 @@ WRONG = {
     "retry=failed name=nothing": ["retry=failed", "there is no sweep nothing"],
     "seed=1k": ["seed=1k", "an integer. Write 1e3"],
     "finals.rounds=1": ["finals.rounds=1", "at least 2"],
-    "workload=probe gpus=512": ["gpus=512", "the cluster has"],
-    "cluster.max_concurrent_trials=512": ["cluster.max_concurrent_trials=512", "at most"],
+    "workload=probe gpus=99999": ["gpus=99999", "the cluster has"],
+    "cluster.max_concurrent_trials=99999": ["cluster.max_concurrent_trials=99999", "at most"],
     "hardware=mi355x": ["hardware=mi355x", "not in the cluster", "hardware=cpu"],
     "workload=probe search=grid": ["space.x", "no grid"],
     "objective=[tflop,mfu]": ["unknown metric tflop", "Did you mean tflops?", "workload.direction="],
@@ -121,6 +121,23 @@ ALSO_WRONG = {
     "SEED=5": ["SEED", "Did you mean seed?"],
     "+workload=probe": ["workload", "chosen twice"],
 }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "parts"),
+    [
+        ("cpu", ["space.dtype=bf16 is emulated on this device", "cpu lacks bf16"]),
+        ("cpu bf16 fp16", ["space.model=llama3_70b", "394.2 GiB", "without a GPU this machine has 64.0 GiB"]),
+    ],
+)
+def test_a_processor_refuses_formats_that_it_lacks_before_models_that_do_not_fit(
+    architecture: str, parts: list[str], run_cli: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever this machine's processor and memory are."""
+    monkeypatch.setattr(host, "cpu_architecture", lambda: architecture)
+    monkeypatch.setattr(host, "memory_bytes", lambda: 64 * 2**30)
+    result = run_cli(*["workload=llama8b", "space.model=llama3_70b", "hardware=cpu"])
+    assert result.code == 2 and all(part in result.err for part in parts), result.err
 
 
 @pytest.mark.parametrize("arguments", [*WRONG, *(pytest.param(name, marks=pytest.mark.soak) for name in ALSO_WRONG)])

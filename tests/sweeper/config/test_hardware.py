@@ -4,6 +4,7 @@ import csv
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from sweeper.commands.report.leaderboard import PUBLISHED_RATES
-from sweeper.config.catalogue import catalogue
+from sweeper.config.catalogue import catalogue, use_config_dir
 from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
@@ -235,3 +236,45 @@ def test_the_reserved_host_memory_is_the_largest_of_any_point() -> None:
     assert reserved() == 0
     assert reserved("++space.host_gib=3") == 3
     assert reserved('++space.host_gib="4,16,8"') == 16
+
+
+H800 = """
+defaults: [h100]
+name: h800
+accelerators: [H800]
+device_names: ["H800"]
+dense_peak_tflops: {bf16: 989, fp8: 1979}
+link_gb_s: 200   # four of the eight pairs of links
+"""
+
+
+def test_a_gpu_in_a_file_of_a_user_s_own_is_swept_planned_and_recognized(run_cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "hardware").mkdir(parents=True)
+    (tmp_path / "mine" / "hardware" / "h800.yaml").write_text(H800)
+    words = ["hardware=h800", "model=llama3_8b", "gpus=8", "tp=8"]
+    for folder in (["--config-dir", "mine"], ["--config-dir=mine"], ["config_dir=mine"]):
+        planned = run_cli("plan", *folder, *words)
+        assert planned.code == 0 and "8 x h800" in planned.out, planned.err
+    node = gpu_node("NVIDIA H800", "H800")
+    found = hardware_of(node)
+    assert (found.name, found.link_gb_s, found.memory_gib) == ("h800", 200, catalogue()["h100"].memory_gib)
+    swept = run_cli("--config-dir=mine", "hardware=h800", "workload=parallel", "gpus=8", "plan=true")
+    assert swept.code == 0 and "8 x h800, planned" in swept.out, swept.err
+    refused = run_cli("plan", *words)  # without the folder
+    assert refused.code == 2 and "hardware=h800: must be one of" in refused.err and "h800" not in catalogue()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: h800\nmemory_gb: 80\n", "hardware/h800.yaml: memory_gb: unknown key. .*Did you mean memory_gib"),
+        ("", "hardware/h800.yaml: must be a mapping"),
+        ("name: [", "hardware/h800.yaml: cannot be read"),
+    ],
+)
+def test_a_wrong_file_of_a_gpu_is_named_in_a_line(run_cli: Any, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "h800.yaml").write_text(text)
+    refused = run_cli("plan", "--config-dir=.", "hardware=h800", "model=llama3_8b", "gpus=8")
+    use_config_dir(None)
+    assert refused.code == 2 and re.search(message, refused.err) and len(refused.err.splitlines()) == 1, refused.err
