@@ -98,16 +98,14 @@ def _build_sweeps_table(stored: Stored) -> Table:
         tainted = int((trials["tag.tainted"] == "yes").sum()) if "tag.tainted" in trials else 0
         counts = [f"{count} {name}" for name, count in outcomes.items()]
         counts += [f"{tainted} tainted"] if tainted else []
-        power_limits: Iterable[str] = (
-            trials["tag.power_limit_w"].dropna().unique() if "tag.power_limit_w" in trials else []
-        )
+        limits = trials.get("tag.power_limit_w", pd.Series(dtype=str)).dropna().unique()
         versions = {name: _join_lines(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
         rows.append(
             [
                 sweep["run"],
                 _join_lines(sweep.get("tag.workload")),
                 _join_lines(sweep.get("tag.machine")) or _join_lines(sweep.get("tag.device")),
-                " or ".join(sorted(power_limits)),
+                " or ".join(sorted(limits)),
                 *("" if pd.isna(sweep[when]) else f"{sweep[when]:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")),
                 sweep["status"].lower(),
                 ", ".join(counts),
