@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import csv as csv_module
+import csv
 import io
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
-
-from rich.table import Table
+from typing import Any, NamedTuple
 
 from sweeper.common.format import format_interval, format_number, one_line, short_value, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.derivation import hidden_metrics
 from sweeper.metrics.intervals import missing_reason
-from sweeper.pages.terminal import draw
 from sweeper.search.finals import FinalistResult
-from sweeper.search.front import Front, FrontPoint, measured_interval
+from sweeper.search.front import Front, measured_interval
 from workloads.api.metrics import ROWS, Metric, get_metric
 
 FRONT_COLUMNS = ("front %", "verdict", "same as")
 MEASURED_ONCE = "measured once"
-Rows = tuple[list[str], list[list[str]]]
+
+
+class Rows(NamedTuple):
+    """The heading and cells of a table, of which `minimum` columns are shown however narrow the terminal is."""
+
+    heading: list[str]
+    cells: list[list[str]]
+    minimum: int
 
 
 def format_counts(counts: Mapping[TrialStatus, int]) -> str:
@@ -51,7 +55,7 @@ def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
 def trial_rows(
     records: Sequence[TrialRecord], objective: str, others: Sequence[str] = (), front: Collection[int] = ()
 ) -> Rows:
-    """Return the heading and the cells: varying parameters, then the objective, then the other metrics.
+    """Return the varying parameters of each trial, then the objective, then the other metrics.
 
     Args:
         others: further objectives, which follow the leading one; then the trials of `front` are marked.
@@ -77,7 +81,8 @@ def trial_rows(
         ]
         marks = ["yes" if record.number in front else ""] if others else []
         cells.append([str(record.number), *marks, *(short_value(record.params[name]) for name in names), *formatted])
-    return heading, cells
+    # The number, the parameters and the objective; of several also the mark of the front.
+    return Rows(heading, cells, 2 + len(names) + (1 + len(others) if others else 0))
 
 
 def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
@@ -86,17 +91,8 @@ def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
     return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def draw_trials(
-    records: Sequence[TrialRecord], objective: str, width: int, others: Sequence[str] = (), front: Collection[int] = ()
-) -> Table:
-    """Return the table of trials for a terminal of this width. See `trial_rows` for the other arguments."""
-    # The number, the parameters and the objective; of several also the mark of the front.
-    minimum = 2 + len(varying_parameters(records)) + (1 + len(others) if others else 0)
-    return draw(*trial_rows(records, objective, others, front), minimum, width)
-
-
 def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
-    """Return the heading and the cells of the points that were measured again, then of the rest of the front.
+    """Return the points that were measured again, then the rest of the front.
 
     The parameters come first, then the objectives, what is known of each point, and the intervals of the objectives.
     """
@@ -108,48 +104,39 @@ def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
     for trial, point in zip_longest(trials, front.certified):
         values = [point.values[name] if point else measured_interval(trial, name) for name in metrics]
         scaled = [value.scaled(column.factor) for value, column in zip(values, columns, strict=True)]
-        share, verdict, same = ("", MEASURED_ONCE, "") if point is None else _describe_point(point)
+        known = ["", MEASURED_ONCE, ""]
+        if point:
+            known = [f"{100 * point.share:.0f}", point.verdict, ", ".join(map(str, point.same_as))]
         cells.append(
             [
                 *(str(trial.number), *(short_value(trial.params[name]) for name in names)),
                 *(format_number(value.value) for value in scaled),
-                *(share, verdict, same),
+                *known,
                 *(format_interval(value.low, value.high) for value in scaled),
             ]
         )
-    return ["trial", *names, *labels, *FRONT_COLUMNS, *(f"95% {label}" for label in labels)], cells
-
-
-def _describe_point(point: FrontPoint) -> tuple[str, str, str]:
-    return f"{100 * point.share:.0f}", point.verdict, ", ".join(map(str, point.same_as))
-
-
-def draw_front(front: Front, metrics: Sequence[str], width: int) -> Table:
-    """Return the table of the front for a terminal of this width; intervals if there is room."""
-    heading, cells = front_rows(front, metrics)
-    return draw(heading, cells, len(heading) - len(metrics), width)
+    heading = ["trial", *names, *labels, *FRONT_COLUMNS]
+    return Rows([*heading, *(f"95% {label}" for label in labels)], cells, len(heading))
 
 
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
-    """Return the heading and the cells of the finalists: parameters, result, and how far behind the first."""
+    """Return the finalists' parameters, results, and how far they are behind the first."""
     names = varying_parameters([finalist.trial for finalist in finalists])
     column = get_metric(objective)
-    heading = ["trial", *names, column.heading, "95% from", "to", "behind %", "from", "to"]
     has_exceeded = any(finalist.exceeded for finalist in finalists)
-    heading[1:1] = ["limits"] if has_exceeded else []
+    heading = ["trial", *(["limits"] if has_exceeded else []), *names, column.heading]
     cells = []
     for place, finalist in enumerate(finalists):
-        figure, behind = finalist.value, finalist.behind
         cells.append(
             [
                 str(finalist.trial.number),
                 *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else []),
                 *(short_value(finalist.trial.params[name]) for name in names),
-                *(format_number(value * column.factor) for value in (figure.value, figure.low, figure.high)),
-                *(f"{100 * value:.2f}" if place else "" for value in (behind.value, behind.low, behind.high)),
+                *(format_number(value * column.factor) for value in finalist.value.bounds),
+                *(f"{100 * value:.2f}" if place else "" for value in finalist.behind.bounds),
             ]
         )
-    return heading, cells
+    return Rows([*heading, "95% from", "to", "behind %", "from", "to"], cells, len(heading))
 
 
 def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -191,7 +178,7 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv_module.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writerow({name: spreadsheet_cell(name) for name in names})
     writer.writerows({name: spreadsheet_cell(value) for name, value in row.items() if value == value} for row in rows)
     return text.getvalue()

@@ -70,7 +70,7 @@ def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
     results = make_results({1: BEYOND})
     assert results.winner is not None and results.winner.number == 2
     assert [finalist.trial.number for finalist in results.finalists] == [2, 1] and not results.finalists[1].tied
-    heading, rows = finalist_rows(results.finalists, "tokens_per_s")
+    heading, rows, _ = finalist_rows(results.finalists, "tokens_per_s")
     assert heading[:2] == ["trial", "limits"] and [row[:2] for row in rows] == [["2", "kept"], ["1", BEYOND[0]]]
     parent = {"started_at": "now", "params": {}, "tags": {}, "artifacts": {}}
     store = Store(f"sqlite:///{workspace.path}/mlflow.db", "parallel", "study", "sweep", parent)

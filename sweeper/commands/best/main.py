@@ -29,8 +29,8 @@ from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFi
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.criteria import Criteria
-from sweeper.pages.terminal import terminal_width
-from sweeper.pages.trial_tables import draw_front
+from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.trial_tables import front_rows
 from sweeper.results.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
 from sweeper.search.front import Front
 from workloads.api.errors import UserInputError
@@ -70,7 +70,7 @@ def show_front(sweep: StoredSweep, front: Front) -> None:
     console = Console(width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
     metrics, numbers = sweep.description.criteria.metrics, front.numbers
     console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
-    console.print(draw_front(front, metrics, width))
+    console.print(draw(*front_rows(front, metrics), width))
     if not front.certified:
         console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
     if numbers:

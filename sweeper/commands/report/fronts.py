@@ -146,7 +146,7 @@ def _final_interval(record: TrialRecord, metric: str) -> Interval:
 
 def build_table(front: SweepFront) -> Table:
     """Return the points of the front that were measured again, then the rest of it."""
-    heading, rows = front_rows(front.front, front.criteria.metrics)
+    heading, rows, _ = front_rows(front.front, front.criteria.metrics)
     return Table(front.title, heading, rows, front.note)
 
 
