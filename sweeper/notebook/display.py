@@ -5,11 +5,10 @@ from __future__ import annotations
 import html
 import math
 import sys
-from collections import Counter
 from typing import Any
 
-from sweeper.common.format import format_duration, format_number, format_point
-from workloads.api.metrics import get_metric
+from sweeper.common.format import format_duration
+from sweeper.pages.progress import describe_values, draw_bar, format_ended
 
 BAR_WIDTH = 24
 SHOWN_NOTES = 6
@@ -17,10 +16,6 @@ SHOWN_NOTES = 6
 
 class EventDisplay:
     """The state of a sweep as its events tell it, printed as lines to standard error."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._best = ""
 
     def note(self, text: str) -> None:
         """Show a line."""
@@ -31,7 +26,6 @@ class EventDisplay:
         if event["event"] == "note":
             self.note(str(event["text"]))
         elif event["event"] == "trial":
-            self._counts[event["outcome"]] += 1
             self._show(event)
 
     def end(self) -> None:
@@ -43,8 +37,7 @@ class EventDisplay:
 
     def describe(self, event: dict[str, Any]) -> str:
         """Return the state after a trial in one line."""
-        budget = f"/{event['budget_trials']}" if event["budget_trials"] else ""
-        line = f"[{format_duration(event['elapsed_s'])}] {event['ended']}{budget} trials"
+        line = f"[{format_duration(event['elapsed_s'])}] {format_ended(event['ended'], event['budget_trials'])}"
         if "remeasured_trial" in event:
             return f"{line}; finals: round {event['round']} of trial {event['remeasured_trial']}"
         if event["outcome"] != "complete":
@@ -55,20 +48,18 @@ class EventDisplay:
 def describe_value(event: dict[str, Any]) -> str:
     """Return the objective of a complete trial and its point."""
     objective = event["objective"]
-    value = f"{format_number(event['metrics'].get(objective, math.nan))} {get_metric(objective).unit or objective}"
-    return f"{value} at {format_point(event['params'])}"
+    return describe_values({objective: event["metrics"].get(objective, math.nan)}, event["params"])
 
 
 class NotebookDisplay(EventDisplay):
     """A block in the output of a notebook's cell, redrawn in place."""
 
     def __init__(self) -> None:
-        super().__init__()
         from IPython.display import HTML, display
 
         self._html = HTML
         self._notes: list[str] = []
-        self._line = "starting"
+        self._best, self._line = "", "starting"
         self._share = 0.0
         self._handle = display(HTML(""), display_id=True)
 
@@ -80,15 +71,14 @@ class NotebookDisplay(EventDisplay):
         if event["is_best"]:
             self._best = f"best {describe_value(event)}"
         if event["budget_trials"]:
-            self._share = min(1.0, event["ended"] / event["budget_trials"])
+            self._share = event["ended"] / event["budget_trials"]
         if event["outcome"] not in ("complete", "cancelled"):
             self._notes.append(self.describe(event))
         self._line = self.describe(event)
         self._draw()
 
     def _draw(self) -> None:
-        filled = round(BAR_WIDTH * self._share)
-        lines = ["█" * filled + "░" * (BAR_WIDTH - filled) + f" {self._line}", self._best, *self._notes[-SHOWN_NOTES:]]
+        lines = [f"{draw_bar(self._share, BAR_WIDTH)} {self._line}", self._best, *self._notes[-SHOWN_NOTES:]]
         text = "\n".join(filter(None, lines))
         self._handle.update(self._html(f"<pre>{html.escape(text)}</pre>"))
 

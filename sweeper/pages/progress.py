@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -31,12 +31,12 @@ class ProgressState:
         trials: the budget; None without a limit.
         waiting: trials that a worker holds to start when the running one has ended.
         remaining_s: estimated seconds until the budget is used up; None while unknown.
-        describe_workers: returns a line for each of so many gangs.
+        objectives: their metrics, the leading one first.
+        describe_workers: returns a line for each of the first N gangs.
         tracking_error: why results are not in MLflow; empty if they are.
         is_starting: no worker is up yet.
         finals: finished and planned trials of the finals.
         front: with several objectives, the trials on it, the best by the leading one first.
-        objectives: the metrics of all objectives.
     """
 
     counts: Mapping[TrialStatus, int]
@@ -46,7 +46,7 @@ class ProgressState:
     elapsed_s: float
     remaining_s: float | None
     best: TrialRecord | None
-    objective: str
+    objectives: Sequence[str]
     describe_workers: Callable[[int], list[str]] = lambda _: []
     gangs: int = 0
     tracking_error: str = ""
@@ -54,18 +54,43 @@ class ProgressState:
     is_stopping: bool = False
     finals: tuple[int, int] | None = None
     front: Sequence[TrialRecord] = ()
-    objectives: Sequence[str] = ()
 
     @property
     def ended(self) -> int:
         return sum(number for status, number in self.counts.items() if status is not TrialStatus.CANCELLED)
 
+    def describe_counts(self) -> str:
+        if self.finals:
+            return f"finals: {self.finals[0]}/{self.finals[1]}"
+        counts = f": {format_counts(self.counts)}" if any(self.counts.values()) else ""
+        return f"{format_ended(self.ended, self.trials)}{counts}"
+
+    def describe(self, record: TrialRecord) -> str:
+        """Return the objectives of a trial and its point."""
+        metrics = self.objectives if self.front else self.objectives[:1]
+        return describe_values({name: record.metrics[name] for name in metrics}, record.params)
+
+
+def format_ended(ended: int, budget: int | None) -> str:
+    return f"{ended}{f'/{budget}' if budget else ''} trials"
+
+
+def describe_values(metrics: Mapping[str, float], params: Mapping[str, Any]) -> str:
+    """Return metrics of a trial with their units, of one without a unit its name, and the trial's point."""
+    values = [f"{format_number(value)} {get_metric(name).unit or name}" for name, value in metrics.items()]
+    return f"{', '.join(values)} at {format_point(params)}"
+
+
+def draw_bar(share: float, width: int) -> str:
+    filled = min(width, round(width * share))
+    return "█" * filled + "░" * (width - filled)
+
 
 class Progress:
     """No progress (`progress=never`), and the base of the other displays: notes are always shown."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+    def __init__(self, force_terminal: bool | None = None) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=force_terminal)
 
     def __enter__(self) -> Progress:
         return self
@@ -99,7 +124,7 @@ class Lines(Progress):
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         now = time.monotonic()
         failed = ended is not None and ended.status is not TrialStatus.COMPLETE
-        line = f"[{format_duration(state.elapsed_s)}] {_describe_counts(state)}"
+        line = f"[{format_duration(state.elapsed_s)}] {state.describe_counts()}"
         if not (is_best or failed) and now - self._last_s < (MIN_BETWEEN_LINES_S if ended else HEARTBEAT_S):
             self._skipped = line if ended else self._skipped
             return
@@ -107,10 +132,10 @@ class Lines(Progress):
         if ended is not None and failed:
             line += f"; {_describe_failure(ended)}"
         elif state.front and not state.finals:
-            new = f", new {_describe_values(state, ended)}" if ended is not None and is_best else ""
+            new = f", new {state.describe(ended)}" if ended is not None and is_best else ""
             line += f"; front of {len(state.front)}{new}"
         elif state.best and not state.finals:
-            line += f"; {'new best' if is_best else 'best'} {_describe_best(state)}"
+            line += f"; {'new best' if is_best else 'best'} {state.describe(state.best)}"
         if state.remaining_s is not None and not (ended or state.finals):  # in the heartbeat alone
             line += f"; about {format_duration(state.remaining_s)} left"
         if state.is_starting:
@@ -122,11 +147,6 @@ class Lines(Progress):
 
 class Block(Progress):
     """A live block on a terminal, redrawn in place."""
-
-    def __init__(self, force: bool = False) -> None:
-        super().__init__()
-        if force:
-            self.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=True)
 
     def __enter__(self) -> Progress:
         # Standard output is Ray's at that time and goes to a file.
@@ -140,21 +160,25 @@ class Block(Progress):
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is not None and ended.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED):
             self.note(_describe_failure(ended))
-        self._live.update(self._draw(state))
+        self._live.update(self.draw(state))
 
-    def _draw(self, state: ProgressState) -> Group:
-        width = self.console.width
-        lines = [Text(f"{_bar(state, min(24, width // 3))} {_describe_counts(state)}", style="bold")]
+    def draw(self, state: ProgressState) -> Group:
+        width, bar = self.console.width, ""
+        if state.trials:
+            done, total = state.finals or (state.ended, state.trials)
+            bar = draw_bar(done / total, min(24, width // 3))
         remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
         running = f"{state.running} running, {state.waiting} next"
         activity = "stopping: waiting for the running trials" if state.is_stopping else running
-        lines.append(Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"))
-        for record in state.front[:SHOWN_OF_FRONT]:
-            lines.append(Text(f"front {_describe_values(state, record)}", style="green"))
+        lines = [
+            Text(f"{bar} {state.describe_counts()}", style="bold"),
+            Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"),
+        ]
+        lines += [Text(f"front {state.describe(record)}", style="green") for record in state.front[:SHOWN_OF_FRONT]]
         if len(state.front) > SHOWN_OF_FRONT:
             lines.append(Text(f"… and {len(state.front) - SHOWN_OF_FRONT} more on the front", style="green"))
         if state.best and not state.front:
-            lines.append(Text(f"best {_describe_best(state)}", style="green"))
+            lines.append(Text(f"best {state.describe(state.best)}", style="green"))
         max_workers = max(1, self.console.height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
         lines += [Text(worker, style="dim") for worker in state.describe_workers(max_workers)]
         if state.gangs > max_workers:
@@ -170,43 +194,41 @@ class Json(Progress):
     """One JSON object a line, for programs."""
 
     def note(self, text: str) -> None:
-        self._print({"event": "note", "text": " ".join(text.split())})
+        self._print("note", {"text": " ".join(text.split())})
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is None:
             return
         remeasurement = ended.remeasurement
-        self._print(
-            {
-                "event": "trial",
-                "trial": ended.number,
-                "objective": state.objective,
-                "outcome": ended.status.value,
-                "reason": ended.reason,
-                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
-                **({"retry_of": ended.retry.trial} if ended.retry else {}),
-                "params": dict(ended.params),
-                "metrics": dict(ended.metrics),
-                "is_best": is_best,
-                **({"front": [record.number for record in state.front]} if state.front else {}),
-                "ended": state.ended,
-                "budget_trials": state.trials,
-                "elapsed_s": round(state.elapsed_s, 3),
-            }
-        )
+        event = {
+            "trial": ended.number,
+            "objective": state.objectives[0],
+            "outcome": ended.status.value,
+            "reason": ended.reason,
+            **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+            **({"retry_of": ended.retry.trial} if ended.retry else {}),
+            "params": dict(ended.params),
+            "metrics": dict(ended.metrics),
+            "is_best": is_best,
+            **({"front": [record.number for record in state.front]} if state.front else {}),
+            "ended": state.ended,
+            "budget_trials": state.trials,
+            "elapsed_s": round(state.elapsed_s, 3),
+        }
+        self._print("trial", event)
 
     def end(self, results: dict[str, object]) -> None:
-        self._print({"event": "end", **results})
+        self._print("end", results)
 
-    def _print(self, event: dict[str, object]) -> None:
-        print(json.dumps(event), file=sys.stderr, flush=True)
+    def _print(self, kind: str, event: Mapping[str, object]) -> None:
+        print(json.dumps({"event": kind, **event}), file=sys.stderr, flush=True)
 
 
 def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progress:
     """Return the display for a setting; `auto` is a block on a terminal, else lines."""
     match setting:
         case "always":
-            return Block(force=True)
+            return Block(force_terminal=True)
         case "never":
             return Progress()
         case "json":
@@ -217,31 +239,3 @@ def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progre
 
 def _describe_failure(record: TrialRecord) -> str:
     return f"trial {record.number} {record.status.value}: {record.reason} ({format_point(record.params)})"
-
-
-def _describe_counts(state: ProgressState) -> str:
-    if state.finals:
-        return f"finals: {state.finals[0]}/{state.finals[1]}"
-    budget = f"/{state.trials}" if state.trials else ""
-    counts = {status: number for status, number in state.counts.items() if number}
-    return f"{state.ended}{budget} trials: {format_counts(counts)}" if counts else f"0{budget} trials"
-
-
-def _describe_best(state: ProgressState) -> str:
-    assert state.best is not None
-    value = f"{format_number(state.best.metrics[state.objective])} {get_metric(state.objective).unit}".strip()
-    return f"{value} at {format_point(state.best.params)}"
-
-
-def _describe_values(state: ProgressState, record: TrialRecord) -> str:
-    """Return the objectives of a trial and its point."""
-    values = [f"{format_number(record.metrics[name])} {get_metric(name).unit or name}" for name in state.objectives]
-    return f"{', '.join(values)} at {format_point(record.params)}"
-
-
-def _bar(state: ProgressState, width: int) -> str:
-    if not state.trials:
-        return ""
-    ended, total = state.finals or (state.ended, state.trials)
-    filled = min(width, round(width * ended / total))
-    return "█" * filled + "░" * (width - filled)

@@ -53,7 +53,6 @@ class Follower:
             elapsed_s=time.time() - self._description.started_at_s,
             remaining_s=None,
             best=self._progress.best,
-            objective=self._description.objective,
             finals=self._finals(),
             front=self._progress.front,
             objectives=self._description.criteria.metrics,

@@ -338,7 +338,6 @@ class Sweep:
             elapsed_s=self._clock.elapsed_s,
             remaining_s=self._progress.estimated_remaining_s(trials),
             best=self._progress.best,
-            objective=self._config.workload.objective,
             front=self._progress.front,
             objectives=self._plan.criteria.metrics,
             describe_workers=pool.describe_workers if pool else lambda _: ["starting Ray"],
