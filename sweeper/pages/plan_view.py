@@ -104,43 +104,40 @@ def _describe_limits(plan: SweepPlan) -> list[str]:
 
 def show_plan(plan: SweepPlan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
-    console = Console(width=terminal_width(), markup=False, emoji=False)
-    console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}", highlight=False)
+    console = Console(width=terminal_width(), markup=False, emoji=False, highlight=False)
+    console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}")
     for line in (*describe_criteria(plan), *_describe_limits(plan)):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if estimate := describe_duration(plan):
-        console.print(estimate, highlight=False)
+        console.print(estimate)
     if environment := describe_environment(plan):
-        console.print(f"env      {environment}", highlight=False, soft_wrap=True)
+        console.print(f"env      {environment}", soft_wrap=True)
     if fixed := without_variables(plan.space.constants):
-        console.print(f"fixed    {format_point(fixed)}", highlight=False)
+        console.print(f"fixed    {format_point(fixed)}")
     if plan.estimates is None:
         for point in plan.initial_points:
-            console.print(f"first    {format_point(point)}", highlight=False)
-        console.print(
-            f"then     as {plan.config.search.sampler} samples; this workload has no cost model", soft_wrap=True
-        )
+            console.print(f"first    {format_point(point)}")
+        sampler = plan.config.search.sampler
+        console.print(f"then     as {sampler} samples; this workload has no cost model", soft_wrap=True)
     else:
         _show_estimates(plan, plan.estimates, console)
     if text := plan.preview():
         point = plan.first_point()
-        console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n", highlight=False)
-        console.print(printable(text), highlight=False, soft_wrap=True)
+        console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n")
+        console.print(printable(text), soft_wrap=True)
 
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
-    if not plan.target.is_gpu:
-        console.print("note     estimates for a CPU give the order of points, not their speed", highlight=False)
-    else:
+    if plan.target.is_gpu:
         band = bands()["dense"]
-        console.print(
-            f"band     {band.error_share:.0%} of a step's time: 90% of {band.runs} published runs are within it",
-            highlight=False,
-        )
+        runs = f"90% of {band.runs} published runs are within it"
+        console.print(f"band     {band.error_share:.0%} of a step's time: {runs}")
+    else:
+        console.print("note     estimates for a CPU give the order of points, not their speed")
     if plan.calibration:
-        console.print(f"rates    {plan.calibration.describe()}", highlight=False, soft_wrap=True)
+        console.print(f"rates    {plan.calibration.describe()}", soft_wrap=True)
     if estimates.correction:
-        console.print(f"measured {estimates.correction.describe()}", highlight=False, soft_wrap=True)
+        console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
     parts = draw_estimates(estimates, console.width)
     if plan.projection_nodes:
         best = estimates.valid[0].point
@@ -149,11 +146,22 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
         )
         parts += draw_projection(projection, plan.config, console.width) if projection else []
     for part in parts:
-        console.print(part, highlight=False)
+        console.print(part)
+    # Points that one rule excludes may share a row, which has their number.
+    rows = [
+        {
+            **candidate.point,
+            "description": candidate.estimate.description,
+            **candidate.estimate.metrics,
+            "unsupported_reason": candidate.estimate.unsupported_reason,
+            "points": candidate.count,
+        }
+        for candidate in (*estimates.valid, *estimates.excluded)
+    ]
     plan.folder.mkdir(parents=True, exist_ok=True)
     path = plan.folder / "plan.csv"
-    path.write_text(estimates_csv(estimates))
-    console.print(f"all points, with the reasons: {path}", highlight=False, soft_wrap=True)
+    path.write_text(csv_of(rows))
+    console.print(f"all points, with the reasons: {path}", soft_wrap=True)
 
 
 def describe_duration(plan: SweepPlan) -> str:
@@ -221,45 +229,19 @@ def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
     return parts
 
 
-def estimates_csv(estimates: CostEstimates) -> str:
-    """Return every point with its estimate, or with the reason why it is excluded.
-
-    Points that one rule excludes may share a row, which has their number.
-    """
-    return csv_of(
-        [
-            {
-                **candidate.point,
-                "description": candidate.estimate.description,
-                **candidate.estimate.metrics,
-                "unsupported_reason": candidate.estimate.unsupported_reason,
-                "points": candidate.count,
-            }
-            for candidate in (*estimates.valid, *estimates.excluded)
-        ]
-    )
-
-
 def draw_projection(projection: Projection, config: Config, width: int) -> list[str | Table]:
     """Return the objective on more and more nodes, with what the projection assumes."""
-    price = config.price_per_hour  # of one device
+    price, objective = config.price_per_hour, config.workload.objective  # the price is of one device
     (fewest, base), *_ = projection.by_devices.items()
     rows = []
     for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
-        linear = base / fewest * devices
-        row = [
-            f"{devices / projection.gpus_per_node:g}",
-            str(devices),
-            format_number(value),
-            format_number(value / devices),
-        ]
-        row += [f"{share:.1%}", *(format_number(linear * band) for band in LINEAR_BANDS)]
-        row.append(format_number(value * SECONDS_PER_DAY / 1e9))
-        if price:
-            row.append(format_number(devices * price / value / SECONDS_PER_HOUR * 1e6))
-        rows.append(row)
-    unit = config.workload.objective.removesuffix("_per_s")
-    heading = ["nodes", "devices", config.workload.objective, "per device", "of linear"]
+        numbers = [value, value / devices]
+        linear = [base / fewest * devices * band for band in LINEAR_BANDS]
+        totals = [value * SECONDS_PER_DAY / 1e9, *([devices * price / value / SECONDS_PER_HOUR * 1e6] if price else [])]
+        row = [f"{devices / projection.gpus_per_node:g}", str(devices), *map(format_number, numbers)]
+        rows.append([*row, f"{share:.1%}", *map(format_number, [*linear, *totals])])
+    unit = objective.removesuffix("_per_s")
+    heading = ["nodes", "devices", objective, "per device", "of linear"]
     heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]
     heading += [f"cost of 10^6 {unit}"] if price else []
     return ["", draw(heading, rows, 4, width), f"assumptions: {projection.assumptions}"]
