@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of
 from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
-from workloads.estimator.bands import BANDS, bands, half_width
-from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.estimate import BANDS, JobEstimate, bands, half_width
 from workloads.estimator.step import estimate_job
 from workloads.layouts.trainers import EFFICIENCIES, efficiencies, find_efficiency
 

@@ -143,7 +143,7 @@ TORCH_INTERNALS = (
     "instruments/torch_internals.py",
     "llama/attention_kernels.py",
     "parallel/stage.py",
-    "parallel/async_tp.py",
+    "parallel/apply.py",
 )
 
 

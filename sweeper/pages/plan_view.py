@@ -21,7 +21,7 @@ from sweeper.preflight.cost_model import CostEstimates, Projection
 from sweeper.preflight.sweep_plan import SweepPlan, estimate_steps_s
 from sweeper.search.front import MAX_POINTS
 from sweeper.search.progress import SweepProgress
-from workloads.estimator.bands import bands
+from workloads.estimator.estimate import bands
 
 SHOWN_CANDIDATES = 20
 LONG_S = 60.0  # nobody needs an estimate of a sweep that is shorter

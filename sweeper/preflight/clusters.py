@@ -21,9 +21,17 @@ from sweeper.preflight.calibration import CalibrationFile, calibrate_device
 from workloads.api import host
 from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError, first_line, suggest
-from workloads.estimator.cluster import UNKNOWN_CLUSTER, Cluster, Device, Topology, Wiring
+from workloads.estimator.cluster import (
+    UNKNOWN_CLUSTER,
+    Cluster,
+    Device,
+    Topology,
+    Wiring,
+    build_topology,
+    measured_tflops,
+    power_headroom,
+)
 from workloads.estimator.search import USABLE_MEMORY
-from workloads.estimator.topologies import build_topology, measured_tflops, power_headroom
 
 AUTO = "auto"
 NODE_GPUS = 8  # of a node, where no topology is given

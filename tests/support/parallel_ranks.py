@@ -22,8 +22,14 @@ from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout
 from workloads.llama.model import Llama, rope_table
 from workloads.models.model import MODELS
-from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fp8_gathers, gather_gradients
-from workloads.parallel.async_tp import separate_group_names
+from workloads.parallel.apply import (
+    ModelSpec,
+    build_groups,
+    build_stages,
+    fp8_gathers,
+    gather_gradients,
+    separate_group_names,
+)
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer

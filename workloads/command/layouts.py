@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from workloads.api.contract import Estimate, Machine
 from workloads.command.template import fill, fill_all
-from workloads.estimator.bands import bands
 from workloads.estimator.cluster import Cluster
+from workloads.estimator.estimate import bands
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.precisions import PRECISIONS
 from workloads.estimator.step import estimate_step

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import Literal
 
-from workloads.layouts.layout import V_SCHEDULES, Layout
+from workloads.layouts.layout import V_SCHEDULES, Layout, Schedule
 from workloads.models.model import Model
 
 
@@ -111,3 +112,191 @@ def in_flight(rank: int, layout: Layout) -> float:
         return min(layout.microbatches, pp - rank)
     warm_up = 2 * (pp - rank - 1) + (chunks - 1) * pp + 1
     return min(warm_up, layout.microbatches * chunks) / chunks
+
+
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+
+
+@dataclass(frozen=True)
+class Action:
+    """A pass of a micro-batch through a stage of a rank.
+
+    Attributes:
+        kind: `backward` is the whole backward pass, of which `backward_input` and `backward_weight` are the parts.
+        chunk: which of the rank's stages, from 0.
+        microbatch: from 0.
+    """
+
+    kind: Kind
+    chunk: int
+    microbatch: int
+
+
+def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatches: int) -> list[Action]:
+    """Return the passes of a rank in their order.
+
+    Args:
+        chunks: stages of each rank.
+    """
+    steps = STEPS[schedule](rank, pp, chunks, microbatches)
+    return [action for action in _number(steps) if action.microbatch < microbatches]
+
+
+def _number(steps: Iterable[str]) -> Iterator[Action]:
+    """Yield the passes with their micro-batches, which go through each stage by number, in each direction."""
+    done, waiting = Counter[str](), deque[Action]()
+    for step in steps:
+        if step == "W":
+            oldest = waiting.popleft()
+            yield Action("backward_weight", oldest.chunk, oldest.microbatch)
+            continue
+        count = step.replace("B", "I")  # a whole backward pass is one for inputs too
+        action = Action(KINDS[step[0]], int(step[1:]), done[count])
+        done[count] += 1
+        if step[0] == "I":
+            waiting.append(action)
+        yield action
+
+
+def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
+    """Yield the passes where each rank has every `pp`-th stage: after a warm-up one forward and one backward in turns.
+
+    Args:
+        hops: forward passes more in the warm-up for each rank that follows.
+        is_split: weights' gradients wait for as many passes as ranks are before this one.
+    """
+    in_round = microbatches // max(1, microbatches // pp)
+    total = microbatches * chunks
+    warm_up = min((chunks - 1) * in_round + hops * (pp - 1 - rank), total)
+    forward = [f"F{place // in_round % chunks}" for place in range(total)]
+    backward = [f"{'I' if is_split else 'B'}{chunks - 1 - place // in_round % chunks}" for place in range(total)]
+    yield from forward[:warm_up]
+    for place in range(total):
+        yield from forward[warm_up + place : warm_up + place + 1]
+        yield backward[place]
+        if is_split and place >= rank:
+            yield "W"
+    if is_split:
+        yield from ["W"] * min(rank, total)
+
+
+def _list_zbv(rank: int, pp: int, _: int, microbatches: int) -> list[str]:
+    count, later = max(2 * pp - 1, microbatches), pp - rank
+    return [
+        *["F0"] * (2 * later - 1),
+        *["F1", "F0"] * rank,
+        *["F1", "I1", "W1"] * later,
+        *["F0", "I0", "W0", "F1", "I1", "W1"] * (count - 2 * pp + 1 + rank),
+        *["I0", "W0", "F1", "I1", "W1"] * (later - 1),
+        *["I0", "I1"] * rank,
+        *["I0", "W0"] * later,
+        *["W1"] * rank,
+        *["W0"] * rank,
+    ]
+
+
+def _list_dualpipev(rank: int, pp: int, _: int, microbatches: int) -> list[str]:
+    earlier, later = rank + 1, pp - rank - 1
+    drain = ["B1", "B0"] * earlier
+    return [
+        *["F0"] * (2 * later),
+        *["F0", "F1"] * earlier,
+        *["I1", "W", "F1"] * later,
+        *["F0", "B1", "F1", "B0"] * (microbatches - 2 * pp + earlier),
+        *["B1", "F1", "B0"] * later,
+        *drain[:earlier],
+        *[step.replace("B", "I") for step in drain[earlier:]],
+        *["W", "I0"] * later,
+        *["W"] * earlier,
+    ]
+
+
+Steps = Callable[[int, int, int, int], Iterable[str]]
+STEPS: dict[Schedule, Steps] = {
+    "1f1b": lambda *sizes: _list_looped(*sizes, hops=1, is_split=False),
+    "interleaved": lambda *sizes: _list_looped(*sizes, hops=2, is_split=False),
+    "zero_bubble": lambda *sizes: _list_looped(*sizes, hops=1, is_split=True),
+    "zbv": _list_zbv,
+    "dualpipev": _list_dualpipev,
+}
+
+
+End = tuple[int, int, str]  # stage, micro-batch, and the direction that has ended
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A pass of a micro-batch through a stage, with its time."""
+
+    rank: int
+    action: Action
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of a rank's passes of a micro-batch through all its stages; `weights` is a part of `backward`."""
+
+    forward_s: float
+    backward_s: float
+    weights_s: float
+
+    @property
+    def by_kind(self) -> Mapping[Kind, float]:
+        return {
+            "forward": self.forward_s,
+            "backward": self.backward_s,
+            "backward_input": self.backward_s - self.weights_s,
+            "backward_weight": self.weights_s,
+        }
+
+
+def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
+    """Return the passes of a step with so many micro-batches, in the order in which they end.
+
+    Sends take no time, and a rank does one thing at a time: a forward and a backward pass that DualPipeV has together
+    are one after the other, as PyTorch runs them.
+
+    Args:
+        ranks: the times of each rank; each of its stages takes an equal part.
+    """
+    pp, chunks = layout.pp, layout.stages_per_rank
+    waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]
+    seconds = [{kind: value / chunks for kind, value in times.by_kind.items()} for times in ranks]
+    free_s, ends_s = [0.0] * pp, dict[End | None, float]({None: 0.0})
+    done: list[Operation] = []
+    while any(waiting):
+        for rank in range(pp):
+            while waiting[rank]:
+                action = waiting[rank][-1]
+                stage = find_stage(layout, rank, action.chunk)
+                needed = _needed_end(action, stage, pp * chunks)
+                if needed not in ends_s:
+                    break
+                start_s = max(free_s[rank], ends_s[needed])
+                free_s[rank] = start_s + seconds[rank][action.kind]
+                ends_s[stage, action.microbatch, _direction(action.kind)] = free_s[rank]
+                done.append(Operation(rank, waiting[rank].pop(), start_s, free_s[rank]))
+    return sorted(done, key=lambda operation: operation.stop_s)
+
+
+def find_stage(layout: Layout, rank: int, chunk: int) -> int:
+    """Return which stage of the pipeline a rank's stage is."""
+    if layout.schedule in V_SCHEDULES and chunk:
+        return layout.pp * layout.stages_per_rank - 1 - rank
+    return chunk * layout.pp + rank
+
+
+def _direction(kind: Kind) -> str:
+    return "backward" if kind == "backward_input" else kind
+
+
+def _needed_end(action: Action, stage: int, stages: int) -> End | None:
+    """Return what has to end before a pass; None for nothing."""
+    if action.kind == "forward":
+        return (stage - 1, action.microbatch, "forward") if stage else None
+    if action.kind == "backward_weight":
+        return stage, action.microbatch, "backward"
+    return (stage + 1, action.microbatch, "backward") if stage < stages - 1 else (stage, action.microbatch, "forward")

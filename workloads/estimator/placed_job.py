@@ -1,9 +1,11 @@
-"""A job on a cluster with its trainer, and the sizes of one micro-batch on one GPU."""
+"""A job on a cluster with its trainer, the sizes of one micro-batch, and the weights of one GPU."""
 
 from __future__ import annotations
 
-from workloads.estimator.cluster import Cluster
-from workloads.estimator.collectives import Group
+from dataclasses import dataclass
+
+from workloads.estimator.cluster import Cluster, Group
+from workloads.estimator.pipeline import RankLayers, head_rank
 from workloads.estimator.precisions import Precision, find_precision
 from workloads.layouts.layout import AttentionKernel, Job
 from workloads.layouts.trainers import Trainer, find_trainer
@@ -62,3 +64,71 @@ class PlacedJob:
     def copy_s(self, total_bytes: float) -> float:
         device = self.cluster.device
         return total_bytes / (1e9 * (device.copy_gb_s or COPY_SHARE * device.memory_gb_s))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one GPU, unsharded: `shared` by all its data parallel ranks, and of the experts that it has."""
+
+    shared: float
+    experts: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.shared + self.experts
+
+    def __add__(self, rest: Weights) -> Weights:
+        return Weights(self.shared + rest.shared, self.experts + rest.experts)
+
+    def __mul__(self, count: float) -> Weights:
+        return Weights(self.shared * count, self.experts * count)
+
+
+def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
+    """Return a block's weights on one GPU."""
+    model, layout = placed.model, placed.layout
+    experts = model.expert_weights(layer) / layout.ep
+    return Weights(model.shared_weights(layer) / layout.tp, experts)
+
+
+def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
+    """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
+    model, ends = placed.model, 0
+    if rank == 0:
+        ends += model.embedding_weights
+    if rank == head_rank(placed.layout) and not (model.tied and rank == 0):
+        ends += model.head_weights
+    total = Weights(ends / placed.layout.tp)
+    for some in layers:
+        total += block_gpu_weights(placed, some.layer) * some.count
+    return total
+
+
+def divided_weights(placed: PlacedJob, weights: Weights) -> float:
+    """Return the part of a GPU's weights, or of their states, that it keeps where data parallel ranks divide them."""
+    return weights.shared / placed.shard_group.ranks + weights.experts / placed.expert_shard_group.ranks
+
+
+# AdamW reads the weight, its gradient and two moments, and writes all but the gradient: 28 bytes in fp32, and 2 for the
+# copy in bf16; clipping reads the gradients once more.
+UPDATE_BYTES = {"fp32": 34, "amp": 32, "bf16": 16, "int8": 16}
+# Memory bandwidth of a host of eight GPUs that its processors reach in AdamW's update. Assumed: a quarter of the 600
+# GB/s of two sockets with DDR5. No microbenchmark of it is known to us.
+HOST_GB_S = 150
+HOST_LINK_GB_S = 25  # between host and GPU, each way, while all GPUs of a host copy
+
+
+def optimizer_s(placed: PlacedJob, owned_weights: float) -> float:
+    """Return the seconds of updating a GPU's own weights."""
+    update_bytes = UPDATE_BYTES[placed.job.state] * owned_weights
+    if not placed.layout.offload_optimizer:
+        return placed.copy_s(update_bytes)
+    gpus = min(placed.cluster.gpus, placed.cluster.topology.gpus_per_domain)
+    return update_bytes * gpus / (HOST_GB_S * 1e9)
+
+
+def host_copies_s(placed: PlacedJob, owned_weights: float) -> float:
+    """Return the seconds of copying gradients to the host and weights back, where the optimizer is there."""
+    if not placed.layout.offload_optimizer:
+        return 0.0
+    return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9)

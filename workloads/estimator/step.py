@@ -21,11 +21,16 @@ from workloads.estimator.communication import (
 from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
-from workloads.estimator.optimizer import host_copies_s, optimizer_s
-from workloads.estimator.pipeline import bubble_s, head_rank, rank_layers
-from workloads.estimator.placed_job import PlacedJob
-from workloads.estimator.timeline import PassTimes
-from workloads.estimator.weights import Weights, block_gpu_weights, divided_weights, rank_weights
+from workloads.estimator.pipeline import PassTimes, bubble_s, head_rank, rank_layers
+from workloads.estimator.placed_job import (
+    PlacedJob,
+    Weights,
+    block_gpu_weights,
+    divided_weights,
+    host_copies_s,
+    optimizer_s,
+    rank_weights,
+)
 from workloads.layouts.layout import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency
 from workloads.models.flops import model_flops_per_token

@@ -8,20 +8,24 @@
 5. Compilation: compile whole blocks, with selective checkpointing inside; full checkpointing stays outside of what is
    compiled. In blocks with a manual backward pass only what is between the matrix products is compiled.
 6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs
-   (`workloads.parallel.fsdp`).
+   (`workloads.parallel.apply`).
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -41,11 +45,97 @@ from workloads.llama.model import Block, rope_table
 from workloads.llama.pytorch_attention import DocumentAttention
 from workloads.models.model import Model
 from workloads.parallel import BlockKind
-from workloads.parallel.async_tp import enable_async_tp
 from workloads.parallel.context import ContextAttention, local_positions
-from workloads.parallel.fsdp import shard_stage
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
 from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
+
+GROUPS_PER_TRIAL = 1000  # more than a layout creates
+
+
+def separate_group_names(sequence_number: int) -> None:
+    """Give the groups that are created from now on names that no other trial of this process has.
+
+    Symmetric memory keeps what it knows of a group by its name for the life of the process, and names count from 0
+    again after `destroy_process_group`. All ranks have to call it with the same number.
+    """
+    dist.distributed_c10d._world.group_count += GROUPS_PER_TRIAL * sequence_number
+
+
+def enable_async_tp(group: dist.ProcessGroup) -> dict[str, Any]:
+    """Enable symmetric memory in a tensor parallel group. Returns the options with which blocks are compiled."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    if torch.cuda.device_count() == 1:
+        # A worker sees its own GPU alone, so all ranks have device 0, which counts as the same one without this
+        # (validate_rendezvous_requests in CUDASymmetricMemory.cu).
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    with warnings.catch_warnings():  # deprecated, but the compiler still reads what it sets (2.13)
+        warnings.simplefilter("ignore", FutureWarning)
+        enable_symm_mem_for_group(group.group_name)
+    return {"_micro_pipeline_tp": True}
+
+
+def count_fused_calls(communication: dict[str, float]) -> float:
+    """Return how many fused products and collectives a profiled step has had, of its communication metrics."""
+    return sum(count for name, count in communication.items() if name.startswith("calls_fused_"))
+
+
+def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
+    """Wrap the units of a stage, whose weights are gathered in `dtype` and whose gradients are reduced in their own.
+
+    The head stays gathered after the forward pass, since the backward pass begins with it. If the head's matrix is the
+    embedding, both and the norm are in the unit of the whole stage, which stays gathered too.
+    """
+    state_dtype = next(stage.parameters()).dtype
+    # Tensors that a block takes beside its input, such as the rotary embedding's in fp32, are not cast.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=state_dtype, cast_forward_inputs=False)
+    if stage.embedding is not None and not stage.shape.tied:
+        fully_shard(stage.embedding, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    for block in stage.blocks.values():
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    if stage.head is not None and not stage.shape.tied:
+        fully_shard(stage.head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def set_gradient_sync(stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool) -> None:
+    """Set what FSDP communicates in the coming backward pass.
+
+    Gradients are averaged over copies in the last micro-batch of a step only. Without `reshard_after_forward` they are
+    also reduce-scattered only there, and weights stay gathered until then.
+    """
+    for stage in stages:
+        if isinstance(stage, FSDPModule):
+            stage.set_requires_all_reduce(is_last_microbatch)
+            if not reshard_after_forward:
+                stage.set_requires_gradient_sync(is_last_microbatch)
+                stage.set_reshard_after_backward(is_last_microbatch)
+
+
+def precompute_fp8_scales(stage: Stage) -> None:
+    """Compute the scales of all weights that are gathered in fp8 at once, not one by one as they are gathered."""
+    if any(gathers_fp8(module) for module in stage.modules()):
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(stage)
+
+
+def gathered_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the data type in which FSDP gathers the module's weights; None without FSDP."""
+    policy = _policy(module)
+    return policy.param_dtype if policy else None
+
+
+def reduction_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the data type in which FSDP reduces and accumulates the module's gradients; None without FSDP."""
+    policy = _policy(module)
+    return policy.reduce_dtype if policy else None
+
+
+def _policy(module: nn.Module) -> MixedPrecisionPolicy | None:
+    # PyTorch has no public way to read it back (torch 2.11 to 2.13).
+    return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else None  # type: ignore[attr-defined]
+
 
 # A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
 BLOCK_PLAN: dict[str, ParallelStyle] = {

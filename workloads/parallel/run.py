@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.instruments import device as devices
@@ -28,20 +32,129 @@ from workloads.parallel.apply import (
     ModelSpec,
     build_groups,
     build_stages,
+    count_fused_calls,
     count_local_parameters,
     fp8_gathers,
+    gathered_dtype,
+    reduction_dtype,
+    separate_group_names,
 )
-from workloads.parallel.async_tp import count_fused_calls, separate_group_names
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
-from workloads.parallel.communication import profile_communication
 from workloads.parallel.context import ContextAttention
-from workloads.parallel.fsdp import gathered_dtype, reduction_dtype
-from workloads.parallel.garbage_collection import GarbageCollector, schedule_garbage_collection
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Trainer
 from workloads.precision import unsupported_layer_rate_reason
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
+
+Interval = tuple[float, float]
+
+# Parts of the names of communication kernels, in lower case: ncclDevKernel_… of NCCL and of RCCL, which has its own
+# prefix in some builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h).
+# The shader that copies memory, __amd_rocclr_copyBuffer, is none of them.
+COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
+
+
+@contextmanager
+def profile_communication(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
+    """Profile the step in the `with` block, which slows it, and add its communication to `metrics`.
+
+    calls_… counts each kind of collective of this rank. Those that are fused with matrix products count too
+    (`workloads.parallel.apply`); their copies are no kernels of communication. On a GPU communication_share is the
+    share of the time in which communication runs, exposed_share the share in which it runs and nothing is computed, and
+    idle_share the share in which nothing is computed, a pipeline's bubble included.
+    """
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=activities) as profiler:
+        yield
+    events = profiler.events() or []
+    counts = Counter(
+        event.name.partition("::")[2].strip("_")
+        for event in events
+        if event.name.startswith(("c10d::", "symm_mem::fused_"))
+    )
+    metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
+    kernels = [
+        (event.name, (event.time_range.start, event.time_range.end))
+        for event in events
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    if kernels:
+        metrics |= compute_shares(kernels)
+
+
+def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
+    """Return shares of the time from a device's first kernel to its last.
+
+    kernels: names and intervals, in any unit of time
+    """
+    kernels = list(kernels)
+    communication = merge_intervals(interval for name, interval in kernels if is_communication(name))
+    computation = merge_intervals(interval for name, interval in kernels if not is_communication(name))
+    busy = merge_intervals(interval for _, interval in kernels)
+    total = busy[-1][1] - busy[0][0]
+    return {
+        "communication_share": total_length(communication) / total,
+        "exposed_share": (total_length(busy) - total_length(computation)) / total,
+        "idle_share": 1 - total_length(computation) / total,
+    }
+
+
+def is_communication(kernel: str) -> bool:
+    return any(part in kernel.lower() for part in COMMUNICATION_KERNELS)
+
+
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union as intervals that do not overlap, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def total_length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+class GarbageCollector:
+    """Collects Python's garbage every `freq` steps; 0 leaves it to Python.
+
+    As torchtitan's `GarbageCollection` (tools/utils.py), the collections are of the second generation. Beyond it, what
+    exists before the first step is frozen: no collection traverses the model and the imported modules.
+    """
+
+    def __init__(self, freq: int) -> None:
+        self._freq = freq
+
+    def start_step(self, step: int) -> None:
+        """Collect if it is this step's turn. Steps count from 0."""
+        if self._freq and step and step % self._freq == 0:
+            gc.collect(1)
+
+    @property
+    def executed_freq(self) -> int:
+        """The steps between collections as Python's collector is set now; 0 if it runs by itself."""
+        return 0 if gc.isenabled() else self._freq
+
+
+@contextmanager
+def schedule_garbage_collection(freq: int) -> Iterator[GarbageCollector]:
+    """Turn off Python's own collections within the context and yield what collects instead; 0 changes nothing."""
+    if not freq:
+        yield GarbageCollector(0)
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield GarbageCollector(freq)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
 
 GIB = 2**30
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

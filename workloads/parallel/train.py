@@ -3,26 +3,168 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from workloads.estimator.own_memory import LOSS_CHUNK_TOKENS
-from workloads.layouts.layout import Layout
+from workloads.estimator.memory import LOSS_CHUNK_TOKENS
+from workloads.layouts.layout import Layout, Schedule
 from workloads.llama.model import next_token_loss
-from workloads.parallel.apply import Groups
+from workloads.parallel.apply import Groups, precompute_fp8_scales, set_gradient_sync
 from workloads.parallel.batches import Batch
-from workloads.parallel.clipping import clip_gradients
 from workloads.parallel.context import local_positions
-from workloads.parallel.fsdp import precompute_fp8_scales, set_gradient_sync
-from workloads.parallel.graphs import GraphedPasses
-from workloads.parallel.loss import vocab_parallel_loss
-from workloads.parallel.schedules import NAMES, build_schedule
 from workloads.parallel.stage import Stage
+
+MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], pp_mesh: DeviceMesh, max_norm: float = MAX_NORM) -> Tensor:
+    """Scale the gradients of this rank's stages to a global norm of at most `max_norm`. Returns the norm before.
+
+    PyTorch's norm of distributed tensors covers the ranks that share a stage. Those of the stages are summed here, as
+    in torchtitan/distributed/utils.py, clip_grad_norm_.
+
+    A collective operation: all ranks have to call it.
+    """
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if pp_mesh.size() > 1:
+        square = norm.square()
+        dist.all_reduce(square, group=pp_mesh.get_group())
+        norm = square.sqrt()
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def vocab_parallel_loss(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the mean cross entropy, the same on all ranks.
+
+    hidden: [tokens, hidden_size], the same on all ranks; its gradient is this rank's part of a sum
+    weight: [rows, hidden_size], this rank's rows of the head
+    """
+    loss: Tensor = _VocabParallelLoss.apply(hidden, weight, targets, group)
+    return loss
+
+
+class _VocabParallelLoss(torch.autograd.Function):
+    """Computes the gradients in the forward pass, as `workloads.llama.model.loss_and_gradients` does."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
+        ranks, first_row = dist.get_world_size(group), dist.get_rank(group) * len(weight)
+        loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
+        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        chunks = (tensor.split(LOSS_CHUNK_TOKENS) for tensor in (hidden, targets, d_hidden))
+        for h, t, d_h in zip(*chunks, strict=True):
+            logits = (h @ weight.t()).float()
+            log_sums = [torch.empty(len(h), device=h.device) for _ in range(ranks)]
+            dist.all_gather(log_sums, torch.logsumexp(logits, dim=-1), group=group)
+            log_sum = torch.logsumexp(torch.stack(log_sums), dim=0)
+            is_local = (t >= first_row) & (t < first_row + len(weight))
+            row = (t - first_row).clamp(0, len(weight) - 1)[:, None]
+            target_logits = torch.where(is_local, logits.gather(1, row)[:, 0], 0.0)
+            dist.all_reduce(target_logits, group=group)
+            loss += (log_sum - target_logits).sum() / len(targets)
+            d_logits = torch.exp(logits - log_sum[:, None])
+            d_logits.scatter_add_(1, row, -is_local.float()[:, None])
+            d_logits = (d_logits / len(targets)).to(h.dtype)
+            torch.mm(d_logits, weight, out=d_h)
+            d_weight.addmm_(d_logits.t(), h)
+        ctx.save_for_backward(d_hidden, d_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor):  # type: ignore[no-untyped-def]
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden * d_loss, d_weight * d_loss, None, None
+
+
+SCHEDULES: dict[Schedule, Any] = {
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+    "dualpipev": pipelining.ScheduleDualPipeV,
+}
+NAMES = {schedule: name for name, schedule in SCHEDULES.items()}
+
+
+def build_schedule(
+    stages: list[Stage],
+    layout: Layout,
+    mesh: DeviceMesh,
+    device: torch.device,
+    loss_function: Callable[[Tensor, Tensor], Tensor],
+) -> Any:
+    """Return the layout's schedule over this rank's stages, with `mesh` that of the pipeline."""
+    pipeline_stages = [
+        pipelining.PipelineStage(stage, index, layout.stages, device, group=mesh.get_group())
+        for stage, index in zip(stages, layout.list_stages(mesh.get_local_rank()), strict=True)
+    ]
+    one_or_more = pipeline_stages[0] if layout.schedule == "1f1b" else pipeline_stages
+    return SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)
+
+
+Passes = Callable[..., Tensor]  # of a step's tensors, to its loss; adds to the gradients of parameters
+
+
+class GraphedPasses:
+    """Records the passes at the first call and replays them at every one, over other tensors of the same sizes.
+
+    The optimizer's step is not recorded. `torch.cuda.graph` asks for runs on another stream before a recording; they
+    compile what is compiled.
+    """
+
+    RUNS_BEFORE = 2
+
+    def __init__(self, passes: Passes, parameters: Sequence[nn.Parameter]) -> None:
+        self._passes, self._parameters = passes, parameters
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor | None, ...] = ()
+        self._gradients: list[Tensor | None] = []
+        self._loss = torch.empty(0)
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self, *inputs: Tensor | None) -> Tensor:
+        """Return the loss and set the gradients, which the next call overwrites."""
+        if self._graph is None:
+            self._graph = self._record(inputs)
+        for recorded, tensor in zip(self._inputs, inputs, strict=True):
+            if recorded is not None and tensor is not None:
+                recorded.copy_(tensor)
+        self._graph.replay()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        return self._loss
+
+    def _record(self, inputs: tuple[Tensor | None, ...]) -> torch.cuda.CUDAGraph:
+        self._inputs = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self.RUNS_BEFORE):
+                self._passes(*self._inputs)
+                self._clear_gradients()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._loss = self._passes(*self._inputs)
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        return graph
+
+    def _clear_gradients(self) -> None:
+        """Drop the gradients, so that the recorded passes allocate them in the graph's own memory."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sweeper.commands.calibrate.rates import Row, bus_gb_s, latency_s
 from workloads.estimator.cluster import Topology, Wiring
-from workloads.estimator.collectives import LINK_SHARE, NETWORK_SHARE
+from workloads.estimator.communication import LINK_SHARE, NETWORK_SHARE
 
 # Of a switch, two GPUs have all of a GPU's links; of links between pairs one of several.
 PAIRS_BELOW = 0.6

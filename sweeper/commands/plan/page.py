@@ -13,11 +13,10 @@ from importlib.resources import files
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
 from sweeper.commands.plan.text import differences_table, layouts_table, list_sections, round_to_band
-from workloads.estimator.bands import bands, find_band
-from workloads.estimator.schedules import Kind
+from workloads.estimator.estimate import bands, find_band
+from workloads.estimator.pipeline import Kind, Operation, build_timeline
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.step import rank_seconds
-from workloads.estimator.timeline import Operation, build_timeline
 from workloads.estimator.words import describe
 
 STYLE = """

@@ -12,8 +12,7 @@ from rich.console import Console
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.common.format import count, format_number
 from sweeper.pages.terminal import draw, terminal_width
-from workloads.estimator.bands import find_band
-from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.models.model import find_trained_name

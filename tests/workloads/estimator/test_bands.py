@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planner import FAMILIES, ROWS, read_runs, score_left_out
 from tests.support.planner import cluster, job
-from workloads.estimator.bands import COVERED, bands, find_band, half_width
+from workloads.estimator.estimate import COVERED, bands, find_band, half_width
 from workloads.layouts.layout import Layout
 from workloads.models.model import Model
 

@@ -12,13 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.planner_estimates import cluster, job
-from workloads.estimator.pipeline import bubble_s, in_flight
-from workloads.estimator.schedules import list_actions
+from workloads.estimator.pipeline import (
+    Operation,
+    PassTimes,
+    bubble_s,
+    build_timeline,
+    find_stage,
+    in_flight,
+    list_actions,
+)
 from workloads.estimator.step import estimate_job, rank_seconds
-from workloads.estimator.timeline import Operation, PassTimes, build_timeline, find_stage
 from workloads.layouts.layout import V_SCHEDULES, Layout, Schedule
 from workloads.layouts.rules import find_violation
-from workloads.parallel.schedules import SCHEDULES
+from workloads.parallel.train import SCHEDULES
 
 SPLIT = ("zero_bubble", *V_SCHEDULES)
 KINDS = {  # PyTorch's names

@@ -99,7 +99,7 @@ def test_inductor_has_the_option_of_persistent_kernels() -> None:
 
 
 def test_asynchronous_tensor_parallelism_can_be_enabled() -> None:
-    remedy = "Adapt workloads/parallel/async_tp.py to torchtitan/distributed/compile.py of that version."
+    remedy = "Adapt workloads/parallel/apply.py to torchtitan/distributed/compile.py of that version."
     with canary("what asynchronous tensor parallelism needs", remedy):
         symmetric_memory = import_module("torch.distributed._symmetric_memory")
         assert list(inspect.signature(symmetric_memory.enable_symm_mem_for_group).parameters) == ["group_name"]

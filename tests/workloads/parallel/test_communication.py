@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.parallel.communication import compute_shares, is_communication
+from workloads.parallel.run import compute_shares, is_communication
 
 
 def test_exposed_communication_is_the_time_in_which_nothing_is_computed() -> None:

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from workloads.parallel.garbage_collection import schedule_garbage_collection
+from workloads.parallel.run import schedule_garbage_collection
 
 
 class Cycle:

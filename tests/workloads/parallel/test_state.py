@@ -18,9 +18,8 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout, State
-from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients, reduction_dtype
 from workloads.parallel.batches import Batch
-from workloads.parallel.fsdp import reduction_dtype
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
 
