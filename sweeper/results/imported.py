@@ -66,12 +66,7 @@ class Imported:
         """Tokens/s of one device, NaN if the tokens or the number of devices are not known."""
         return self.get_metric("tokens_per_s_per_gpu")
 
-    @property
-    def claimed_per_device(self) -> float:
-        """The claimed tokens/s of one device, NaN without a claim."""
-        return self.get_claim_per_device("tokens_per_s")
-
-    def get_claim_per_device(self, rate: str) -> float:
+    def claim_per_device(self, rate: str) -> float:
         """Return a claimed rate of one device: as the tool says it, else divided by the devices, NaN if unknown."""
         per_device = self.get_metric(f"claimed_{rate}_per_gpu")
         devices = self.get_text("tag.devices")
@@ -98,18 +93,14 @@ def select_fastest(results: list[Imported]) -> list[Imported]:
 
     One that contradicts itself is returned where no other of its kind is there.
     """
-    fastest: dict[tuple[str, ...], Imported] = {}
+    fastest: dict[tuple[str, ...], tuple[tuple[bool, float], Imported]] = {}
     for result in results:
         rate = result.get_metric("tokens_per_s")
         key = (result.file, *result.work, *([result.name] if math.isnan(rate) else []))
-        other = fastest.setdefault(key, result)
-        if _preference(result) > _preference(other):
-            fastest[key] = result
-    return sorted(fastest.values(), key=_sort_key)
-
-
-def _preference(result: Imported) -> tuple[bool, float]:
-    return not result.contradictions, result.get_metric("tokens_per_s")
+        preference = not result.contradictions, rate
+        if key not in fastest or preference > fastest[key][0]:
+            fastest[key] = preference, result
+    return sorted((result for _, result in fastest.values()), key=_sort_key)
 
 
 def _sort_key(result: Imported) -> tuple[Any, ...]:
@@ -125,23 +116,20 @@ def list_rows(runs: pd.DataFrame) -> list[list[str]]:
 
 
 def _format_result(result: Imported) -> list[str]:
-    model, length, batch, dtype, device, devices = result.work
-    memory = first_known(map(result.get_metric, MEMORY_METRICS))
-    claimed_tflops = result.get_claim_per_device("tflops")
     params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
     executed = [f"{name}={value}" for name, value in params.items() if isinstance(value, str)]
     return [
-        *(result.name, model, length, batch, dtype, device, devices),
+        *(result.name, *result.work),
         format_number(result.get_metric("tokens_per_s")),
         format_number(result.rate_per_device),
-        format_number(result.claimed_per_device),
+        format_number(result.claim_per_device("tokens_per_s")),
         format_number(result.get_metric("step_time_ms")),
         format_number(result.get_metric("steps")),
         format_percent(result.get_metric("mfu")),
         format_percent(result.get_metric("claimed_mfu")),
-        format_number(claimed_tflops),
+        format_number(result.claim_per_device("tflops")),
         result.get_text("tag.claims_flops"),
-        format_number(memory),
+        format_number(first_known(map(result.get_metric, MEMORY_METRICS))),
         "; ".join(result.contradictions),
         result.get_text("tag.notes"),
         " ".join(text for text in executed if text.partition("=")[0] not in IDENTIFYING),
@@ -151,6 +139,6 @@ def _format_result(result: Imported) -> list[str]:
 def list_contradictions(runs: pd.DataFrame) -> Iterator[list[str]]:
     """Yield the cells of every contradiction of every result."""
     for result in list_results(runs):
-        rates = [format_number(result.rate_per_device), format_number(result.claimed_per_device)]
+        rates = [format_number(result.rate_per_device), format_number(result.claim_per_device("tokens_per_s"))]
         for contradiction in result.contradictions:
             yield [result.name, result.get_text("tag.device"), *rates, contradiction]

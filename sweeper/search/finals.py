@@ -70,25 +70,21 @@ def pending_remeasurements(
 ) -> list[tuple[TrialRecord, Remeasurement]]:
     """Return the trials to measure again, in order: every finalist once a round, each round starting with the next one.
 
-    Args:
-        finalists: the trials to measure again, the best first.
-        rounds: the number of rounds.
-        records: all records, among them those of the finals.
+    `finalists` has the best first, `records` all records, among them those of the finals.
     """
-    group = _group(finalists)
+    group = tuple(sorted(finalist.number for finalist in finalists))
     measured = {
         (record.remeasurement.trial, record.remeasurement.round)
         for record in records
         if record.remeasurement and record.remeasurement.group == group and record.status is not TrialStatus.CANCELLED
     }
-    count = len(finalists)
-    pending = []
-    for round_number in range(rounds):
-        for turn in range(count):
-            finalist = finalists[(turn + round_number) % count]
-            if (finalist.number, round_number) not in measured:
-                pending.append((finalist, Remeasurement(finalist.number, round_number, group)))
-    return pending
+    return [
+        (finalist, Remeasurement(finalist.number, number, group))
+        for number in range(rounds)
+        for turn in range(len(finalists))
+        for finalist in [finalists[(turn + number) % len(finalists)]]
+        if (finalist.number, number) not in measured
+    ]
 
 
 def finalist_results(
@@ -106,10 +102,7 @@ def finalist_results(
 
     Args:
         ranked: the complete trials of the search, the best first.
-        top: the number of finalists.
         records: all records, among them those of the finals.
-        objective: the metric that is compared.
-        direction: maximize or minimize.
         exceeded: the limits that finalists are beyond, by number.
     """
     finalists = {record.number: record for record in ranked[:top]}
@@ -144,43 +137,29 @@ def compare_rounds(
     values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
     order = sorted(values, key=lambda number: (number in last, -sign * values[number].value))
     level = 1 - FAMILY_ERROR / max(1, math.comb(len(order), 2))
-    return {
-        number: (
-            values[number],
-            _relative_gap(rounds[order[0]], rounds[number], sign, level) if place else Interval(0.0, 0.0, 0.0),
-        )
-        for place, number in enumerate(order)
-    }
-
-
-def _group(finalists: Sequence[TrialRecord]) -> tuple[int, ...]:
-    return tuple(sorted(record.number for record in finalists))
+    leader = rounds[order[0]]
+    behind = {order[0]: Interval(0.0, 0.0, 0.0)}
+    for number in order[1:]:
+        if (leader > 0).all() and (rounds[number] > 0).all():
+            ratio = student_interval(sign * np.log(leader / rounds[number]), level)
+            behind[number] = Interval(*(-math.expm1(-x) for x in ratio.bounds))
+        else:
+            behind[number] = Interval(math.nan, -math.inf, math.inf)  # values around zero have no ratio
+    return {number: (values[number], behind[number]) for number in order}
 
 
 def objective_by_round(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], objective: str
 ) -> dict[int, dict[int, float]]:
     """Return the objective of each complete round of each finalist, by the finalist's number and the round."""
-    group = _group(finalists)
+    group = tuple(sorted(finalist.number for finalist in finalists))
     values: dict[int, dict[int, float]] = {finalist.number: {} for finalist in finalists}
     for record in records:
-        remeasurement = record.remeasurement
-        if (
-            remeasurement
-            and remeasurement.group == group
-            and record.status is TrialStatus.COMPLETE
-            and objective in record.metrics
-        ):
-            values[remeasurement.trial][remeasurement.round] = record.metrics[objective]
+        round_of = record.remeasurement
+        is_complete = record.status is TrialStatus.COMPLETE and objective in record.metrics
+        if is_complete and round_of and round_of.group == group:
+            values[round_of.trial][round_of.round] = record.metrics[objective]
     return values
-
-
-def _relative_gap(leader: np.ndarray, other: np.ndarray, sign: int, level: float) -> Interval:
-    """Return by which fraction `other` is worse than the leader, from the paired logarithms of their rounds."""
-    if not ((leader > 0).all() and (other > 0).all()):
-        return Interval(math.nan, -math.inf, math.inf)  # values around zero have no ratio
-    ratio = student_interval(sign * np.log(leader / other), level)
-    return Interval(*(-math.expm1(-x) for x in (ratio.value, ratio.low, ratio.high)))
 
 
 def mean_of_rounds(rounds: np.ndarray) -> Interval:
@@ -191,26 +170,18 @@ def mean_of_rounds(rounds: np.ndarray) -> Interval:
     return Interval(*(math.exp(x) for x in (logarithms.value, logarithms.low, logarithms.high)))
 
 
-MIN_ROUNDS = 2  # as few as a finalist's result needs
-
-
 def find_exceeded(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria
 ) -> dict[int, tuple[str, ...]]:
     """Return of each finalist, by its number, the limits that the median of its rounds is beyond, as text.
 
-    Args:
-        finalists: the trials that were measured again, as the search measured them.
-        records: all records, among them those of the finals.
-        criteria: with the limits.
+    A single measurement near a limit keeps it by luck as often as not. No single round decides the median.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}
     for limit in criteria.limits:
         for number, rounds in objective_by_round(finalists, records, limit.metric).items():
-            if len(rounds) < MIN_ROUNDS:
-                continue
-            median = statistics.median(rounds.values())
+            median = statistics.median(rounds.values()) if len(rounds) > 1 else math.nan
             if limit.excess({limit.metric: median}) > 0:
                 exceeded[number] += (f"{limit.metric} {median:.6g}, not {limit.sign} {limit.bound:g}",)
     return exceeded

@@ -27,149 +27,6 @@ STUDY_NAME = "sweep"
 BLOCK_BYTES = 65536
 LINES_AT_ONCE = 1000
 RECORD = "record"  # the attribute that has all of an ended trial
-
-
-class JournalFile(BaseJournalBackend):
-    """The lines of a journal. The sweep's lock admits one driver, so the file changes here only.
-
-    A line is given to the system at once and survives the end of the process. `sync` makes the lines survive the end
-    of the machine too: waiting for a disk or a network file system once a round of the sweep's loop, not three times a
-    trial.
-
-    Attributes:
-        ended: the trials that had ended when the file was opened, by number.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Open or create the file. An incomplete last line, which a kill or a full disk leaves, is cut off.
-
-        Raises:
-            UserInputError: a line before the last one is damaged.
-        """
-        if path.exists():
-            _drop_torn_line(path)
-        self._path = path
-        self._file = path.open("ab")
-        self._is_dirty = False
-        self._count = 0  # of the entries that Optuna has read
-        self._unread: list[dict[str, Any]] = []
-        self.ended: dict[int, StoredTrial] = {}
-        if self._file.tell():
-            self._read_file()
-
-    def _read_file(self) -> None:
-        folded = FoldedJournal()
-        with self._path.open("rb") as file:
-            while lines := list(islice(file, LINES_AT_ONCE)):  # read together they share equal keys
-                try:
-                    folded.add(json.loads(b"[%b]" % b",".join(lines)))
-                except (ValueError, TypeError, KeyError) as error:
-                    raise UserInputError(
-                        f"{self._path}: is damaged: not all of its lines are entries of a journal. Restore the file, "
-                        "or give this sweep another name=; nothing was started"
-                    ) from error
-        self._unread, self.ended = folded.entries, folded.ended
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries from this number on. Optuna's numbers count the folded entries."""
-        assert log_number_from == self._count, "one study reads a journal, from its start to its end"
-        unread, self._unread = self._unread, []
-        self._count += len(unread)
-        yield from unread
-
-    def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
-        """Append entries.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        # A workload may leave a NumPy number in its metrics.
-        lines = [json.dumps(log, separators=(",", ":"), default=float) + "\n" for log in logs]
-        self._file.write("".join(lines).encode())
-        self._file.flush()
-        self._unread += [_without_record(log) for log in logs]
-        self._is_dirty = True
-
-    def sync(self) -> None:
-        """Wait until the entries so far are on the disk."""
-        if self._is_dirty:
-            os.fsync(self._file.fileno())
-            self._is_dirty = False
-
-
-class Journal:
-    """The study in a journal file. Trials are reached by their numbers, also while they run.
-
-    Attributes:
-        study: Optuna's study.
-    """
-
-    def __init__(self, path: Path, *directions: str) -> None:
-        """Open the study, or create it.
-
-        Args:
-            path: the journal file.
-            directions: maximize or minimize, one for each objective of a new study.
-        """
-        self._file = JournalFile(path)
-        self._storage = JournalStorage(self._file)
-        if self._storage.get_all_studies():
-            self.study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
-        else:
-            self.study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, directions=directions)
-        self._study_id = self._storage.get_study_id_from_name(STUDY_NAME)
-
-    @property
-    def trials(self) -> list[StoredTrial]:
-        """All trials by number. They must not be changed."""
-        trials, ended = self.study.get_trials(deepcopy=False), self._file.ended
-        return [ended.get(trial.number) or StoredTrial.from_optuna(trial) for trial in trials]
-
-    def forget_ended(self) -> None:
-        """Free what only the loading of a study needs. `trials` has no parameters of ended trials any more."""
-        self._file.ended = {}
-
-    def add_trial(self, trial: FrozenTrial) -> None:
-        """Append a trial under the next number."""
-        self.study.add_trial(trial)
-
-    def set_attr(self, number: int, key: str, value: Any) -> None:
-        """Set a user attribute of a trial that has not ended."""
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        self._storage.set_trial_user_attr(trial_id, key, value)
-
-    def tell(self, number: int, values: Sequence[float] | None, state: TrialState) -> None:
-        """End a trial."""
-        self.study.tell(number, values, state=state)
-
-    def sync(self) -> None:
-        """Wait until everything is on the disk."""
-        self._file.sync()
-
-
-def _without_record(log: dict[str, Any]) -> dict[str, Any]:
-    """Return a line for Optuna's copy of a trial, which nobody asks for its record of several kB."""
-    attrs = log.get("user_attr", {})
-    return log | {"user_attr": {RECORD: None}} if RECORD in attrs else log
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Truncate the file after its last newline, reading backwards in blocks."""
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - BLOCK_BYTES)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
-
-
 # Optuna's codes of the lines that change trials (`JournalOperation` in optuna/storages/journal/_storage.py, 5.0). Every
 # version has to read the journals of earlier ones. `test_a_journal_is_read_as_optuna_reads_it` fails where they differ.
 CREATE_TRIAL, SET_STATE, SET_ATTR = 4, 6, 8
@@ -195,7 +52,10 @@ class StoredTrial:
 
 
 class FoldedJournal:
-    """The lines of a journal, folded into the lines that create its trials.
+    """The lines of a journal read as one entry a trial, without Optuna's replay of every line.
+
+    Optuna applies each line to a copy of its trial, parses the distributions of every trial again, and keeps all
+    attributes. For 100,000 trials that, and records as text, took 30% of the time and the memory of opening a study.
 
     Attributes:
         entries: what Optuna needs: the lines of the study and one for each trial, of an ended one with its state alone.
@@ -210,24 +70,23 @@ class FoldedJournal:
     def add(self, lines: Iterable[dict[str, Any]]) -> None:
         """Add lines in the order of the file."""
         for line in lines:
-            match line["op_code"]:
-                case code if code == CREATE_TRIAL:
-                    self._trials.append(line)
-                    self.entries.append(line)
-                    self._end(len(self._trials) - 1)
-                case code if code == SET_ATTR:
-                    if line["trial_id"] not in self.ended:  # Optuna ignores what follows the end
-                        self._trials[line["trial_id"]].setdefault("user_attrs", {}).update(line["user_attr"])
-                case code if code == SET_STATE:
-                    if line["trial_id"] not in self.ended:
-                        trial = self._trials[line["trial_id"]]
-                        trial |= {"state": line["state"], "value": None, "values": line["values"]}
-                        self._end(line["trial_id"])
-                case _:
-                    self.entries.append(line)
+            code, number = line["op_code"], line.get("trial_id")
+            if code == CREATE_TRIAL:
+                self._trials.append(line)
+                self.entries.append(line)
+                self._end(len(self._trials) - 1)
+            elif code not in (SET_ATTR, SET_STATE):
+                self.entries.append(line)
+            elif number not in self.ended:  # Optuna ignores what follows the end
+                trial = self._trials[line["trial_id"]]
+                if code == SET_ATTR:
+                    trial.setdefault("user_attrs", {}).update(line["user_attr"])
+                else:
+                    trial |= {"state": line["state"], "value": None, "values": line["values"]}
+                    self._end(line["trial_id"])
 
     def _end(self, number: int) -> None:
-        """Take a trial that has ended out of its entry."""
+        """Take the trial out of its entry if it has ended."""
         entry = self._trials[number]
         state = STATES[entry.get("state", TrialState.RUNNING.value)]
         if not state.is_finished():
@@ -243,8 +102,123 @@ class FoldedJournal:
         entry.pop("datetime_complete", None)
 
 
+class JournalFile(BaseJournalBackend):
+    """The lines of a journal. The sweep's lock admits one driver, so the file changes here only.
+
+    A line is given to the system at once and survives the end of the process. `sync` makes the lines survive the end
+    of the machine too: waiting for a disk or a network file system once a round of the sweep's loop, not three times a
+    trial.
+
+    Attributes:
+        ended: the trials that had ended when the file was opened, by number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. An incomplete last line, which a kill or a full disk leaves, is cut off.
+
+        Raises:
+            UserInputError: a line before the last one is damaged.
+        """
+        if path.exists():
+            _drop_torn_line(path)
+        self._file = path.open("ab")
+        self._is_dirty = False
+        self._count = 0  # of the entries that Optuna has read
+        folded = FoldedJournal()
+        with path.open("rb") as file:
+            while lines := list(islice(file, LINES_AT_ONCE)):  # read together they share equal keys
+                try:
+                    folded.add(json.loads(b"[%b]" % b",".join(lines)))
+                except (ValueError, TypeError, KeyError) as error:
+                    raise UserInputError(
+                        f"{path}: is damaged: not all of its lines are entries of a journal. Restore the file, "
+                        "or give this sweep another name=; nothing was started"
+                    ) from error
+        self._unread, self.ended = folded.entries, folded.ended
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yield the entries from this number on. Optuna's numbers count the folded entries."""
+        assert log_number_from == self._count, "one study reads a journal, from its start to its end"
+        unread, self._unread = self._unread, []
+        self._count += len(unread)
+        yield from unread
+
+    def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
+        """Append entries.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        # A workload may leave a NumPy number in its metrics.
+        lines = [json.dumps(log, separators=(",", ":"), default=float) + "\n" for log in logs]
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+        for log in logs:  # Optuna's copy of a trial needs no record of several kB
+            self._unread.append(log | {"user_attr": {RECORD: None}} if RECORD in log.get("user_attr", {}) else log)
+        self._is_dirty = True
+
+    def sync(self) -> None:
+        """Wait until the entries so far are on the disk."""
+        if self._is_dirty:
+            os.fsync(self._file.fileno())
+            self._is_dirty = False
+
+
+class Journal:
+    """The study in a journal file, with `directions` for a new one. Trials are reached by their numbers.
+
+    Attributes:
+        study: Optuna's study.
+    """
+
+    def __init__(self, path: Path, *directions: str) -> None:
+        self._file = JournalFile(path)
+        self._storage = JournalStorage(self._file)
+        if self._storage.get_all_studies():
+            self.study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
+        else:
+            self.study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, directions=directions)
+        self._study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+        self.add_trial, self.sync = self.study.add_trial, self._file.sync
+
+    @property
+    def trials(self) -> list[StoredTrial]:
+        """All trials by number. They must not be changed."""
+        trials, ended = self.study.get_trials(deepcopy=False), self._file.ended
+        return [ended.get(trial.number) or StoredTrial.from_optuna(trial) for trial in trials]
+
+    def forget_ended(self) -> None:
+        """Free what only the loading of a study needs. `trials` has no parameters of ended trials any more."""
+        self._file.ended = {}
+
+    def set_attr(self, number: int, key: str, value: Any) -> None:
+        """Set a user attribute of a trial that has not ended."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        self._storage.set_trial_user_attr(trial_id, key, value)
+
+    def tell(self, number: int, values: Sequence[float] | None, state: TrialState) -> None:
+        """End a trial."""
+        self.study.tell(number, values, state=state)
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Truncate the file after its last newline, reading backwards in blocks."""
+    with path.open("rb+") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - BLOCK_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
 def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
-    """Store the identity in a new study, or compare it with the stored one. Return the study's id.
+    """Store the settings that a resumed sweep must share in a new study, or compare them. Return the study's id.
 
     Raises:
         UserInputError: the study has another identity, or version 0.1 created it.

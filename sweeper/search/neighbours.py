@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 
 from sweeper.common.trials import TrialRecord, TrialStatus
@@ -22,25 +22,19 @@ def describe_stall(record: TrialRecord, records: dict[int, TrialRecord], objecti
     Neighbours are complete trials whose numbers are within `MAX_RATIO` of the trial's and whose other parameters are
     equal, the nearest `NEIGHBOURS` of them.
     """
-    value = record.metrics.get(objective, 0.0)
-    values = [other.metrics[objective] for other in _find_nearest(record, records, objective)]
+    distances = []
+    for other in islice(reversed(records.values()), LATEST):
+        is_comparable = other.status is TrialStatus.COMPLETE and other.remeasurement is None
+        if is_comparable and other.metrics.get(objective, 0.0) > 0:
+            distances.append((_distance(record.params, other.params), other.number, other.metrics[objective]))
+    nearest = sorted(entry for entry in distances if math.isfinite(entry[0]))[:NEIGHBOURS]
+    value, values = record.metrics.get(objective, 0.0), [entry[2] for entry in nearest]
     if record.status is not TrialStatus.COMPLETE or value <= 0 or len(values) < MIN_NEIGHBOURS:
         return ""
     ratios = [other / value if direction == "maximize" else value / other for other in values]
     if min(ratios) <= FAR_BELOW:
         return ""
     return f"its {len(ratios)} nearest neighbours are {min(ratios):.0f} to {max(ratios):.0f} times as fast"
-
-
-def _find_nearest(record: TrialRecord, records: dict[int, TrialRecord], objective: str) -> Iterable[TrialRecord]:
-    distances = []
-    for other in islice(reversed(records.values()), LATEST):
-        is_comparable = other.status is TrialStatus.COMPLETE and other.remeasurement is None
-        if is_comparable and other.metrics.get(objective, 0.0) > 0:
-            distance = _distance(record.params, other.params)
-            if math.isfinite(distance):
-                distances.append((distance, other.number, other))
-    return [other for _, _, other in sorted(distances, key=lambda item: item[:2])[:NEIGHBOURS]]
 
 
 def _distance(params: Mapping[str, Scalar], others: Mapping[str, Scalar]) -> float:

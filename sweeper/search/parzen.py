@@ -23,11 +23,21 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+CANDIDATES = 24
+STARTUP_TRIALS = 10  # before so many have ended, proposals are random
+BEST_FRACTION, MAX_BEST = 0.1, 25  # the trials of l
+MAX_OTHERS = 500  # the latest ended trials of g, and as many of the running ones: a proposal's cost grows with them
+FULL_WEIGHTS = 25  # the latest trials of a density weigh the same, the earlier ones less
+MAX_NARROWNESS = 100.0  # a kernel is at least as wide as this fraction of the range
+
+ABSENT, RUNNING, ENDED = 0, 1, 2
+DEVIATIONS = np.linspace(-8.0, 8.0, 4001)
+NORMAL = np.array([math.erfc(-x / math.sqrt(2)) / 2 for x in DEVIATIONS])  # the normal distribution at these
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A parameter, by the values that its Optuna distribution has internally.
+    """A parameter as an axis of the unit cube, by the values that its Optuna distribution has internally.
 
     A number is a position from 0 to 1, with half a step of room at both ends. A choice is its index.
 
@@ -74,18 +84,6 @@ class Axis:
 
     def _scaled(self, values: Floats) -> Floats:
         return np.log(values) if self.is_log else values
-
-
-CANDIDATES = 24
-STARTUP_TRIALS = 10  # before so many have ended, proposals are random
-BEST_FRACTION, MAX_BEST = 0.1, 25  # the trials of l
-MAX_OTHERS = 500  # the latest ended trials of g, and as many of the running ones: a proposal's cost grows with them
-FULL_WEIGHTS = 25  # the latest trials of a density weigh the same, the earlier ones less
-MAX_NARROWNESS = 100.0  # a kernel is at least as wide as this fraction of the range
-
-ABSENT, RUNNING, ENDED = 0, 1, 2
-DEVIATIONS = np.linspace(-8.0, 8.0, 4001)
-NORMAL = np.array([math.erfc(-x / math.sqrt(2)) / 2 for x in DEVIATIONS])  # the normal distribution at these
 
 
 class ObservedTrials:

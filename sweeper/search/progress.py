@@ -14,23 +14,20 @@ from sweeper.metrics.criteria import Criteria, dominates
 
 DESCRIPTIONS = {TrialStatus.FAILED: "failed", TrialStatus.LOST: "were lost", TrialStatus.TIMED_OUT: "timed out"}
 SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial ran
+# The limits of the budget. The first that is reached ends the search.
+LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
+EARLY_TRIALS = 5  # a failure that so many trials share at first is not a coincidence
 
 
 class RepeatedFailures:
     """Counts the failures of each status and reason since the last trial that ran. Infeasible trials do not count.
 
-    Failures on one node of several do not stop a sweep: that node may be faulty, and is drained for it.
+    `limit` failures of one kind stop the sweep, None: no number does. Failures on one node of several do not: that
+    node may be faulty, and is drained for it.
     """
 
     def __init__(self, limit: int | None, nodes: int = 1) -> None:
-        """Start counting.
-
-        Args:
-            limit: so many failures of one kind stop the sweep; None: no number does.
-            nodes: of the sweep.
-        """
-        self._limit = limit
-        self._nodes = nodes
+        self._limit, self._nodes = limit, nodes
         self._counts: Counter[tuple[TrialStatus, str]] = Counter()
         self._places: dict[tuple[TrialStatus, str], set[str]] = {}  # the nodes on which each kind happened
         self._last: TrialRecord | None = None
@@ -60,11 +57,6 @@ class RepeatedFailures:
         count = self._counts[self._last.status, self._last.kind_of_reason]
         between = " with no success in between" if self._any_success else ""
         return f"{count} trials {DESCRIPTIONS[self._last.status]} for the same reason{between}: {self._last.reason}"
-
-
-# The limits of the budget. The first that is reached ends the search.
-LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
-EARLY_TRIALS = 5  # a failure that so many trials share at first is not a coincidence
 
 
 @dataclass(frozen=True)
@@ -100,18 +92,13 @@ class SweepProgress:
         repeated: Iterable[TrialRecord] = (),
         use: DeviceUse | None = None,
     ) -> None:
-        """Start from the records of earlier runs of the sweep.
+        """Start from the records of the trials of the search that ended in earlier runs.
 
         Args:
-            criteria: what ranks trials.
-            budget: when the search ends.
-            records: trials of the search that ended in earlier runs.
             repeated: earlier attempts of trials that are or were tried again: the budget counts their time only.
             use: the devices of the trials; by default one.
         """
-        self._criteria = criteria
-        self._budget = budget
-        self._use = use or DeviceUse()
+        self._criteria, self._budget, self._use = criteria, budget, use or DeviceUse()
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
@@ -182,7 +169,6 @@ class SweepProgress:
         return True
 
     def _losses_of(self, record: TrialRecord) -> tuple[float, ...]:
-        """Return the losses of a trial that has a rank."""
         losses = self._criteria.ranked_losses(record)
         assert losses is not None
         return losses
@@ -197,12 +183,7 @@ class SweepProgress:
         return self._failures.stop_reason
 
     def has_budget_for_more(self, in_flight: int, running_s: float = 0.0) -> bool:
-        """Return whether the budget allows another trial.
-
-        Args:
-            in_flight: the number of trials that have not ended.
-            running_s: for how long they have run, summed.
-        """
+        """Return whether the budget allows another trial, with `in_flight` that have run `running_s` seconds in all."""
         used = {**self._used(running_s), "trials": self.finished_trials + in_flight}
         return all(used[name] < limit for name, limit in self._limits().items())
 

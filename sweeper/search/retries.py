@@ -37,12 +37,9 @@ class RunStates:
     """The states of a study's runs: versions, git state and settings that may change from one to the next."""
 
     def __init__(self, study: optuna.Study, first_trial: int, state: Mapping[str, Any]) -> None:
-        """Store the state of this run, unless it is the one of the last run.
+        """Store the state of this run in the study on disk, unless it is the one of the last run.
 
-        Args:
-            study: the study on disk.
-            first_trial: the number of the first trial that this run may create.
-            state: plain values by name.
+        `first_trial` is the number of the first trial that this run may create.
         """
         self._state = dict(state)
         self._earlier: list[dict[str, Any]] = list(study.user_attrs.get(RUNS, []))
@@ -56,7 +53,7 @@ class RunStates:
 
 
 class RetryQueue:
-    """The trials of earlier runs that this run tries again.
+    """The trials of earlier runs that this run tries again: those that ended with one of `statuses`.
 
     Attributes:
         numbers: the numbers of these trials.
@@ -64,7 +61,6 @@ class RetryQueue:
     """
 
     def __init__(self, statuses: Collection[TrialStatus]) -> None:
-        """Select the trials that ended with one of these statuses."""
         self._statuses = statuses
         self._marks: dict[str | Remeasurement, Retry] = {}  # by the key of the point, or by the round of the finals
         self.numbers: set[int] = set()
@@ -84,10 +80,7 @@ class RetryQueue:
     ) -> None:
         """Queue the selected trials, unless an earlier run created their retry and did not finish it.
 
-        Args:
-            records: of the trials that no retry has replaced.
-            changes_since: returns what has changed since a trial ran.
-            allowed: keys of the points that may be tried; None: all.
+        `records` are of trials that no retry has replaced, `allowed` the keys of points that may be tried; None: all.
         """
         for record in records:
             if not self.selects(record) or record.number in self.numbers:

@@ -1,4 +1,4 @@
-"""The trials that the sampler and the pruner see: an Optuna study in memory.
+"""Samplers and pruners, and the trials that they see: an Optuna study in memory.
 
 Because the sampler works on a copy, a proposal that was tried before can be dropped without a trace. Of a large sweep
 the copy holds a part: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
@@ -25,6 +25,8 @@ from sweeper.metrics.criteria import Criteria, find_layers
 from sweeper.search.journal import StoredTrial
 from sweeper.search.parzen import ObservedTrials, ParzenSampler
 
+warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
+
 SAMPLER_STATE = "sampler"  # the attribute of a trial of the journal that has its generation, with NSGA-II
 GENERATION = ":generation"  # ends the name of the attribute in which a genetic algorithm of Optuna's keeps it
 FEASIBLE = "feasible"  # a constraint; a trial is feasible to Optuna when all of its constraints are zero or less
@@ -34,6 +36,9 @@ MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
 MAX_JUDGED = 1000  # finished trials that a pruner compares with
 MAX_RUNNING = 500  # running trials that a sampler is given: it keeps away from them
 SPARE = 1500  # so many trials more than that make the copy too large
+STARTUP_TRIALS = 5  # so many trials have to report a step before any is judged by it
+REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
 MANY_RUNNING = 64  # with more trials running, Optuna's TPE may take longer to propose trials than they take to end
 
 
@@ -75,7 +80,7 @@ class SamplingStudy:
         self._steps: dict[int, dict[int, float]] = {}  # the objective at each step of a running trial
         self._generations: dict[int, Mapping[str, Any]] = {}  # of trials that an earlier run has started
         self._worst: tuple[float, ...] | None = None
-        self._study, self._observed = self._create_study()
+        self._create_study()
         self._size = 0
 
     @property
@@ -141,11 +146,9 @@ class SamplingStudy:
         return self._running[number].should_prune()
 
     def steps(self, number: int) -> dict[int, float]:
-        """Return the objective at each step that a running trial has reported."""
         return dict(self._steps.get(number, {}))
 
     def finish(self, number: int, ending: Ending) -> None:
-        """End a trial."""
         steps = self._steps.pop(number, {})
         if number in self._unseen:
             params = self._unseen.pop(number)
@@ -193,7 +196,6 @@ class SamplingStudy:
         steps: Mapping[int, float],
         sampler_state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a finished trial."""
         ending = self._for_sampler(ending)
         self._study.add_trial(
             create_trial(
@@ -209,7 +211,6 @@ class SamplingStudy:
         self._size += 1
 
     def _restart(self, number: int, params: Parameters) -> None:
-        """Add a running trial."""
         self._study.enqueue_trial(params)
         trial = self._running[number] = self._study.ask(self._distributions)
         for step, value in self._steps.get(number, {}).items():
@@ -221,15 +222,17 @@ class SamplingStudy:
         if self._max_finished is None or self._size < self._max_finished + MAX_RUNNING + SPARE:
             return
         finished = [
-            (trial.number, trial, Ending(trial.state, _values_of(trial), excess=trial.constraints))
+            (trial.number, trial, Ending(trial.state, values, excess=trial.constraints))
             for trial in self.trials
             if trial.state in LEARNED_STATES
+            for values in [tuple(trial.values) if trial.state is TrialState.COMPLETE else None]
         ]
         kept = [trial for _, trial, _ in self._select(finished)]
         running = {number: dict(trial.params) for number, trial in self._running.items()}
         unseen = [] if self._pruner.name != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
         self._unseen |= {number: running.pop(number) for number in unseen}
-        (self._study, self._observed), self._running = self._create_study(), {}
+        self._create_study()
+        self._running = {}
         self._study.add_trials(kept)
         self._size = len(kept)
         for number, params in running.items():
@@ -240,13 +243,6 @@ class SamplingStudy:
         limit = self._max_finished
         if limit is None or len(finished) <= limit:
             return finished
-        best = set(self._find_best(finished)[: limit // 2])
-        others = [entry[0] for entry in finished if entry[0] not in best]
-        kept = best.union(random.Random(len(finished)).sample(others, min(len(others), limit - len(best))))
-        return [entry for entry in finished if entry[0] in kept]
-
-    def _find_best(self, finished: Sequence[tuple[int, AnyTrial, Ending]]) -> list[int]:
-        """Return the numbers of the trials that have values, the best first."""
         losses = {
             number: self._criteria.losses(ending.values)
             for number, _, ending in finished
@@ -254,25 +250,20 @@ class SamplingStudy:
         }
         layers = find_layers(list(losses.values())) if self._criteria.has_front else [0] * len(losses)
         layer_of = dict(zip(losses, layers, strict=True))
-        return sorted(losses, key=lambda number: (layer_of[number], losses[number]))
+        best = set(sorted(losses, key=lambda number: (layer_of[number], losses[number]))[: limit // 2])
+        others = [entry[0] for entry in finished if entry[0] not in best]
+        kept = best.union(random.Random(len(finished)).sample(others, min(len(others), limit - len(best))))
+        return [entry for entry in finished if entry[0] in kept]
 
-    def _create_study(self) -> tuple[optuna.Study, ObservedTrials]:
-        study = optuna.create_study(directions=self._criteria.directions, pruner=make_pruner(self._pruner))
-        return study, ObservedTrials(self._distributions, self._criteria.direction)
-
-
-def _values_of(trial: FrozenTrial) -> tuple[float, ...] | None:
-    """Return the objectives of a complete trial of the copy."""
-    return tuple(trial.values) if trial.state is TrialState.COMPLETE else None
+    def _create_study(self) -> None:
+        self._study = optuna.create_study(directions=self._criteria.directions, pruner=make_pruner(self._pruner))
+        self._observed = ObservedTrials(self._distributions, self._criteria.direction)
 
 
 def _steps_of(trial: AnyTrial) -> dict[int, float]:
     """Return the steps that a trial of the journal has reported."""
     steps: Mapping[str, Any] = trial.user_attrs.get("steps", {})
     return {int(step): float(value) for step, value in steps.items()}
-
-
-REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class SuccessiveHalving(optuna.pruners.BasePruner):
@@ -291,46 +282,28 @@ class SuccessiveHalving(optuna.pruners.BasePruner):
         self._first, self._factor = first, factor
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Return whether the trial ends at the rung that its last step has reached."""
-        if trial.last_step is None or (rung := self._rung_of(trial.last_step)) is None:
+        """Return whether the trial ends at the highest rung that its last step has reached."""
+        if trial.last_step is None or trial.last_step < self._first:
             return False
-        value = trial.intermediate_values[trial.last_step]
+        value, rung = trial.intermediate_values[trial.last_step], self._first
         if math.isnan(value):
             return True
+        while rung * self._factor <= trial.last_step:
+            rung *= self._factor
         if _step_at(trial, rung) != trial.last_step:  # it was judged there before
             return False
         trials = study.get_trials(deepcopy=False, states=REPORTING_STATES)
-        values = [value_at for other in trials if (value_at := _value_at(other, rung)) is not None]
-        values.sort(reverse=study.direction is StudyDirection.MAXIMIZE)
+        steps = ((other, _step_at(other, rung)) for other in trials)
+        values = [other.intermediate_values[step] for other, step in steps if step is not None]
+        is_maximized = study.direction is StudyDirection.MAXIMIZE
+        values = sorted((value for value in values if not math.isnan(value)), reverse=is_maximized)
         worst_kept = values[max(1, len(values) // self._factor) - 1]
-        return value < worst_kept if study.direction is StudyDirection.MAXIMIZE else value > worst_kept
-
-    def _rung_of(self, step: int) -> int | None:
-        """Return the highest rung up to this step; None below the first one."""
-        if step < self._first:
-            return None
-        rung = self._first
-        while rung * self._factor <= step:
-            rung *= self._factor
-        return rung
+        return value < worst_kept if is_maximized else value > worst_kept
 
 
 def _step_at(trial: FrozenTrial, rung: int) -> int | None:
     """Return the first step of a trial from the rung on."""
     return min((step for step in trial.intermediate_values if step >= rung), default=None)
-
-
-def _value_at(trial: FrozenTrial, rung: int) -> float | None:
-    """Return what a trial had when it reached the rung; None if it did not, or had no number."""
-    step = _step_at(trial, rung)
-    value = math.nan if step is None else trial.intermediate_values[step]
-    return None if math.isnan(value) else value
-
-
-warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
-
-STARTUP_TRIALS = 5  # so many trials have to report a step before any is judged by it
-POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
 
 
 def to_distribution(dimension: Dimension) -> BaseDistribution:

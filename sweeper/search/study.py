@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,6 @@ class SearchSettings:
     pruner: PrunerSettings = NO_PRUNER
 
 
-@dataclass
-class _LoadedTrials:
-    """Trials of the search in a journal: finished ones, running ones, and records of those whose state is missing."""
-
-    finished: list[tuple[int, StoredTrial, Ending]] = field(default_factory=list)
-    running: dict[int, StoredTrial] = field(default_factory=dict)
-    without_state: list[TrialRecord] = field(default_factory=list)
-
-
 class Study:
     """The search of one sweep: `ask` returns trials, `tell` stores their records, in any order.
 
@@ -97,13 +88,10 @@ class Study:
         retry: Collection[TrialStatus] = (),
         run_state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open or create the study.
+        """Open or create the study in the journal at `path`.
 
         Args:
-            path: the journal.
             identity: what must not change between the runs of a sweep.
-            space: the parameters and their values.
-            settings: how to search.
             initial_points: points to try first. Parameters that a point does not have are left to the sampler.
             retry: trials of earlier runs that ended with one of these statuses are tried again.
             run_state: what may change from run to run; a retry records its changes.
@@ -135,14 +123,14 @@ class Study:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether every point of the space was sampled."""
+        """Whether every point of the space was sampled."""
         if self._allowed_keys is not None:  # points that an earlier run was allowed may not be allowed now
             return self._allowed_keys <= self._known_keys
         return len(self._known_keys) >= self._space.size
 
     @property
     def has_retries(self) -> bool:
-        """Return whether points are left that this run tries again."""
+        """Whether points are left that this run tries again."""
         return bool(self._retries.points)
 
     @property
@@ -286,18 +274,39 @@ class Study:
         trials = self._journal.trials
         records = list(_read_records(trials))
         self.replaced = replaced_numbers(records)
-        loaded = _LoadedTrials()
+        finished: list[tuple[int, StoredTrial, Ending]] = []
+        running: dict[int, StoredTrial] = {}
+        without_state: list[TrialRecord] = []  # the driver was killed between the record and the state
         for trial, record in zip(trials, records, strict=True):
+            number, has_ended = trial.number, trial.state.is_finished()
             self._trial_count += 1
-            params = record.params if record else self._snap_to_space(trial.params)
-            self._known_keys.add(point_key(params))
+            self._known_keys.add(point_key(record.params if record else self._snap_to_space(trial.params)))
+            if record and has_ended:
+                self.records[number] = record
             if "remeasurement" in trial.user_attrs:
-                self._load_remeasurement(trial, record)
-            else:
-                self._search_trial_count += 1
-                self._load_search_trial(trial, record, loaded)
-        self._sampling.load(loaded.finished, loaded.running)
-        for record in loaded.without_state:
+                if record and not has_ended:
+                    self._finish(record)
+                elif not record:  # not repeated: its round measures it again beside the other finalists
+                    if not has_ended:
+                        self._journal.tell(number, None, TrialState.FAIL)
+                    self.abandoned.append(number)
+                continue
+            self._search_trial_count += 1
+            if record and has_ended:
+                ending = self._ending_of(record)
+                is_repeated = number in self.replaced or self._retries.selects(record)
+                if ending.state in LEARNED_STATES and not is_repeated:
+                    finished.append((number, trial, ending))
+                continue
+            running[number] = trial
+            if record:
+                without_state.append(record)
+                continue
+            self.unfinished.append(Trial(number, dict(trial.params), retry=retry_of(trial)))
+            if retry := self.unfinished[-1].retry:
+                self._retries.numbers.add(retry.trial)
+        self._sampling.load(finished, running)
+        for record in without_state:
             self._finish(record)
         self._queue_cancelled_points()
         states = RunStates(self._journal.study, self._trial_count, run_state)
@@ -305,49 +314,23 @@ class Study:
         self._known_keys -= {point_key(point) for point in self._retries.points}
         self._journal.forget_ended()
 
-    def _load_remeasurement(self, trial: StoredTrial, record: TrialRecord | None) -> None:
-        if record and trial.state.is_finished():
-            self.records[trial.number] = record
-        elif record:  # the driver was killed between the record and the state
-            self._finish(record)
-        else:  # not repeated: its round measures it again beside the other finalists
-            if not trial.state.is_finished():
-                self._journal.tell(trial.number, None, TrialState.FAIL)
-            self.abandoned.append(trial.number)
-
-    def _load_search_trial(self, trial: StoredTrial, record: TrialRecord | None, loaded: _LoadedTrials) -> None:
-        """Sort a trial of the search into what the sampler learns from, what has to run, and what has to be ended."""
-        if record and trial.state.is_finished():
-            self.records[trial.number] = record
-            is_repeated = trial.number in self.replaced or self._retries.selects(record)
-            ending = self._ending_of(record)
-            if ending.state in LEARNED_STATES and not is_repeated:
-                loaded.finished.append((trial.number, trial, ending))
-            return
-        loaded.running[trial.number] = trial
-        if record:  # the driver was killed between the record and the state
-            loaded.without_state.append(record)
-        else:
-            retry = retry_of(trial)
-            self.unfinished.append(Trial(trial.number, dict(trial.params), retry=retry))
-            if retry:
-                self._retries.numbers.add(retry.trial)
-
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""
-        if not points:
-            return
         tried: list[Mapping[str, Value]] = [record.params for record in self.records.values()]
         tried += [trial.params for trial in self.unfinished]
         for point in points:
-            stored = {name: self._stored_value(name, value) for name, value in point.items()}
+            stored = {}  # as Optuna returns the values: 3 on an interval is 3.0
+            for name, value in point.items():
+                distribution = self.distributions[name]
+                stored[name] = distribution.to_external_repr(distribution.to_internal_repr(value))
+            stored = self._snap_to_space(stored)
             if not any(stored.items() <= params.items() for params in [*tried, *self._queued_points]):
                 self._queued_points.append(stored)
 
     def _queue_cancelled_points(self) -> None:
         """Queue the points of cancelled trials, to be tried again as new trials, unless they were since."""
         if not any(record.status is TrialStatus.CANCELLED for record in self.records.values()):
-            return
+            return  # the keys of 100,000 points take seconds
         cancelled: dict[str, Parameters] = {}
         tried = {point_key(trial.params) for trial in self.unfinished}
         for record in self.records.values():
@@ -357,11 +340,6 @@ class Study:
                 tried.add(point_key(record.params))
         self._known_keys -= cancelled.keys() - tried
         self._queued_points = [point for key, point in cancelled.items() if key not in tried]
-
-    def _stored_value(self, name: str, value: Value) -> Value:
-        """Return the value as Optuna returns it: 3 on an interval is 3.0."""
-        distribution = self.distributions[name]
-        return self._snap_to_space({name: distribution.to_external_repr(distribution.to_internal_repr(value))})[name]
 
     def _snap_to_space(self, params: Mapping[str, Any]) -> Parameters:
         """Return the parameters with values of ranges as the space has them, and not as rounded sums of steps."""

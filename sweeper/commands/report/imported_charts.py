@@ -54,7 +54,7 @@ def _build_bars(work: str, results: Sequence[Imported]) -> go.Figure:
         names.append(f"{platform}, {cut_name(result.name, MAX_NAME_LENGTH)}")
     rates = [result.rate_per_device for result in results]
     figure = go.Figure(go.Bar(x=rates, y=names, orientation="h", marker_color=COLORS[0], name="derived"))
-    claims = {name: result.claimed_per_device for name, result in zip(names, results, strict=True)}
+    claims = {name: result.claim_per_device("tokens_per_s") for name, result in zip(names, results, strict=True)}
     claims = {name: claim for name, claim in claims.items() if not math.isnan(claim)}
     if claims:
         marker = {"symbol": "x", "size": 10, "color": COLORS[5]}
