@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import KINDS, Noise, autoregressive, lognormal, true_value
-from sweeper.metrics.intervals import TOO_FEW, estimate_correlation, interval_of_steps
+from sweeper.metrics.intervals import TOO_FEW, Interval, estimate_correlation, interval_of_steps
 from sweeper.results.comparison import judge
-from sweeper.results.ranking import MeasuredValue
 from sweeper.results.runs import EXIT_CODES, Gate, Verdict
 from sweeper.search.finals import compare_rounds
 
@@ -145,16 +144,15 @@ def measure_verdicts(case: str, loss: float, simulations: int, seed: int) -> Cou
     return Counter({verdict: 100 * count / simulations for verdict, count in counts.items()})
 
 
-def _measure_sweep(case: BaselineCase, speed: float, random: np.random.Generator) -> MeasuredValue:
+def _measure_sweep(case: BaselineCase, speed: float, random: np.random.Generator) -> Interval:
     run = np.exp(case.between_runs * random.standard_normal())
     times = case.noise(1, case.steps, random)[0] / (speed * run)
     if case.are_rounds:
-        value, _ = compare_rounds({0: 1 / times}, 1)[0]
-        return MeasuredValue(value.value, value.low, value.high)
+        return compare_rounds({0: 1 / times}, 1)[0][0]
     interval = interval_of_steps(times, "median")
     if interval is None:
-        return MeasuredValue(float(1 / np.median(times)))
-    return MeasuredValue(1 / interval.value, 1 / interval.high, 1 / interval.low)
+        return Interval(float(1 / np.median(times)))
+    return Interval(1 / interval.value, 1 / interval.high, 1 / interval.low)
 
 
 def print_baselines(simulations: int, seed: int) -> None:

@@ -19,6 +19,7 @@ from functools import cache
 
 import numpy as np
 
+from sweeper.common.format import format_number
 from workloads.api.metrics import find_source
 
 MIN_STEPS = 5  # the fewest whose median has an interval
@@ -38,20 +39,37 @@ MIN_CROSSINGS = 14
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95% interval."""
+    """A value and the bounds of its 95% interval, NaN without one."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
     @property
     def bounds(self) -> tuple[float, float, float]:
         """The value and the bounds of its interval."""
         return self.value, self.low, self.high
 
+    @property
+    def has_interval(self) -> bool:
+        return not (math.isnan(self.low) or math.isnan(self.high))
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """The distances from the value to the lower and to the upper bound."""
+        return self.value - self.low, self.high - self.value
+
     def scaled(self, factor: float) -> Interval:
         """Return the interval in another unit."""
         return Interval(factor * self.value, factor * self.low, factor * self.high)
+
+    def divide(self, count: int) -> Interval:
+        """Return the value per device of `count` devices."""
+        return Interval(self.value / count, self.low / count, self.high / count)
+
+    def __str__(self) -> str:
+        interval = f" ({format_number(self.low)} to {format_number(self.high)})" if self.has_interval else ""
+        return format_number(self.value) + interval
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,14 @@ import pandas as pd
 
 from sweeper.common.format import count, format_number, format_point
 from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps, ratio_interval
-from sweeper.results.ranking import BestResult, MeasuredValue, find_speed_metric, read_work, select_complete
-from sweeper.results.runs import Comparison, Gate, Run, Verdict, compare_runs, run_of_interval
+from sweeper.results.ranking import BestResult, find_speed_metric, read_work, select_complete
+from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, run_of_interval
 
 
-def judge(before: MeasuredValue, after: MeasuredValue, gate: Gate) -> Comparison:
+def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
     """Return whether `after` is slower than `before`, each a run of its own."""
-    return compare_runs([to_run(before)], [to_run(after)], gate)
-
-
-def to_run(value: MeasuredValue) -> Run:
-    """Return a result as a run."""
-    return run_of_interval(value.value, value.low, value.high)
+    earlier, new = (run_of_interval(*value.bounds) for value in (before, after))
+    return compare_runs([earlier], [new], gate)
 
 
 def describe_more_runs(comparison: Comparison) -> str:
@@ -40,14 +36,14 @@ def describe_more_runs(comparison: Comparison) -> str:
     return f"{' and '.join(parts)} needed"
 
 
-def measure_ratio(before: MeasuredValue, after: MeasuredValue) -> Interval | None:
+def measure_ratio(before: Interval, after: Interval) -> Interval | None:
     """Return `after` over `before` with the 95% interval of the measured spreads; None without both intervals."""
     if not (before.has_interval and after.has_interval and before.low > 0 and after.low > 0):
         return None
-    return ratio_interval(Interval(after.value, after.low, after.high), Interval(before.value, before.low, before.high))
+    return ratio_interval(after, before)
 
 
-def compare_values(value: MeasuredValue, other: MeasuredValue, name: str, other_name: str) -> str:
+def compare_values(value: Interval, other: Interval, name: str, other_name: str) -> str:
     """Compare two results of equal work: their ratio with its interval, unless the interval contains 1."""
     ratio = measure_ratio(value, other)
     if ratio is None:

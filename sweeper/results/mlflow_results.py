@@ -240,8 +240,8 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
         is_beyond = mlflow_store.EXCEEDED in tags or any(limit.excess(metrics) > 0 for limit in limits[study_id])
         # Finals with several objectives have no winner: a trial has the result of its speed there.
         speed = next((name for name in SPEED_UNITS if f"final_{name}_ci_low" in metrics), None)
-        finals = _finals_columns(metrics, speed, tags.get("sweeper.trial"), front_rounds[study_id])
-        rows.append({**shared[study_id], **finals, **_columns(run), "is_beyond_limit": is_beyond})
+        in_finals = _finals_columns(metrics, speed, tags.get("sweeper.trial"), front_rounds[study_id])
+        rows.append({**shared[study_id], **in_finals, **_columns(run), "is_beyond_limit": is_beyond})
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
 
 

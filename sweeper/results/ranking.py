@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.common.format import format_number
 from sweeper.metrics.derivation import first_known
+from sweeper.metrics.intervals import Interval
 from workloads.api.metrics import ROWS
 
 # The part of a work's identity that has columns of its own in tables.
@@ -32,37 +32,6 @@ SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda
 
 
 @dataclass(frozen=True)
-class MeasuredValue:
-    """A measured value and the bounds of its 95% interval, NaN without an interval."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    @property
-    def has_interval(self) -> bool:
-        return not (math.isnan(self.low) or math.isnan(self.high))
-
-    @property
-    def error_below(self) -> float:
-        """Return the distance from the value to the lower end of the interval."""
-        return self.value - self.low
-
-    @property
-    def error_above(self) -> float:
-        """Return the distance from the value to the upper end of the interval."""
-        return self.high - self.value
-
-    def divide(self, count: int) -> MeasuredValue:
-        """Return the value per device of `count` devices."""
-        return MeasuredValue(self.value / count, self.low / count, self.high / count)
-
-    def __str__(self) -> str:
-        interval = f" ({format_number(self.low)} to {format_number(self.high)})" if self.has_interval else ""
-        return format_number(self.value) + interval
-
-
-@dataclass(frozen=True)
 class BestResult:
     """The best trial of a platform (a device and how many of them) for one kind of work.
 
@@ -79,7 +48,7 @@ class BestResult:
     device: str
     devices: int
     speed_metric: str
-    speed: MeasuredValue
+    speed: Interval
     trial: pd.Series
     trials: pd.DataFrame
     rounds: int = 0
@@ -172,10 +141,10 @@ def read_work(row: Any) -> dict[str, str]:
     return {name: value for name, value in values.items() if isinstance(value, str) and value}
 
 
-def read_value(row: Any, metric: str) -> MeasuredValue:
+def read_value(row: Any, metric: str) -> Interval:
     """Return a metric of a trial with its interval, NaN where the trial has none."""
     values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
-    return MeasuredValue(*(float(value) for value in values))
+    return Interval(*(float(value) for value in values))
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:

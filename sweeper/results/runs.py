@@ -110,10 +110,6 @@ class Spread:
     def quantile(self, tail: float) -> float:
         return exact_student_quantile(1 - tail, self.degrees_of_freedom)
 
-    def with_runs(self, more: int) -> Spread:
-        """Return the spread as so many more runs would measure it again."""
-        return self if self.is_assumed else replace(self, degrees_of_freedom=self.degrees_of_freedom + more)
-
     def decides(self, earlier: int, new: int, gate: Gate) -> bool:
         """Return whether so many runs give a verdict, whatever their values are."""
         error = self.error_of_difference(earlier, new)
@@ -162,22 +158,19 @@ class Sample:
         earlier, new = (0.0 if math.isnan(error) else error for error in self.errors)
         return earlier, new
 
-    def measure_spread(self) -> Spread:
-        """Return the spread between runs without their own errors."""
+    def estimate_spread(self, assumed: float) -> Spread:
+        """Return the spread between runs: measured from enough runs or from some that contradict the assumed one."""
         freedom = self.degrees_of_freedom
+        total = assumed**2 + max(self.known_errors)
+        if freedom < MEASURED_FROM and (not freedom or self.squares <= total * _chi_squared_limit(freedom)):
+            return Spread(assumed, self.errors)
         inside = sum((count - 1) * error for count, error in zip(self.counts, self.known_errors, strict=True))
         return Spread(math.sqrt(max(0.0, (self.squares - inside) / freedom)), self.known_errors, freedom)
-
-    def contradicts(self, assumed: float) -> bool:
-        """Return whether runs of the assumed spread would hardly differ by so much."""
-        if not self.degrees_of_freedom:
-            return False
-        total = assumed**2 + max(self.known_errors)
-        return self.squares > total * _chi_squared_limit(self.degrees_of_freedom)
 
 
 @cache
 def _chi_squared_limit(degrees_of_freedom: int) -> float:
+    """Return the sum of squares, in variances, that runs of the assumed spread hardly exceed."""
     from scipy.stats import chi2  # takes a second to import
 
     return float(chi2.isf(CONTRADICTED_AT, degrees_of_freedom))
@@ -197,17 +190,23 @@ def run_of_interval(value: float, low: float, high: float, *, less_is_better: bo
 
 def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comparison:
     """Compare new runs with earlier ones, at least one of each."""
-    before, after = (float(np.mean([run.logarithm for run in group])) for group in (earlier, new))
-    sample = _summarize(earlier, new)
-    change, spread = after - before, estimate_spread(sample, gate.between_runs)
+    logarithms = [np.array([run.logarithm for run in group]) for group in (earlier, new)]
+    errors = [float(np.mean([run.variance for run in group])) for group in (earlier, new)]
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
+    sample = Sample((len(earlier), len(new)), (errors[0], errors[1]), squares)
+    change = float(logarithms[1].mean()) - float(logarithms[0].mean())
+    spread = sample.estimate_spread(gate.between_runs)
     error = spread.error_of_difference(*sample.counts)
     half_width = spread.quantile(0.025) * error
     ratio = Interval(*(math.exp(change + x) for x in (0, -half_width, half_width)))
-    verdict = _judge(change, sample, spread, gate)
-    if verdict is not Verdict.CANNOT_BE_TOLD:
-        return Comparison(verdict, ratio, spread)
+    # An unknown error decides nothing: no comparison with NaN holds.
+    if change < -gate.tolerated and change < -error * spread.quantile(FALSE_ALARM):
+        return Comparison(Verdict.SLOWER, ratio, spread)
+    miss = LAST_MISS if spread.decides(*sample.counts, gate) else EARLY_MISS
+    if change >= -gate.tolerated and change - error * spread.quantile(miss) >= -gate.detected:
+        return Comparison(Verdict.NOT_SLOWER, ratio, spread)
     more_earlier, more_new = count_more_runs(sample, gate)
-    return Comparison(verdict, ratio, spread, more_new, more_earlier)
+    return Comparison(Verdict.CANNOT_BE_TOLD, ratio, spread, more_new, more_earlier)
 
 
 def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
@@ -216,38 +215,13 @@ def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
     return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
 
 
-def _summarize(earlier: Sequence[Run], new: Sequence[Run]) -> Sample:
-    logarithms = [np.array([run.logarithm for run in group]) for group in (earlier, new)]
-    errors = [float(np.mean([run.variance for run in group])) for group in (earlier, new)]
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
-    return Sample((len(earlier), len(new)), (errors[0], errors[1]), squares)
-
-
-def _judge(change: float, sample: Sample, spread: Spread, gate: Gate) -> Verdict:
-    """Return the verdict on a change of the logarithm; an unknown error decides nothing."""
-    error = spread.error_of_difference(*sample.counts)
-    if change < -gate.tolerated and change < -error * spread.quantile(FALSE_ALARM):
-        return Verdict.SLOWER
-    miss = LAST_MISS if spread.decides(*sample.counts, gate) else EARLY_MISS
-    if change >= -gate.tolerated and change - error * spread.quantile(miss) >= -gate.detected:
-        return Verdict.NOT_SLOWER
-    return Verdict.CANNOT_BE_TOLD
-
-
-def estimate_spread(sample: Sample, assumed: float) -> Spread:
-    """Return the spread between runs: measured from enough of them, else the assumed one."""
-    if sample.degrees_of_freedom >= MEASURED_FROM or sample.contradicts(assumed):
-        return sample.measure_spread()
-    return Spread(assumed, sample.errors)
-
-
 def count_more_runs(sample: Sample, gate: Gate) -> tuple[int, int]:
     """Return how many more earlier and new runs to make before the next look.
 
     They are as many as a verdict needs by the present spread. While that is assumed they are at most as many as it
     takes to measure it. New ones alone are preferred, since what the earlier runs measured is seldom at hand.
     """
-    spread = replace(estimate_spread(sample, gate.between_runs), errors=sample.known_errors)
+    spread = replace(sample.estimate_spread(gate.between_runs), errors=sample.known_errors)
     more_earlier, more_new = _plan(sample.counts, spread, gate)
     missing = MEASURED_FROM - sample.degrees_of_freedom
     if spread.is_assumed and more_earlier + more_new > missing:
@@ -262,7 +236,7 @@ def _plan(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
     of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))
     for more_earlier, more_new in chain(alone, of_both):
-        more = more_earlier + more_new
-        if spread.with_runs(more).decides(earlier + more_earlier, new + more_new, gate):
+        freedom = spread.degrees_of_freedom + more_earlier + more_new  # infinite where the spread is assumed
+        if replace(spread, degrees_of_freedom=freedom).decides(earlier + more_earlier, new + more_new, gate):
             return more_earlier, more_new
     return MOST_RUNS, MOST_RUNS

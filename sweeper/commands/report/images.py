@@ -65,7 +65,7 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str], colors: Sequence[
         values = [value.value for value in measured]
         style = {"color": colors, "edgecolor": "#333", "hatch": HATCHES[n], "label": name}
         positions = rows + (n - (len(series) - 1) / 2) * height
-        errors = [[value.error_below for value in measured], [value.error_above for value in measured]]
+        errors = [[value.errors[0] for value in measured], [value.errors[1] for value in measured]]
         axes.barh(positions, values, height, xerr=errors, error_kw={"capsize": 2}, **style)
     if panel.spread:
         layout = {"positions": rows, "orientation": "horizontal", "patch_artist": True, "widths": 0.6}

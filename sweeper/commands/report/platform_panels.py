@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
+from sweeper.metrics.intervals import Interval
 from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px
 from sweeper.pages.html_page import Chart
-from sweeper.results.ranking import SPEED_UNITS, BestResult, MeasuredValue, read_value
+from sweeper.results.ranking import SPEED_UNITS, BestResult, read_value
 
 VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
-UNKNOWN = MeasuredValue(math.nan)
+UNKNOWN = Interval(math.nan)
 PATTERNS = ["", "/", "."]  # distinguish bars of one color, in print too
 MAX_POINTS = 5000
 NOTE = (
@@ -37,11 +38,11 @@ class Panel:
 
     title: str
     unit: str
-    series: dict[str, list[MeasuredValue]] = field(default_factory=dict)
+    series: dict[str, list[Interval]] = field(default_factory=dict)
     spread: list[list[float]] = field(default_factory=list)
 
     @property
-    def known_series(self) -> dict[str, list[MeasuredValue]]:
+    def known_series(self) -> dict[str, list[Interval]]:
         """The series that have a value."""
         return {name: row for name, row in self.series.items() if not all(math.isnan(item.value) for item in row)}
 
@@ -72,19 +73,18 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
         for metric in ("tokens_per_s", "tflops")
     )
     utilizations = {
-        metric.upper(): [MeasuredValue(100 * result.get_metric(metric)) for result in results]
-        for metric in ("mfu", "hfu")
+        metric.upper(): [Interval(100 * result.get_metric(metric)) for result in results] for metric in ("mfu", "hfu")
     }
     ceilings = {  # follow from the achieved rates, which are shares of them
         name: [
-            MeasuredValue(rate.value / (result.get_metric(share) or math.nan))
+            Interval(rate.value / (result.get_metric(share) or math.nan))
             for rate, result in zip(tflops_per_gpu, results, strict=True)
         ]
         for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu"))
     }
     all_tokens = [result.trials["metric.tokens_per_s"] for result in results]
     gains = [  # a single configuration has no median to beat
-        MeasuredValue(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN
+        Interval(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN
         for result, tokens in zip(results, all_tokens, strict=True)
     ]
     spread = [list(tokens / result.devices) for result, tokens in zip(results, all_tokens, strict=True)]
@@ -95,7 +95,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
         Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
         Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": tflops_per_gpu}),
         Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", {"achieved": tflops_per_gpu} | ceilings),
-        Panel("Step time", "ms", {"": [MeasuredValue(result.get_metric("step_time_ms")) for result in results]}),
+        Panel("Step time", "ms", {"": [Interval(result.get_metric("step_time_ms")) for result in results]}),
         Panel("All configurations", f"tokens/s per {rank}", spread=spread),
         Panel("Best over median configuration", "times", {"": gains}),
     ]
@@ -143,11 +143,11 @@ def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> 
     return figure.update_xaxes(title=panel.unit, rangemode="tozero")
 
 
-def build_error_bars(values: Sequence[MeasuredValue]) -> dict[str, list[float]] | None:
+def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | None:
     """Return the intervals as Plotly's error bars, None if no value has one."""
     if not any(measured.has_interval for measured in values):
         return None
     return {
-        "array": [measured.error_above for measured in values],
-        "arrayminus": [measured.error_below for measured in values],
+        "array": [measured.errors[1] for measured in values],
+        "arrayminus": [measured.errors[0] for measured in values],
     }

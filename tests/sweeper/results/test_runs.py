@@ -107,7 +107,7 @@ def test_the_worst_of_several_comparisons_decides() -> None:
 
 @pytest.mark.parametrize("arguments", [{"threshold": 0.0}, {"threshold": 1.0}, {"between_runs": -0.1}])
 def test_a_gate_that_can_never_decide_is_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(UserInputError, match=r"^--(threshold|between-runs) .+, such as 0.02$"):
+    with pytest.raises(UserInputError, match=r"^(threshold|between_runs)=.+, such as 0.02$"):
         Gate(**arguments)
 
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.coverage import BASELINE_CASES, measure_verdicts
+from sweeper.metrics.intervals import Interval
 from sweeper.results.comparison import compare_values, describe_more_runs, judge, measure_ratio
-from sweeper.results.ranking import MeasuredValue
 from sweeper.results.runs import Gate, Verdict
 
 GATE = Gate(threshold=0.02, between_runs=0.02)
 
 
-def value(speed: float, spread: float = 0.005) -> MeasuredValue:
-    return MeasuredValue(speed, speed * (1 - spread), speed * (1 + spread))
+def value(speed: float, spread: float = 0.005) -> Interval:
+    return Interval(speed, speed * (1 - spread), speed * (1 + spread))
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ def value(speed: float, spread: float = 0.005) -> MeasuredValue:
         (value(100), value(100), Verdict.CANNOT_BE_TOLD),  # a loss of 3% is not excluded
         (value(100), value(80), Verdict.SLOWER),
         (value(100), value(97), Verdict.CANNOT_BE_TOLD),  # runs may differ by as much
-        (MeasuredValue(0.188, 0.12, 0.21), MeasuredValue(0.1485, 0.10, 0.20), Verdict.CANNOT_BE_TOLD),
-        (value(100), MeasuredValue(50), Verdict.CANNOT_BE_TOLD),  # fewer than 5 steps
+        (Interval(0.188, 0.12, 0.21), Interval(0.1485, 0.10, 0.20), Verdict.CANNOT_BE_TOLD),
+        (value(100), Interval(50), Verdict.CANNOT_BE_TOLD),  # fewer than 5 steps
         (value(100, 0.1), value(100, 0.1), Verdict.CANNOT_BE_TOLD),  # equal, but within wide intervals
     ],
 )
-def test_a_verdict_follows_from_both_intervals(before: MeasuredValue, after: MeasuredValue, verdict: Verdict) -> None:
+def test_a_verdict_follows_from_both_intervals(before: Interval, after: Interval, verdict: Verdict) -> None:
     assert judge(before, after, GATE).verdict is verdict
 
 
@@ -70,4 +70,4 @@ def test_a_ratio_is_stated_only_where_its_interval_excludes_one(
     assert ("cannot be told apart" in text) == (ratio.low <= 1 <= ratio.high)
     swapped = measure_ratio(other, one)
     assert swapped is not None and math.isclose(swapped.low * ratio.high, 1)
-    assert "cannot be told without both 95% intervals" in compare_values(MeasuredValue(first), other, "A", "B")
+    assert "cannot be told without both 95% intervals" in compare_values(Interval(first), other, "A", "B")

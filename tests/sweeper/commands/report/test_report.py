@@ -19,9 +19,10 @@ from sweeper.commands.report import charts, compare, report_tables
 from sweeper.commands.report.main import main
 from sweeper.common.trials import TrialStatus
 from sweeper.metrics.derivation import Prices
+from sweeper.metrics.intervals import Interval
 from sweeper.pages import html_page
 from sweeper.results import mlflow_results
-from sweeper.results.ranking import MeasuredValue, find_best_results
+from sweeper.results.ranking import find_best_results
 from sweeper.results.runs import Gate, Verdict
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.process import Store
@@ -378,5 +379,5 @@ def test_the_best_result_of_a_sweep_with_finals_is_their_winner(tmp_path: Path) 
         client.log_metric(parent.info.run_id, name, value)
     (result,) = read_store(tmp_path).best_results
     assert (result.trial["param.budget"], result.rounds) == ("24", 5)
-    assert result.speed == MeasuredValue(9000.0, 8900.0, 9100.0)
+    assert result.speed == Interval(9000.0, 8900.0, 9100.0)
     assert result.get_metric("mfu") == pytest.approx(9000 / 2e4) and result.get_metric("tflops") == pytest.approx(450)
