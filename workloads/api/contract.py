@@ -57,12 +57,7 @@ def is_file_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """What is kept of a program that ran in a trial without a measurement.
-
-    Attributes:
-        last_lines: the last lines of its output.
-        files: further results by file name, as in `Measurement.files`.
-    """
+    """What is kept of a program that ran in a trial without a measurement; `files` as in `Measurement`."""
 
     last_lines: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -98,8 +93,8 @@ class Rank:
 
     Attributes:
         device: torch's name of the device type: "cpu", or "cuda" for CUDA and ROCm alike.
-        ranks_per_node: the greatest common divisor of the ranks on each node: so many consecutive ranks always
-            share a node.
+        ranks_per_node: the greatest common divisor of the ranks on each node: that many consecutive ranks always share
+            a node.
         rendezvous: host:port where rank 0 listens, the same for every trial of a gang.
         sequence_number: differs between the trials of a gang, which share one rendezvous.
         local_rank, node_rank, nodes: the rank within its node, the node's index, and the number of nodes.
@@ -208,7 +203,7 @@ class Measurement:
         independent: each rank measured its own device, and no rank waited for another.
         of_gang: the measurement describes the whole gang; of several ranks with steps the first one counts.
         unranked: why the trial has no speed to rank, such as emulated arithmetic; empty where it has one.
-        baseline_step_times_s: seconds of each step of the baseline, measured in turns with the steps.
+        baseline_step_times_s: seconds of each step of the baseline, interleaved with the steps.
         bytes_per_step: bytes that one step has to move through the device's memory. GB/s and the share of the
             memory's bandwidth are derived from it.
         statistic: the statistic over the steps that rates are computed from: median, mean or fastest.
@@ -249,21 +244,11 @@ class Measurement:
         if self.statistic not in STATISTICS:
             raise ValueError(f"statistic={self.statistic!r}: allowed are {', '.join(STATISTICS)}")
         for name in ("step_times_s", "sustained_step_times_s", "baseline_step_times_s"):
-            self._check_times(name)
-        self._check_counts()
-        self._check_metrics()
-        for name in self.files:
-            if not is_file_name(name):
-                raise ValueError(f"files[{name!r}]: must be the name of a file, without a folder")
-
-    def _check_times(self, name: str) -> None:
-        times_s = getattr(self, name)
-        if wrong := [time_s for time_s in times_s if not 0 < time_s < math.inf]:
-            raise ValueError(f"{name} has {wrong[0]!r}: every step time must be positive and finite")
-        if times_s and (shortest_s := min(times_s)) < MIN_STEP_TIME_S:
-            raise ValueError(f"{name} has {shortest_s!r}: no timer resolves less than {MIN_STEP_TIME_S:g} s")
-
-    def _check_counts(self) -> None:
+            times_s = getattr(self, name)
+            if wrong := [time_s for time_s in times_s if not 0 < time_s < math.inf]:
+                raise ValueError(f"{name} has {wrong[0]!r}: every step time must be positive and finite")
+            if times_s and (shortest_s := min(times_s)) < MIN_STEP_TIME_S:
+                raise ValueError(f"{name} has {shortest_s!r}: no timer resolves less than {MIN_STEP_TIME_S:g} s")
         for name in ("tokens_per_step", "flops_per_step", "hardware_flops_per_step", "bytes_per_step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}: it must be finite and not negative")
@@ -273,13 +258,14 @@ class Measurement:
                 f"hardware_flops_per_step={self.hardware_flops_per_step:g} is less than flops_per_step="
                 f"{self.flops_per_step:g}: the device executes at least what the model needs"
             )
-
-    def _check_metrics(self) -> None:
         for name, value in self.metrics.items():
             if not isinstance(value, Real):
                 raise ValueError(f"metrics[{name!r}] is {value!r}, which is not a number")
             if source := find_source(name):
                 raise ValueError(f"metrics[{name!r}]: {name} is derived from {source}; report these")
+        for name in self.files:
+            if not is_file_name(name):
+                raise ValueError(f"files[{name!r}]: must be the name of a file, without a folder")
 
 
 class Workload:

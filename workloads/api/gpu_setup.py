@@ -35,15 +35,13 @@ class GpuProblem:
 
 @dataclass(frozen=True)
 class Vendor:
-    """The signs of a vendor's GPUs on a machine.
+    """The signs of a vendor's GPUs on a machine, and the commands that concern them.
 
     Attributes:
         device_files: the pattern of the files below /dev by which programs reach the GPUs.
         variable: the environment variable that chooses GPUs.
-        platform: the vendor's name of its platform.
+        platform: what a build of torch is for.
         reinstall: the command that installs such a build.
-        list_command: the command that lists the GPUs.
-        container_options: the options of `docker run` that pass the GPUs.
     """
 
     name: str
@@ -90,7 +88,13 @@ def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]
     """
     vendors = _present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
-    return [problem for problem in devices if problem] + _check_torch(vendors)
+    problems = [problem for problem in devices if problem]
+    build = read_torch_build()
+    if vendors and build is not None and not any(build.supports(vendor) for vendor in vendors):
+        name, platform = vendors[0].name, vendors[0].platform
+        problem = f"there are {name} GPUs, but torch {build.version} is built without {platform}"
+        problems.append(GpuProblem(problem, vendors[0].reinstall))
+    return problems
 
 
 def find_broken_amdsmi() -> GpuProblem | None:
@@ -137,18 +141,7 @@ def _check_devices(vendor: Vendor, gpus: int, environment: Mapping[str, str]) ->
         return GpuProblem(f"{unseen}, because {vendor.variable} leaves none", f"unset {vendor.variable}")
     if vendor is AMD and importlib.util.find_spec("amdsmi") is None:
         return GpuProblem(f"{unseen}, because AMD's amdsmi is not installed", _install_amdsmi())
-    remedy = f"see what `{vendor.list_command}` lists; a container needs {vendor.container_options}"
-    return GpuProblem(unseen, remedy)
-
-
-def _check_torch(vendors: list[Vendor]) -> list[GpuProblem]:
-    """Check that torch, if it is installed, is built for a vendor's GPUs of this machine."""
-    build = read_torch_build()
-    if not vendors or build is None or any(build.supports(vendor) for vendor in vendors):
-        return []
-    vendor = vendors[0]
-    problem = f"there are {vendor.name} GPUs, but torch {build.version} is built without {vendor.platform}"
-    return [GpuProblem(problem, vendor.reinstall)]
+    return GpuProblem(unseen, f"see what `{vendor.list_command}` lists; a container needs {vendor.container_options}")
 
 
 @dataclass(frozen=True)

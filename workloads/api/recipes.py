@@ -61,7 +61,6 @@ RECIPES = {
     "nvfp4": Recipe("fp4", "fp4 matrix units of NVIDIA (sm100 or later)", (100, FROM_HERE_ON), ()),
 }
 
-
 # m, n and k must be multiples of these numbers: the units load whole rows of 16 bytes and whole blocks of scales.
 MULTIPLES = {
     "fp8_tensorwise": (1, 16, 16),
@@ -120,7 +119,16 @@ def support(recipe: str, architecture: str) -> tuple[Support, str]:
         ValueError: the architecture is not known.
     """
     requested = RECIPES[recipe]
-    if _is_native(requested, architecture):
+    kind, *instructions = architecture.split()
+    if kind == "cpu":
+        is_native = requested.cpu is not None and requested.cpu in ("", *instructions)
+    elif match := re.fullmatch(r"sm(\d+)", kind):
+        is_native = requested.sm is not None and requested.sm[0] <= int(match[1]) <= requested.sm[1]
+    elif kind.startswith("gfx"):
+        is_native = kind.split(":")[0] in requested.gfx  # the driver adds features: gfx942:sramecc+:xnack-
+    else:
+        raise ValueError(f"unknown architecture {architecture!r}: it must have the form of sm90, gfx942 or cpu")
+    if is_native:
         return Support.NATIVE, ""
     level = Support.EMULATED if requested.numerics else Support.UNSUPPORTED
     return level, f"{architecture.split()[0]} lacks {requested.needs}"
@@ -129,17 +137,6 @@ def support(recipe: str, architecture: str) -> tuple[Support, str]:
 def is_architecture(text: str) -> bool:
     """Return whether a text has the form of an architecture."""
     return bool(re.match(r"(cpu|sm\d+|gfx\S+)( |$)", text))
-
-
-def _is_native(recipe: Recipe, architecture: str) -> bool:
-    kind, *instructions = architecture.split()
-    if kind == "cpu":
-        return recipe.cpu is not None and recipe.cpu in ("", *instructions)
-    if match := re.fullmatch(r"sm(\d+)", kind):
-        return recipe.sm is not None and recipe.sm[0] <= int(match[1]) <= recipe.sm[1]
-    if kind.startswith("gfx"):
-        return kind.split(":")[0] in recipe.gfx  # the driver adds features: gfx942:sramecc+:xnack-
-    raise ValueError(f"unknown architecture {architecture!r}: it must have the form of sm90, gfx942 or cpu")
 
 
 def unsupported_rate_reason(recipe: str, architecture: str) -> str:

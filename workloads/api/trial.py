@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.api.contract import Measurement, OutOfMemory, ParameterMismatch, Rank, Scalar
+from workloads.api.errors import first_line
 from workloads.api.registry import load
 
 # Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
@@ -23,13 +24,7 @@ _OUT_OF_MEMORY = (
 def run_trial(
     workload: str, parameters: Mapping[str, Scalar], rank: Rank, settings: Mapping[str, Any] | None = None
 ) -> Measurement:
-    """Run one trial on this rank.
-
-    Args:
-        workload: the workload's name in the registry.
-        parameters: the requested parameters.
-        rank: the position of this process in its gang.
-        settings: the workload's own section of the configuration, if it has one.
+    """Run one trial of a registered workload on this rank. `settings` are its own section of the configuration.
 
     Raises:
         Infeasible: the parameters cannot work on this device; OutOfMemory is a subclass.
@@ -43,7 +38,10 @@ def run_trial(
         measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory: {_first_line(error)}") from error
+            # The part of the message with the requested and the available memory; PyTorch's advice follows it.
+            line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", first_line(error))
+            line = re.split(r" Including non-PyTorch| Error code", line)[0][:200]
+            raise OutOfMemory(f"out of memory: {line}") from error
         raise
     if mismatches := describe_mismatches(measurement, parameters):
         raise ParameterMismatch(f"rank {rank.rank} executed {mismatches}")
@@ -64,10 +62,3 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the part of the message with the requested and the available memory; PyTorch's advice follows it."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", line)
-    return re.split(r" Including non-PyTorch| Error code", line)[0][:200]

@@ -102,18 +102,10 @@ class GpuReading:
 
 # Slowdowns that are faults of the machine (cooling, power supply): a measurement under them does not describe the GPU.
 # Every GPU runs at its power cap under full load.
-TAINTING_SLOWDOWNS = frozenset(
-    {
-        "software_thermal",
-        "hardware_slowdown",
-        "hardware_thermal",
-        "power_brake",
-        "processor_hot",
-        "socket_thermal",
-        "regulator_thermal",
-        "memory_thermal",
-    }
-)
+TAINTING_SLOWDOWNS = {
+    *("software_thermal", "hardware_slowdown", "hardware_thermal", "power_brake"),  # NVIDIA
+    *("processor_hot", "socket_thermal", "regulator_thermal", "memory_thermal"),  # AMD
+}
 
 
 class Gpu(Protocol):
@@ -130,19 +122,15 @@ class Gpu(Protocol):
 
     def used_gib(self) -> float | None:
         """Return the memory in use by all processes."""
-        ...
 
     def process_ids(self) -> set[int] | None:
         """Return the processes that compute on the GPU."""
-        ...
 
     def limits(self) -> GpuLimits: ...
 
     def errors(self) -> GpuErrors: ...
 
-    def read(self) -> GpuReading:
-        """Return a reading of the sensors."""
-        ...
+    def read(self) -> GpuReading: ...
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -67,7 +67,6 @@ class AmdGpu:
     interval_s = 0.1  # one call reads a table of several hundred values through the kernel
 
     def __init__(self, module: ModuleType, index: int, handle: Any) -> None:
-        """Wrap a processor handle, the `index`-th that AMD SMI lists."""
         self._module, self._index, self._handle = module, index, handle
 
     @cached_property
@@ -165,19 +164,16 @@ class AmdGpu:
 
 
 def _text(value: Any) -> str | None:
-    """Return a text that AMD SMI reports; None for N/A."""
     return value if isinstance(value, str) and value not in ("", "N/A") else None
 
 
 def _number(value: Any) -> float | None:
-    """Return a number that AMD SMI reports; None for N/A."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _numbers(values: Any) -> list[float]:
     """Return the numbers above zero of a list; a unit that is absent or asleep reports N/A or zero."""
-    listed: Iterable[Any] = values if isinstance(values, list) else []
-    return [number for value in listed if (number := _number(value))]
+    return [number for value in (values if isinstance(values, list) else []) if (number := _number(value))]
 
 
 def _watts(power: Any) -> float | None:

@@ -44,7 +44,9 @@ def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float
     if not has_counter and all(sample.power_w is None for sample in samples):
         return None
     counter_w, missing = _power_of_counter(inside, seconds) if has_counter else (0.0, "")
-    if counter_w and not _contradicts(counter_w, powers_w):
+    # The power in the window's second half is free of what was before.
+    power_w = statistics.mean(powers_w[len(powers_w) // 2 :]) if len(powers_w) > 1 else counter_w
+    if counter_w and power_w / LARGEST_FACTOR <= counter_w <= power_w * LARGEST_FACTOR:
         return Energy(counter_w * seconds, seconds, steps, "counter")
     if seconds >= SHORTEST_S["power"] and len(powers_w) >= FEWEST_READINGS:
         return Energy(statistics.mean(powers_w) * seconds, seconds, steps, "power")
@@ -68,11 +70,3 @@ def _power_of_counter(inside: Sequence[EnergySample], seconds: float) -> tuple[f
 def _describe_short(seconds: float, source: str) -> str:
     name = {"counter": "energy counter", "power": "sampled power"}[source]
     return f"the steps took {seconds:.2g} s; the {name} needs {SHORTEST_S[source]:g} s"
-
-
-def _contradicts(counter_w: float, powers_w: Sequence[float]) -> bool:
-    """Return whether the power in the window's second half, which is free of what was before, is another one."""
-    if len(powers_w) < 2:
-        return False
-    power_w = statistics.mean(powers_w[len(powers_w) // 2 :])
-    return not power_w / LARGEST_FACTOR <= counter_w <= power_w * LARGEST_FACTOR

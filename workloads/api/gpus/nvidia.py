@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuReading
@@ -32,125 +33,96 @@ def open_gpus() -> Iterator[list[NvidiaGpu]]:
         yield []
         return
     try:
-        yield [NvidiaGpu(number, _handle(number)) for number in range(pynvml.nvmlDeviceGetCount())]
+        yield [NvidiaGpu(pynvml, number) for number in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _handle(number: int) -> Any:
-    """Return NVML's handle; None for a GPU that no longer responds, such as one that has fallen off the bus."""
-    import pynvml
-
-    with contextlib.suppress(pynvml.NVMLError):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-        pynvml.nvmlDeviceGetName(handle)
-        return handle
-
-
-def _try(read: Callable[[], Any]) -> Any:
-    """Return what `read` returns; None if NVML does not report it, as for some values of virtual or consumer GPUs."""
-    import pynvml
-
-    try:
-        return read()
-    except pynvml.NVMLError:
-        return None
-
-
 class NvidiaGpu:
-    """A GPU that NVML reads (`workloads.api.gpus.Gpu`).
+    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Its power is a mean over about a second, its clock momentary.
 
-    NVML's power is an average over about the last second, its clock momentary.
+    A GPU that no longer responds, such as one that has fallen off the bus, has a number only.
     """
 
     interval_s = 0.02
 
-    def __init__(self, number: int, handle: Any) -> None:
-        """Wrap NVML's handle of the GPU; None for one that does not respond."""
-        self._number, self._handle = number, handle
+    def __init__(self, nvml: ModuleType, number: int) -> None:
+        self._nvml, self._number, self._handle = nvml, number, None
         self._slowdowns = Counter[str](dict.fromkeys(SLOWDOWNS, 0))
+        with contextlib.suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            nvml.nvmlDeviceGetName(handle)
+            self._handle = handle
+
+    def _get(self, function: str, *arguments: Any) -> Any:
+        """Return what NVML returns; None if it does not report it, as for some values of virtual or consumer GPUs."""
+        try:
+            return getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *arguments)
+        except self._nvml.NVMLError:
+            return None
 
     @cached_property
     def identity(self) -> GpuIdentity:
-        import pynvml as nvml
-
-        gpu = self._handle
-        if gpu is None:
+        nvml = self._nvml
+        if self._handle is None:
             return GpuIdentity(self._number, "nvidia")
-        pci = _try(lambda: nvml.nvmlDeviceGetPciInfo(gpu))
-        capability = _try(lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu))
-        memory_bytes = _try(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total)
-        address = _pci_address(pci) if pci else None
+        pci, capability, memory = self._get("PciInfo"), self._get("CudaComputeCapability"), self._get("MemoryInfo")
+        address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else None
+        driver = None
+        with contextlib.suppress(nvml.NVMLError):
+            driver = nvml.nvmlSystemGetDriverVersion()
         return GpuIdentity(
             number=self._number,
             vendor="nvidia",
-            name=nvml.nvmlDeviceGetName(gpu),
+            name=nvml.nvmlDeviceGetName(self._handle),
             device_id=f"0x{pci.pciDeviceId >> 16:04x}" if pci else None,
             architecture="sm{}{}".format(*capability) if capability else None,
-            uuid=_try(lambda: nvml.nvmlDeviceGetUUID(gpu)),
+            uuid=self._get("UUID"),
             pci_address=address,
-            memory_gib=memory_bytes / 2**30 if memory_bytes else None,
+            memory_gib=memory.total / 2**30 if memory and memory.total else None,
             numa_node=_numa_node(address) if address else None,
-            driver=_try(nvml.nvmlSystemGetDriverVersion),
+            driver=driver,
         )
 
     def used_gib(self) -> float | None:
-        import pynvml as nvml
-
         # Version 2 of the structure does not count the driver's own memory as used.
-        used_bytes = _try(lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle, nvml.nvmlMemory_v2).used)
-        return None if used_bytes is None else used_bytes / 2**30
+        memory = self._get("MemoryInfo", self._nvml.nvmlMemory_v2)
+        return None if memory is None else memory.used / 2**30
 
     def process_ids(self) -> set[int] | None:
-        import pynvml as nvml
-
-        processes = _try(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        processes = self._get("ComputeRunningProcesses")
         return None if processes is None else {process.pid for process in processes}
 
     def limits(self) -> GpuLimits:
-        import pynvml as nvml
-
-        gpu, clock = self._handle, nvml.NVML_CLOCK_SM
-        limit_mw = _try(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))
-        default_mw = _try(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu))
+        limit_mw, default_mw = self._get("EnforcedPowerLimit"), self._get("PowerManagementDefaultLimit")
+        clock = self._nvml.NVML_CLOCK_SM
         return GpuLimits(
             power_limit_w=limit_mw / 1e3 if limit_mw else None,
             power_default_w=default_mw / 1e3 if default_mw else None,
-            clock_limit_mhz=_try(lambda: nvml.nvmlDeviceGetApplicationsClock(gpu, clock)),
-            clock_default_mhz=_try(lambda: nvml.nvmlDeviceGetDefaultApplicationsClock(gpu, clock)),
-            clock_max_mhz=_try(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, clock)),
+            clock_limit_mhz=self._get("ApplicationsClock", clock),
+            clock_default_mhz=self._get("DefaultApplicationsClock", clock),
+            clock_max_mhz=self._get("MaxClockInfo", clock),
         )
 
     def errors(self) -> GpuErrors:
-        import pynvml as nvml
-
-        gpu = self._handle
-        ecc = _try(lambda: nvml.nvmlDeviceGetEccMode(gpu))
-        kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
-        uncorrected = _try(lambda: nvml.nvmlDeviceGetTotalEccErrors(gpu, kind, since))
+        ecc, nvml = self._get("EccMode"), self._nvml
+        uncorrected = self._get("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC)
         return GpuErrors(ecc=bool(ecc[0]) if ecc else None, uncorrected_errors=uncorrected)
 
     def read(self) -> GpuReading:
-        import pynvml as nvml
-
-        gpu = self._handle
-        power_mw = _try(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
-        energy_mj = _try(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))  # from Volta on
-        bits = _try(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+        nvml = self._nvml
+        power_mw, energy_mj = self._get("PowerUsage"), self._get("TotalEnergyConsumption")  # energy from Volta on
+        bits = self._get("CurrentClocksEventReasons")
         if bits is not None:  # momentary, so the counter counts the readings that had the reason
             self._slowdowns.update(name for name, constant in SLOWDOWNS.items() if bits & getattr(nvml, constant))
         return GpuReading(
-            clock_mhz=_try(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            clock_mhz=self._get("ClockInfo", nvml.NVML_CLOCK_SM),
             power_w=power_mw / 1e3 if power_mw is not None else None,
             energy_j=energy_mj / 1e3 if energy_mj else None,
-            temperature_c=_try(lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
-            memory_clock_mhz=_try(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
+            temperature_c=self._get("Temperature", nvml.NVML_TEMPERATURE_GPU),
+            memory_clock_mhz=self._get("ClockInfo", nvml.NVML_CLOCK_MEM),
             slowdowns=dict(self._slowdowns) if bits is not None else None,
         )
-
-
-def _pci_address(pci: Any) -> str:
-    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def _numa_node(address: str) -> int | None:
