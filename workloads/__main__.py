@@ -6,18 +6,22 @@ python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.api.errors import suggest
 from workloads.api.registry import load, names
 from workloads.api.trial import run_trial
 
 USAGE_ERROR = 2  # as argparse exits
+# The presets of `python -m sweeper workload=…`, which stand beside this package, in a repository and where installed.
+PRESETS = Path(__file__).resolve().parents[1] / "sweeper" / "conf" / "workload"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -26,12 +30,15 @@ def main(arguments: Sequence[str]) -> None:
     Parameters that cannot work on this device are invalid input, too.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m workloads", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m workloads",
+        description=__doc__,
+        epilog=describe_workloads(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("workload", help=f"one of {', '.join(names())}")
+    parser.add_argument("workload", help="the name of a workload, see below")
     parser.add_argument("parameters", nargs="*", metavar="key=value", default=[], help="the workload's parameters")
     if not arguments:
-        parser.error(f"no workload is given. {_suggest('', names())}")
+        parser.error(f"no workload is given\n\n{describe_workloads()}")
     args = parser.parse_args(arguments)
     try:
         parameters = _parse_parameters(args.workload, args.parameters)
@@ -47,6 +54,19 @@ def main(arguments: Sequence[str]) -> None:
     print(format_measurement(measurement))
 
 
+def describe_workloads(presets: Path = PRESETS) -> str:
+    """Return the names of the workloads, each with the presets that run it in a sweep, a line each."""
+    if not presets.is_dir():
+        return f"workloads, which are not presets of python -m sweeper workload=…:\n  {', '.join(names())}"
+    running: dict[str, list[str]] = {name: [] for name in names()}
+    for path in sorted(presets.glob("*.yaml")):
+        if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):
+            running.setdefault(match[1], []).append(path.stem)
+    width = max(map(len, running))
+    lines = [f"  {name:{width}}  {', '.join(presets) or 'none in sweeper/conf'}" for name, presets in running.items()]
+    return "\n".join(["workloads, with their presets for python -m sweeper workload=PRESET:", *lines])
+
+
 def format_measurement(measurement: Measurement) -> str:
     """Return a measurement as JSON. A file is bytes, which JSON cannot hold: it is listed with its size."""
     files = {name: len(content) for name, content in measurement.files.items()}
@@ -60,40 +80,23 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
         ValueError: the workload or a key is unknown, a key is missing, or the values are invalid together.
     """
     if workload not in names():
-        raise ValueError(f"unknown workload {workload!r}. {_suggest(workload, names())}")
+        raise ValueError(f"unknown workload {workload!r}. {suggest(workload, names())}")
     parameters_class = load(workload).Parameters
     if load(workload).Settings is not None:
         raise ValueError(f"{workload} needs settings: run it with python -m sweeper workload={workload}")
     annotations = get_type_hints(parameters_class)
     texts = dict(pair.partition("=")[::2] for pair in pairs)
     if unknown := [key for key in texts if key not in annotations]:
-        raise ValueError(f"{workload} has no parameter {unknown[0]!r}. {_suggest(unknown[0], annotations)}")
-    if missing := _required(parameters_class) - texts.keys():
+        raise ValueError(f"{workload} has no parameter {unknown[0]!r}. {suggest(unknown[0], annotations)}")
+    required = {item.name for item in fields(parameters_class) if item.default is item.default_factory is MISSING}
+    if missing := required - texts.keys():
         raise ValueError(f"{workload} needs a value for {', '.join(sorted(missing))}")
     parameters = {key: _parse_value(text, annotations[key]) for key, text in texts.items()}
-    _check_together(workload, parameters_class, parameters)
-    return parameters
-
-
-def _required(parameters_class: type[Any]) -> set[str]:
-    """Return the names of the fields without a default."""
-    without_default = [field for field in fields(parameters_class) if field.default is MISSING]
-    return {field.name for field in without_default if field.default_factory is MISSING}
-
-
-def _check_together(workload: str, parameters_class: type[Any], parameters: Mapping[str, Scalar]) -> None:
-    """Raise ValueError, with the workload's name, for values that the workload does not accept together."""
     try:
         parameters_class(**parameters)
     except ValueError as error:
         raise ValueError(f"{workload}: {error}") from error
-
-
-def _suggest(name: str, available: Iterable[str]) -> str:
-    """Return the available names and the nearest of them."""
-    available = sorted(available)
-    nearest = difflib.get_close_matches(name, available, n=1)
-    return f"Available: {', '.join(available)}.{f' Did you mean {nearest[0]}?' if nearest else ''}"
+    return parameters
 
 
 def _parse_value(text: str, annotation: Any) -> Scalar:

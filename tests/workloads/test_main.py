@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import environment
-from workloads.__main__ import format_measurement, main
+from tests.conftest import REPOSITORY, environment
+from workloads.__main__ import describe_workloads, format_measurement, main
 from workloads.api.contract import Measurement
+from workloads.api.registry import names
 
 
 def run_workloads(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +37,6 @@ def test_a_trial_prints_its_measurement() -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["no workload is given", "Available: allreduce, attention, collectives"]),
         (
             ["matmull"],
             ["unknown workload 'matmull'", "Available: allreduce, attention, collectives", "Did you mean matmul?"],
@@ -48,13 +49,27 @@ def test_a_trial_prints_its_measurement() -> None:
         (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
         (["command", "run=x"], ["command needs settings", "python -m sweeper workload=command"]),
     ],
-    ids=["nothing", "unknown workload", "unknown key", "missing key", "missing keys together", "a command"],
+    ids=["unknown workload", "unknown key", "missing key", "missing keys together", "a command"],
 )
 def test_invalid_input_is_refused_in_two_lines(arguments: list[str], parts: list[str]) -> None:
     result = run_workloads(*arguments)
     assert result.returncode == 2 and result.stdout == ""
     assert all(part in result.stderr for part in parts), result.stderr
     assert len(result.stderr.strip().splitlines()) == 2
+
+
+def test_workloads_are_listed_with_the_presets_that_run_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([])
+    listed = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().err.splitlines() if line[:2] == "  "}
+    assert exit_info.value.code == 2 and set(listed) == set(names())
+    assert listed["offload"] == ["llama1b,", "llama8b,", "llama_tiny"] and listed["allreduce"] == ["allreduce"]
+    assert sum(map(len, listed.values())) == len(list((REPOSITORY / "conf/workload").glob("*.yaml")))
+    (tmp_path / "tuner.yaml").write_text("# @package _global_\nworkload: {name: command, objective: mfu}\n")
+    assert "\n  command             tuner\n" in describe_workloads(tmp_path)
+    assert describe_workloads(tmp_path / "absent").startswith("workloads, which are not presets of")
 
 
 def test_parameters_that_cannot_work_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

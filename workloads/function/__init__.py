@@ -11,7 +11,6 @@ import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
-from dataclasses import field as data_field
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -58,8 +57,7 @@ def load_function(code: str) -> Callable[..., Any]:
 class StepReport:
     """Reports the steps of a function, which calls it as `report(value)` or `report({"loss": loss})` after each step.
 
-    It ends the trial, by an exception in the function: at `trial.timeout_s`, and where the pruner has found other
-    trials to be better at the same step.
+    It ends the trial, by an exception in the function, at `trial.timeout_s` and where the pruner says so.
     """
 
     def __init__(self, function: str, rank: Rank) -> None:
@@ -67,10 +65,7 @@ class StepReport:
         self._step, self._started_s = 0, time.monotonic()
 
     def __call__(self, metrics: float | Mapping[str, Any]) -> None:
-        """Report that a step has ended.
-
-        Args:
-            metrics: the objective `value` after this step, or metrics by name.
+        """Report that a step has ended, with the objective `value` after it or with metrics by name.
 
         Raises:
             TypeError: it is neither.
@@ -103,35 +98,27 @@ class Function(Workload):
         """Return the workload of this function. Its parameters have the types of the space's values."""
         function = Function(settings)
         required = [(name, Any) for name in settings.parameters if name not in settings.defaults]
-        optional = [(name, Any, data_field(default=value)) for name, value in settings.defaults.items()]
+        optional = [(name, Any, field(default=value)) for name, value in settings.defaults.items()]
         function.Parameters = make_dataclass("FunctionParameters", [*required, *optional], frozen=True)
         function.benchmark_version = f"function/1 {settings.name} {settings.digest}"  # type: ignore[misc]
         function.reports_steps = settings.takes_report  # type: ignore[misc]
         return function
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
+        """Call the function. Raises TypeError if it returns neither a number nor a dict of metrics."""
         assert self.settings is not None
-        values = dict(vars(parameters))
+        name, executed = self.settings.name, dict(vars(parameters))
         given: dict[str, Any] = {RANK: rank} if self.settings.takes_rank else {}
-        given |= {REPORT: StepReport(self.settings.name, rank)} if self.settings.takes_report else {}
-        returned = load_function(self.settings.code)(**values, **given)
-        return _measurement(self.settings.name, values, returned)
-
-
-def _measurement(name: str, executed: Mapping[str, Scalar], returned: Any) -> Measurement:
-    """Return what a function has returned as a measurement.
-
-    Raises:
-        TypeError: it is neither a number nor a dict of metrics.
-    """
-    values = {VALUE: returned} if isinstance(returned, Real) else returned
-    if not isinstance(values, Mapping):
-        kind = "nothing" if returned is None else f"a {type(returned).__name__}"
-        raise TypeError(f"{name} returned {kind}; it has to return a number or a dict of metrics")
-    metrics = {str(key): _number(name, "returned", key, value) for key, value in values.items() if key not in RAW_NAMES}
-    raw: dict[str, Any] = {key: values[key] for key in RAW_NAMES if key in values}
-    raw["step_times_s"] = tuple(float(time_s) for time_s in raw.get("step_times_s", ()))
-    return Measurement(executed=executed, metrics=metrics, **raw)
+        given |= {REPORT: StepReport(name, rank)} if self.settings.takes_report else {}
+        returned = load_function(self.settings.code)(**executed, **given)
+        values = {VALUE: returned} if isinstance(returned, Real) else returned
+        if not isinstance(values, Mapping):
+            kind = "nothing" if returned is None else f"a {type(returned).__name__}"
+            raise TypeError(f"{name} returned {kind}; it has to return a number or a dict of metrics")
+        raw: dict[str, Any] = {key: values[key] for key in RAW_NAMES if key in values}
+        raw["step_times_s"] = tuple(float(time_s) for time_s in raw.get("step_times_s", ()))
+        metrics = {str(key): _number(name, "returned", key, value) for key, value in values.items() if key not in raw}
+        return Measurement(executed=executed, metrics=metrics, **raw)
 
 
 def _number(name: str, verb: str, key: object, value: Any) -> float:

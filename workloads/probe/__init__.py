@@ -24,8 +24,7 @@ class ProbeParameters:
     SWEEPER_PROBE=fails it fails.
 
     Attributes:
-        x: search parameter; the best score is at (x, y) = (3, -1).
-        y: search parameter.
+        x, y: search parameters; the best score is at (3, -1).
         sleep_s: seconds that the trial sleeps.
         behaviour: how the trial ends; `leak` allocates memory until the process is killed, `lie` reports another x
             than the requested one.
