@@ -89,89 +89,57 @@ class StepReporter(Protocol):
 
 @dataclass(frozen=True)
 class Rank:
-    """The position of this process in its gang. A single process is rank 0 of 1.
-
-    Attributes:
-        device: torch's name of the device type: "cpu", or "cuda" for CUDA and ROCm alike.
-        ranks_per_node: the greatest common divisor of the ranks on each node: that many consecutive ranks always share
-            a node.
-        rendezvous: host:port where rank 0 listens, the same for every trial of a gang.
-        sequence_number: differs between the trials of a gang, which share one rendezvous.
-        local_rank, node_rank, nodes: the rank within its node, the node's index, and the number of nodes.
-        node_devices: the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU.
-        reporter: where a workload with `reports_steps` reports them; None without a driver.
-        timeout_s: a workload with `reports_steps` raises TrialTimeout after it; others are ended by the driver.
-        environment: the variables that are parameters of the trial. This process was started with them.
-    """
+    """The position of this process in its gang. A single process is rank 0 of 1."""
 
     rank: int = 0
     world_size: int = 1
-    device: str = "cpu"
+    device: str = "cpu"  # torch's name of the device type: "cpu", or "cuda" for CUDA and ROCm alike
+    # The greatest common divisor of the ranks on each node: that many consecutive ranks always share a node.
     ranks_per_node: int = 1
-    rendezvous: str = ""
-    sequence_number: int = 0
-    local_rank: int = 0
-    node_rank: int = 0
+    rendezvous: str = ""  # host:port where rank 0 listens, the same for every trial of a gang
+    sequence_number: int = 0  # differs between the trials of a gang, which share one rendezvous
+    local_rank: int = 0  # within its node
+    node_rank: int = 0  # the node's index
     nodes: int = 1
-    node_devices: str = ""
-    reporter: StepReporter | None = None
-    timeout_s: float = math.inf
+    node_devices: str = ""  # the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU
+    reporter: StepReporter | None = None  # where a workload with `reports_steps` reports them; None without a driver
+    timeout_s: float = math.inf  # a workload with `reports_steps` raises TrialTimeout after it; the driver ends others
+    # The variables that are parameters of the trial. This process was started with them.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about a trial's devices that are known before it runs. None means unknown.
+    """The facts about a trial's devices that are known before it runs. None means unknown."""
 
-    Attributes:
-        kind: "cpu" or "gpu".
-        architecture: as in `workloads.api.recipes`: `sm90`, `gfx942`, `cpu bf16`.
-        memory_gib: of one device that a trial can use.
-        cluster: the trial's devices and the links between them, as the planner estimates with them.
-    """
-
-    kind: str
-    architecture: str
+    kind: str  # "cpu" or "gpu"
+    architecture: str  # as in `workloads.api.recipes`: `sm90`, `gfx942`, `cpu bf16`
     world_size: int
     ranks_per_node: int
-    memory_gib: float | None = None
-    cluster: Cluster = UNKNOWN_CLUSTER
+    memory_gib: float | None = None  # of one device that a trial can use
+    cluster: Cluster = UNKNOWN_CLUSTER  # the trial's devices and links, as the planner estimates with them
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost model's estimate of one point of the space.
+    """The cost model's estimate of one point of the space."""
 
-    Attributes:
-        unsupported_reason: why the point is not tried; empty where it is.
-        rule: the rule that excludes the point; many points may break the same one.
-        metrics: estimated metrics under the names of the measured ones, and `memory_gib` of one device.
-        description: the point in a few words.
-    """
-
-    unsupported_reason: str = ""
-    rule: str = ""
+    unsupported_reason: str = ""  # why the point is not tried; empty where it is
+    rule: str = ""  # that excludes the point; many points may break the same one
+    # Estimated metrics under the names of the measured ones, and `memory_gib` of one device.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    description: str = ""
+    description: str = ""  # the point in a few words
 
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy that a device drew during steps in a row, what it drew between them included.
+    """The energy that a device drew during steps in a row, what it drew between them included."""
 
-    Attributes:
-        joules: of this rank's device; of all devices of the gang in a measurement `of_gang`.
-        seconds: from the start of the first of these steps to the end of the last one.
-        steps: how many of them. They need not be the timed ones.
-        source: the device's energy counter, or the mean of its sampled power times the seconds.
-        missing: why a device that reports its power has no energy here; empty where it has. The rest is 0 then.
-    """
-
-    joules: float = 0.0
-    seconds: float = 0.0
-    steps: float = 0.0
-    source: Literal["counter", "power", ""] = ""
-    missing: str = ""
+    joules: float = 0.0  # of this rank's device; of all devices of the gang in a measurement `of_gang`
+    seconds: float = 0.0  # from the start of the first of these steps to the end of the last one
+    steps: float = 0.0  # how many of them; they need not be the timed ones
+    source: Literal["counter", "power", ""] = ""  # the energy counter, or the mean of the sampled power times seconds
+    missing: str = ""  # why a device that reports its power has no energy here, and 0 above; empty where it has
 
     def __post_init__(self) -> None:
         if not self.missing and not all(0 < value < math.inf for value in (self.joules, self.seconds, self.steps)):
@@ -180,16 +148,11 @@ class Energy:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point of a space with its estimate, or several points that one rule excludes.
+    """A point of a space with its estimate, or several points that one rule excludes."""
 
-    Attributes:
-        point: the values of the parameters that vary; of several points those that break the rule.
-        count: the number of points.
-    """
-
-    point: dict[str, Scalar]
+    point: dict[str, Scalar]  # the values of the parameters that vary; of several points those that break the rule
     estimate: Estimate
-    count: int = 1
+    count: int = 1  # of points
 
 
 @dataclass(frozen=True)
@@ -321,11 +284,9 @@ class Workload:
     finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Run one trial on this rank.
+        """Run one trial on this rank. Raises Infeasible for parameters that cannot work on this device.
 
-        Raises:
-            Infeasible: the parameters cannot work on this device.
-            Exception: any other exception is an error in the code; the trial fails.
+        Any other exception is an error in the code; the trial fails.
         """
         raise NotImplementedError
 
@@ -363,10 +324,7 @@ class Workload:
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
         """Return the files that run these parameters without this project, by name; empty for what needs it.
 
-        Args:
-            parameters: of the trial.
-            rank: its first rank.
-            folder: where the files will lie.
+        `rank` is the trial's first rank, and `folder` where the files will lie.
         """
         return {}
 

@@ -35,20 +35,13 @@ class GpuProblem:
 
 @dataclass(frozen=True)
 class Vendor:
-    """The signs of a vendor's GPUs on a machine, and the commands that concern them.
-
-    Attributes:
-        device_files: the pattern of the files below /dev by which programs reach the GPUs.
-        variable: the environment variable that chooses GPUs.
-        platform: what a build of torch is for.
-        reinstall: the command that installs such a build.
-    """
+    """The signs of a vendor's GPUs on a machine, and the commands that concern them."""
 
     name: str
-    device_files: str
-    variable: str
-    platform: str
-    reinstall: str
+    device_files: str  # the pattern of the files below /dev by which programs reach the GPUs
+    variable: str  # that chooses GPUs
+    platform: str  # that a build of torch is for
+    reinstall: str  # the command that installs such a build
     list_command: str
     container_options: str
 
@@ -80,11 +73,9 @@ def has_nvidia_gpus() -> bool:
 
 
 def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
-    """Return what keeps this machine's GPUs from being used; nothing on a machine without any.
+    """Return what keeps this machine's GPUs, of which Ray sees `gpus`, from being used.
 
-    Args:
-        gpus: how many of them Ray sees.
-        environment: with the variables by which Ray saw them; empty if they are unknown.
+    `environment` has the variables by which Ray saw them; it is empty if they are unknown.
     """
     vendors = _present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]

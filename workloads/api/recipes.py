@@ -22,24 +22,14 @@ class Support(StrEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """One number format with its scales.
+    """One number format with its scales."""
 
-    Attributes:
-        matrix_dtype: the type whose peak a utilization refers to.
-        needs: what a device without native support lacks.
-        sm: first and last compute capability whose matrix units take the format; None for no NVIDIA GPU.
-        gfx: the AMD architectures whose matrix units take it.
-        cpu: the format that the processor needs instructions for; empty if it needs none, None if no processor
-            supports it.
-        numerics: torchao can emulate it on any device.
-    """
-
-    matrix_dtype: str
-    needs: str
-    sm: tuple[int, int] | None
-    gfx: tuple[str, ...]
-    cpu: str | None = None
-    numerics: bool = True
+    matrix_dtype: str  # the type whose peak a utilization refers to
+    needs: str  # what a device without native support lacks
+    sm: tuple[int, int] | None  # first and last compute capability whose matrix units take it; None for no NVIDIA GPU
+    gfx: tuple[str, ...]  # the AMD architectures whose matrix units take it
+    cpu: str | None = None  # the format that a processor needs instructions for; empty for none, None if none takes it
+    numerics: bool = True  # torchao can emulate it on any device
 
 
 _CDNA3, _CDNA4 = ("gfx942",), ("gfx950",)
@@ -114,9 +104,7 @@ def rocm_version(rocm: str) -> tuple[int, int]:
 def support(recipe: str, architecture: str) -> tuple[Support, str]:
     """Return a device's support for a recipe, and why it is not native; the reason is empty if it is.
 
-    Raises:
-        KeyError: the recipe is not in `RECIPES`.
-        ValueError: the architecture is not known.
+    Raises KeyError for an unknown recipe, ValueError for an unknown architecture.
     """
     requested = RECIPES[recipe]
     kind, *instructions = architecture.split()

@@ -18,22 +18,13 @@ GROUP = "sweeper.workloads"
 
 
 def names() -> list[str]:
-    """Return the names of all workloads, sorted.
-
-    Raises:
-        ValueError: two packages define a workload of the same name.
-    """
+    """Return the names of all workloads, sorted. Raises ValueError if two packages define one of the same name."""
     return sorted({**_built_in(), **_registered()})
 
 
 @cache
 def load(name: str) -> Workload:
-    """Return the workload of that name.
-
-    Raises:
-        KeyError: there is no such workload.
-        ValueError: two packages define a workload of the same name.
-    """
+    """Return the workload of that name. Raises KeyError if there is none, ValueError as `names` does."""
     registered = _registered()
     if name in registered:
         workload: Workload = registered[name].load()()

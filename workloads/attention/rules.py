@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from workloads.attention import AttentionParameters
 
 KernelName = Literal[
-    "flash",
-    "cudnn",
-    "efficient",
-    "math",
-    "flash4",
-    "aotriton",
-    "ck",
-    "aotriton_efficient",
-    "aiter",
-    "flash_attn",
+    "flash", "cudnn", "efficient", "math", "flash4", "aotriton", "ck", "aotriton_efficient", "aiter", "flash_attn"
 ]
 HALF_PRECISION = ("bf16", "fp16")
 ANY_TYPE = (*HALF_PRECISION, "fp32")
@@ -32,17 +23,11 @@ ANY_TYPE = (*HALF_PRECISION, "fp32")
 
 @dataclass(frozen=True)
 class KernelRule:
-    """Where a kernel exists.
+    """Where a kernel exists."""
 
-    Attributes:
-        architectures: a regular expression of them.
-        needs: what others lack.
-        dtypes: that it computes on a GPU.
-    """
-
-    architectures: str
-    needs: str
-    dtypes: tuple[str, ...] = HALF_PRECISION
+    architectures: str  # a regular expression of them
+    needs: str  # what others lack
+    dtypes: tuple[str, ...] = HALF_PRECISION  # that it computes on a GPU
 
 
 # FlashAttention 4 checks for compute capability 9.x or 10.x (_fa4.py). On ROCm `flash` and `efficient` would be

@@ -31,35 +31,24 @@ BUS_FACTORS: dict[Collective, Callable[[int], float]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that communicate.
+    """The ranks that communicate."""
 
-    Attributes:
-        handle: their process group; None for all ranks.
-        first: the lowest of their ranks.
-        size: how many they are.
-        position: of this rank among them.
-    """
-
-    handle: dist.ProcessGroup | None
-    first: int
+    handle: dist.ProcessGroup | None  # None for all ranks
+    first: int  # the lowest rank
     size: int
-    position: int
+    position: int  # of this rank among them
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective with its buffers.
-
-    Attributes:
-        source, result: the buffers; the same one where the operation is in place.
-        call: runs it.
-        expected: of each equal part of the result, where each rank's source holds its position plus one.
-    """
+    """A collective with its buffers, which are the same one where the operation is in place."""
 
     source: torch.Tensor
     result: torch.Tensor
     call: Callable[[], object]
-    expected: tuple[float, ...]
+    expected: tuple[
+        float, ...
+    ]  # of each equal part of the result, where each rank's source holds its position plus one
 
     @property
     def size_bytes(self) -> int:

@@ -26,25 +26,15 @@ RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_ste
 
 @dataclass(frozen=True)
 class FunctionSettings:
-    """A packed function.
-
-    Attributes:
-        name: of the function.
-        digest: of its source: another function is another benchmark.
-        code: the function as cloudpickle packs it, in base64.
-        parameters: its parameters that a space may have.
-        defaults: the defaults of those that have one.
-        takes_rank: it has a parameter `rank`.
-        takes_report: it has a parameter `report`, and its trials may be pruned.
-    """
+    """A packed function."""
 
     name: str
-    digest: str
-    code: str
-    parameters: list[str]
+    digest: str  # of its source: another function is another benchmark
+    code: str  # as cloudpickle packs it, in base64
+    parameters: list[str]  # that a space may have
     defaults: dict[str, Scalar] = field(default_factory=dict)
-    takes_rank: bool = False
-    takes_report: bool = False
+    takes_rank: bool = False  # it has a parameter `rank`
+    takes_report: bool = False  # it has a parameter `report`, and its trials may be pruned
 
 
 @cache
@@ -67,10 +57,7 @@ class StepReport:
     def __call__(self, metrics: float | Mapping[str, Any]) -> None:
         """Report that a step has ended, with the objective `value` after it or with metrics by name.
 
-        Raises:
-            TypeError: it is neither.
-            Pruned: the trial ends, since other trials were better at the same step.
-            TrialTimeout: the trial has taken longer than `trial.timeout_s`.
+        Raises TypeError if it is neither, Pruned or TrialTimeout to end the trial.
         """
         values = metrics if isinstance(metrics, Mapping) else {VALUE: metrics}
         numbers = {str(name): _number(self._function, "reported", name, value) for name, value in values.items()}

@@ -27,23 +27,14 @@ class HostBusy(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """One call of each step.
+    """One call of each step."""
 
-    Attributes:
-        times_s: the time of each call.
-        waited_s: how long threads waited for a core meanwhile, summed over threads.
-    """
-
-    times_s: tuple[float, ...]
-    waited_s: float
+    times_s: tuple[float, ...]  # of each call
+    waited_s: float  # for a core meanwhile, summed over threads
 
     @property
     def wall_s(self) -> float:
         return sum(self.times_s)
-
-    def is_undisturbed(self, fastest_s: float) -> bool:
-        """Return whether this turn describes the machine alone, given the fastest turn."""
-        return self.waited_s <= MAX_WAITED * self.wall_s and self.wall_s <= MAX_OVER_FASTEST * fastest_s
 
 
 class ThreadWaits:
@@ -70,10 +61,8 @@ class ThreadWaits:
 def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads: int) -> list[tuple[float, ...]]:
     """Return the times of `repeats` turns of `steps`, each of which returns its own time in seconds.
 
-    Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned.
-
-    Args:
-        threads: the threads that a step computes with.
+    Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned. A step
+    computes with `threads` threads.
 
     Raises:
         HostBusy: threads waited most of the time in these, too.
@@ -82,7 +71,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     try:
         turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
         deadline_s = time.monotonic() + EXTRA_S
-        while _count_undisturbed(turns) < repeats and time.monotonic() < deadline_s:
+        while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)
             for step in steps:
                 step()  # the pause has cooled the cache
@@ -102,9 +91,10 @@ def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads
     return Turn(times_s, max(0.0, waited_s - threads * outside_s))
 
 
-def _count_undisturbed(turns: Sequence[Turn]) -> int:
+def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns that describe the machine alone, given the fastest turn."""
     fastest_s = min(turn.wall_s for turn in turns)
-    return sum(turn.is_undisturbed(fastest_s) for turn in turns)
+    return [t for t in turns if t.waited_s <= MAX_WAITED * t.wall_s and t.wall_s <= MAX_OVER_FASTEST * fastest_s]
 
 
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
@@ -113,13 +103,12 @@ def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn
     Raises:
         HostBusy: the least disturbed ones do not describe the machine.
     """
-    fastest_s = min(turn.wall_s for turn in turns)
-    undisturbed = [turn for turn in turns if turn.is_undisturbed(fastest_s)]
+    undisturbed = _undisturbed(turns)
     if len(undisturbed) >= repeats:
         return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]
     waited = statistics.median(turn.waited_s / turn.wall_s for turn in selected) / threads
-    over_fastest = statistics.median(turn.wall_s for turn in selected) / fastest_s
+    over_fastest = statistics.median(turn.wall_s for turn in selected) / min(turn.wall_s for turn in turns)
     if waited > UNUSABLE or over_fastest > MAX_OVER_FASTEST:
         raise HostBusy(
             f"other processes hold the CPU: {len(undisturbed)} of {len(turns)} calls were undisturbed; the others' "

@@ -53,14 +53,11 @@ def time_untainted(
 class SustainedRun:
     """Calls that ran back to back after the clocks had settled.
 
-    Attributes:
-        times_s: seconds of a call in each window.
-        energy: None on a CPU; without a run why there is none.
-        metrics: the GPU's clock, power and temperature, and the seconds of the same load until the clocks had settled.
+    The metrics are the GPU's clock, power and temperature, and the seconds of load until the clocks had settled.
     """
 
-    times_s: tuple[float, ...] = ()
-    energy: Energy | None = None
+    times_s: tuple[float, ...] = ()  # of a call in each window
+    energy: Energy | None = None  # None on a CPU; without a run why there is none
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -30,9 +30,7 @@ class GpuReadings:
     """The readings taken during one measurement.
 
     Attributes:
-        reasons: the reasons for a lower clock that were in force, by the names of `workloads.api.gpus`.
-        reasons_known: the GPU reports the reasons for a lower clock.
-        energy_samples: readings of the energy counter and the power, each with its time.
+        reasons: the reasons for a lower clock that were in force, if the GPU reports them (`reasons_known`).
         started_s, ended_s: the window whose energy is returned, as `time.perf_counter` counts.
     """
 
@@ -50,7 +48,7 @@ class GpuReadings:
         self.started_s = time.perf_counter()
 
     def energy(self, steps: float) -> Energy | None:
-        """Return the energy of so many steps, from `begin_steps` to the end of the readings; None without a driver."""
+        """Return the energy of `steps`, from `begin_steps` to the end of the readings; None without a driver."""
         return energy_between(self.energy_samples, self.started_s, self.ended_s, steps)
 
     @property

@@ -45,13 +45,7 @@ RESOLUTION_S = 0.5e-6  # of an event (CUDA's cudaEventElapsedTime): no reading i
 
 
 def time_steps(
-    step: Callable[[], object],
-    device: torch.device,
-    *,
-    warmup: int,
-    repeats: int,
-    cold_cache: bool,
-    calls: int = 1,
+    step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
 ) -> tuple[float, ...]:
     """Return the seconds of `step` in each of `repeats` readings, after `warmup` calls that are not timed."""
     return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)[0]
@@ -100,7 +94,7 @@ Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def _queue_reading(step: Callable[[], object], flush: Flush | None, calls: int = 1) -> Pair:
-    """Queue a reading of so many calls and return the events that enclose it."""
+    """Queue a reading of some calls and return the events that enclose it."""
     if flush is not None:
         flush()
     elif calls > 1:  # for each reading: all calls of a series would not fit into the GPU's queue
@@ -167,7 +161,13 @@ def sustained_times(
     `step_time_s` is the approximate time of one. The device never waits: the next window is queued before one ends.
     """
     windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
-    _settle(windows, LONGEST_SETTLING_S[device.type])
+    started, previous = time.perf_counter(), float("inf")
+    while time.perf_counter() - started < LONGEST_SETTLING_S[device.type]:
+        reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
+        # At least a second: the power that is capped is an average over about as long.
+        if abs(reading - previous) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
+            break
+        previous = reading
     on_settled()
     started = time.perf_counter()
     times_s = [next(windows)]
@@ -176,18 +176,6 @@ def sustained_times(
     if device.type != "cpu":
         torch.cuda.synchronize(device)
     return tuple(times_s)
-
-
-def _settle(windows: Iterator[float], longest_s: float) -> None:
-    """Run until the clocks have settled, at most `longest_s`."""
-    started = time.perf_counter()
-    previous = float("inf")
-    while time.perf_counter() - started < longest_s:
-        reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
-        # At least a second: the power that is capped is an average over about as long.
-        if abs(reading - previous) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
-            return
-        previous = reading
 
 
 def _windows(steps: Sequence[Callable[[], object]], device: torch.device, count: int) -> Iterator[float]:

@@ -18,8 +18,7 @@ from torch.nn.attention import SDPBackend
 def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
     """Return the kernel that causal scaled_dot_product_attention takes; no public function says it.
 
-    Raises:
-        RuntimeError: it would take none of those that are enabled.
+    Raises RuntimeError if it would take none of those that are enabled.
     """
     return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
 
@@ -35,7 +34,7 @@ def register_flash4(module: str) -> Any:
 
 
 def delay_gpu(cycles: int) -> None:
-    """Queue a kernel that does nothing for so many cycles, so that the host runs ahead of the GPU."""
+    """Queue a kernel that does nothing for `cycles`, so that the host runs ahead of the GPU."""
     torch.cuda._sleep(cycles)
 
 

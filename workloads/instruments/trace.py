@@ -17,14 +17,11 @@ _tracing = False
 def record_trace(run: Callable[[], object]) -> bytes:
     """Call `run` under PyTorch's profiler and return a gzipped Chrome trace, which ui.perfetto.dev opens."""
     global _tracing
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    _tracing = True
+    has_gpu, _tracing = torch.cuda.is_available(), True
     try:
-        with profile(activities=activities) as profiler:
+        with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]) as profiler:
             run()
-            if torch.cuda.is_available():
+            if has_gpu:
                 torch.cuda.synchronize()
     finally:
         _tracing = False

@@ -55,16 +55,7 @@ class MatmulParameters:
     product: PassName = "forward"
     tokens: int = field(default=8192, metadata={"min": 1})
     dtype: Literal[
-        "fp32",
-        "tf32",
-        "fp16",
-        "bf16",
-        "fp8_tensorwise",
-        "fp8_rowwise",
-        "fp8_blockwise",
-        "mxfp8",
-        "mxfp4",
-        "nvfp4",
+        "fp32", "tf32", "fp16", "bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"
     ] = field(default="bf16", metadata={"unsupported_reason": recipes.unsupported_rate_reason})
     layout: Literal["auto", "nn", "nt", "tn", "tt"] = "auto"
     output_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"

@@ -25,19 +25,12 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of a product and its implementation.
-
-    Attributes:
-        a: A[m, k] as the product takes it; two 4-bit numbers share one element of k.
-        b: B[k, n] likewise.
-        multiply: computes C into the same memory at each call and returns it.
-        fetch: converts the result of `multiply` to a PyTorch tensor where the backend has its own type.
-    """
+    """The operands of a product, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
 
     a: torch.Tensor
     b: torch.Tensor
-    multiply: Callable[[], Any]
-    fetch: Callable[[Any], torch.Tensor] = lambda c: c
+    multiply: Callable[[], Any]  # computes C into the same memory at each call and returns it
+    fetch: Callable[[Any], torch.Tensor] = lambda c: c  # to a PyTorch tensor where the backend has its own type
 
     @property
     def layout(self) -> str:
@@ -88,11 +81,7 @@ def make_operands(
 
 
 def _build_inductor_gemm(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return Inductor's Triton kernel for a product, tuned for this one by a first call.
-
-    Raises:
-        Infeasible: Inductor has no Triton kernel for it.
-    """
+    """Return Inductor's Triton kernel for a product, tuned for this one by a first call."""
     torch.compiler.reset()  # otherwise the eighth shape in one process runs as torch.mm
     options: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
     if supports_persistent_tma():
@@ -108,11 +97,7 @@ def _build_inductor_gemm(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Te
 
 
 def _make_scaled(
-    parameters: MatmulParameters,
-    shape: GemmShape,
-    device: torch.device,
-    generator: torch.Generator,
-    architecture: str,
+    parameters: MatmulParameters, shape: GemmShape, device: torch.device, generator: torch.Generator, architecture: str
 ) -> Operands:
     """Create the operands of a format with scales, of 8 or 4 bits."""
     from torch.nn import functional

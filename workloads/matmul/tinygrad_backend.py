@@ -26,10 +26,8 @@ def device_name(device: torch.device) -> str:
 
     The generated kernels run on the driver's ordinary interface (CUDA, HIP): tinygrad's own drivers would take the GPU
     away from PyTorch. Its HIP device loads libamdhip64 as PyTorch's build for ROCm does, and both see the GPUs of
-    HIP_VISIBLE_DEVICES, so that index 0 is the worker's GPU (tinygrad 0.14, runtime/ops_hip.py; read, not run).
-
-    Raises:
-        Infeasible: tinygrad is not installed.
+    HIP_VISIBLE_DEVICES, so that index 0 is the worker's GPU (tinygrad 0.14, runtime/ops_hip.py; read, not run). Raises
+    Infeasible if tinygrad is not installed.
     """
     if importlib.util.find_spec("tinygrad") is None:
         raise Infeasible("backend=tinygrad: tinygrad is not installed; run pip install 'gpu-sweeper[tinygrad]'")

@@ -22,15 +22,10 @@ MAX_TUNING_MS = 30
 
 
 class Tuning(NamedTuple):
-    """A finished search.
+    """A finished search."""
 
-    Attributes:
-        kernel: the kernel that was chosen, such as Gemm_Hipblaslt_1219, or Default.
-        seconds: how long the search took; close to 0 for a product that this process has tuned before.
-    """
-
-    kernel: str
-    seconds: float
+    kernel: str  # that was chosen, such as Gemm_Hipblaslt_1219, or Default
+    seconds: float  # that the search took; close to 0 for a product that this process has tuned before
 
 
 _chosen_kernels: dict[str, str] = {}
@@ -40,10 +35,8 @@ _chosen_kernels: dict[str, str] = {}
 def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
     """Search for the fastest kernel of a product, and let PyTorch run it until the block ends.
 
-    Args:
-        multiply: the product, called once.
-        product: names the product: its shape, layout and data type.
-        rotating_mib: MiB of operands that the search uses in turns, so that a cache holds none; 0 for a warm cache.
+    `product` names its shape, layout and data type. The search rotates among `rotating_mib` of operands, so that a
+    cache holds none; 0 for a warm cache.
     """
     tunable.set_filename(f"{_results_folder().name}/results.csv")
     tunable.set_max_tuning_duration(MAX_TUNING_MS)

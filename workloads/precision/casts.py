@@ -51,10 +51,9 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
 
 
 def _build_cast(parameters: CastParameters, architecture: str) -> Cast:
-    """Return the cast that the parameters name. It returns all data and scale tensors.
+    """Return the cast that the parameters name, which returns all data and scale tensors.
 
-    Raises:
-        Infeasible: torchao or the device has no such cast.
+    Each function below raises Infeasible where torchao or the device has no such cast.
     """
     directions = ("rows", "columns") if parameters.direction == "both" else (parameters.direction,)
     build = _kernel_cast if parameters.implementation == "kernel" else _eager_cast
@@ -126,11 +125,7 @@ def _eager_float8_cast(format_name: str, direction: str, fp8: torch.dtype) -> Ca
 
 
 def _kernel_cast(format_name: str, direction: str, architecture: str) -> Cast:
-    """Return torchao's own kernel for the cast, with scales along rows or columns.
-
-    Raises:
-        Infeasible: torchao has no kernel for the format, or the device does not support it.
-    """
+    """Return torchao's own kernel for the cast, with scales along rows or columns."""
     if not architecture.startswith(("sm", "gfx")):
         raise Infeasible("implementation=kernel needs a GPU. Set implementation=eager")
     if format_name in ("fp8_tensorwise", "mxfp4"):

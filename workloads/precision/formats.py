@@ -25,16 +25,11 @@ TILED_TYPE = "BlockWiseBlk32Ue8m0_32_8_EXT"
 
 
 class ScaleLayout(NamedTuple):
-    """How the scales of a matrix [rows, blocks] lie in memory.
+    """How the scales of a matrix [rows, blocks] lie in memory."""
 
-    Attributes:
-        scaling_type, swizzle: as `torch.nn.functional.scaled_mm` takes them.
-        tile: rows and blocks are padded to multiples of these numbers.
-    """
-
-    scaling_type: Any
-    swizzle: Any
-    tile: tuple[int, int]
+    scaling_type: Any  # as `torch.nn.functional.scaled_mm` takes it
+    swizzle: Any  # likewise
+    tile: tuple[int, int]  # rows and blocks are padded to multiples of these numbers
 
     @property
     def is_tiled(self) -> bool:
@@ -78,11 +73,8 @@ def require_torchao() -> None:
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:
     """Return matrix[rows, k] in bf16 as torchao's tensor in a format with scales along k.
 
-    The tensor has the attributes `qdata` and `scale` and the method `dequantize`.
-
-    Args:
-        role: "weight" or "activation". In fp8_blockwise a weight has blocks of 128 x 128, an activation of 1 x 128.
-        architecture: as in `workloads.api.recipes`; it decides which 8-bit type is used.
+    The tensor has the attributes `qdata` and `scale` and the method `dequantize`. In fp8_blockwise a "weight" has
+    blocks of 128 x 128, an "activation" of 1 x 128. The architecture decides which 8-bit type is used.
     """
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -107,9 +99,7 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
 
 
 def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
-    """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ on the matrix units, with C in bf16.
-
-    A and B are from `convert`.
+    """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ of `convert` on the matrix units, with C in bf16.
 
     Raises:
         Infeasible: this build of PyTorch takes block scales in an order that torchao does not write.

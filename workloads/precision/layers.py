@@ -25,15 +25,10 @@ FLOAT8_RECIPES = {
 def apply_recipe(
     module: nn.Module, recipe: str, architecture: str, tokens: int, *, gathers_fp8: bool = False
 ) -> tuple[nn.Module, str]:
-    """Convert the module's linear layers to a recipe.
+    """Convert the module's linear layers to a recipe: in place where it is not a linear layer itself.
 
-    The output layer of a model (`lm_head`) is not converted, as torchao advises.
-
-    Args:
-        module: converted in place where it is not a linear layer itself.
-        architecture: as in `workloads.api.recipes`.
-        tokens: rows of the layers' input.
-        gathers_fp8: with fp8_tensorwise, FSDP casts weights before it gathers them.
+    The output layer of a model (`lm_head`) is not converted, as torchao advises. `tokens` are the rows of the layers'
+    input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
 
     Returns:
         The converted module, and why its speed is not ranked: the layers are emulated. Empty where they are native.

@@ -24,17 +24,11 @@ from workloads.precision import TrainingParameters, formats, layers
 
 
 class _Training(NamedTuple):
-    """A training that runs step by step.
+    """A training that runs step by step."""
 
-    Attributes:
-        step: trains one step and returns its loss, or a number of the gradient for a block.
-        module: the module that is trained, not compiled.
-        unranked: why the speed is not ranked: the layers are emulated. Empty where they are native.
-    """
-
-    step: Callable[[], torch.Tensor]
-    module: nn.Module
-    unranked: str
+    step: Callable[[], torch.Tensor]  # returns the loss, or a number of the gradient for a block
+    module: nn.Module  # that is trained, not compiled
+    unranked: str  # why the speed is not ranked: the layers are emulated
 
 
 def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:

@@ -16,36 +16,22 @@ Vendor = Literal["nvidia", "amd"]
 
 @dataclass(frozen=True)
 class GpuIdentity:
-    """What a GPU is. It does not change while the machine is up.
+    """What a GPU is. It does not change while the machine is up."""
 
-    Attributes:
-        number: its number for CUDA or HIP where all GPUs are visible.
-        name: the driver's name; empty if the GPU does not respond.
-        device_id: PCI device id, such as 0x74a1.
-        architecture: as `workloads.api.recipes` reads it, such as sm90 or gfx942.
-        uuid: of an AMD GPU its serial number.
-        pci_address: domain:bus:device.function. The partitions of a GPU differ in the function only, or not at all.
-        memory_gib: all memory of the GPU, or of its partition, in GiB.
-        compute_units: streaming multiprocessors or compute units.
-        compute_partition: how an Instinct is divided, such as SPX (undivided) or CPX.
-        memory_partition: such as NPS1 or NPS4.
-        numa_node: of the host.
-        driver: version.
-    """
-
-    number: int
+    number: int  # for CUDA or HIP where all GPUs are visible
     vendor: Vendor
-    name: str = ""
-    device_id: str | None = None
-    architecture: str | None = None
-    uuid: str | None = None
+    name: str = ""  # the driver's name; empty if the GPU does not respond
+    device_id: str | None = None  # PCI device id, such as 0x74a1
+    architecture: str | None = None  # as `workloads.api.recipes` reads it, such as sm90 or gfx942
+    uuid: str | None = None  # of an AMD GPU its serial number
+    # domain:bus:device.function. The partitions of a GPU differ in the function only, or not at all.
     pci_address: str | None = None
-    memory_gib: float | None = None
-    compute_units: int | None = None
-    compute_partition: str | None = None
-    memory_partition: str | None = None
-    numa_node: int | None = None
-    driver: str | None = None
+    memory_gib: float | None = None  # all memory of the GPU, or of its partition
+    compute_units: int | None = None  # streaming multiprocessors or compute units
+    compute_partition: str | None = None  # how an Instinct is divided, such as SPX (undivided) or CPX
+    memory_partition: str | None = None  # such as NPS1 or NPS4
+    numa_node: int | None = None  # of the host
+    driver: str | None = None  # version
 
     @property
     def responds(self) -> bool:
@@ -66,37 +52,26 @@ class GpuLimits:
 
 @dataclass(frozen=True)
 class GpuErrors:
-    """Errors of a GPU's memory.
+    """Errors of a GPU's memory."""
 
-    Attributes:
-        ecc: error correction is on.
-        uncorrected_errors: since the GPU was made (NVIDIA) or since the driver was loaded (AMD).
-        retired_pages: pages that are no longer used because of errors.
-    """
-
-    ecc: bool | None = None
-    uncorrected_errors: int | None = None
-    retired_pages: int | None = None
+    ecc: bool | None = None  # error correction is on
+    uncorrected_errors: int | None = None  # since the GPU was made (NVIDIA) or since the driver was loaded (AMD)
+    retired_pages: int | None = None  # that are no longer used because of errors
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One reading of a GPU's sensors.
+    """One reading of a GPU's sensors."""
 
-    Attributes:
-        clock_mhz: of the streaming multiprocessors; of an AMD GPU the mean of its dies.
-        temperature_c: of the hottest spot where the GPU reports it, else of the die.
-        energy_j: a counter of the energy that this device alone has drawn, from any start; it never decreases. None if
-            there is none, or if it is of several devices together.
-        slowdowns: by reason for a lower clock a counter that never decreases. The reason was in force between two
-            readings if its counter rose. None if the GPU does not report reasons.
-    """
-
-    clock_mhz: float | None = None
+    clock_mhz: float | None = None  # of the streaming multiprocessors; of an AMD GPU the mean of its dies
     power_w: float | None = None
+    # A counter of the energy that this device alone has drawn, from any start; it never decreases. None if there is
+    # none, or if it is of several devices together.
     energy_j: float | None = None
-    temperature_c: float | None = None
+    temperature_c: float | None = None  # of the hottest spot where the GPU reports it, else of the die
     memory_clock_mhz: float | None = None
+    # By reason for a lower clock a counter that never decreases. The reason was in force between two readings if its
+    # counter rose. None if the GPU does not report reasons.
     slowdowns: Mapping[str, int] | None = None
 
 
@@ -109,13 +84,9 @@ TAINTING_SLOWDOWNS = {
 
 
 class Gpu(Protocol):
-    """One GPU of this machine.
+    """One GPU of this machine."""
 
-    Attributes:
-        interval_s: how long to wait between two readings, so that reading costs little.
-    """
-
-    interval_s: float
+    interval_s: float  # to wait between two readings, so that reading costs little
 
     @property
     def identity(self) -> GpuIdentity: ...
