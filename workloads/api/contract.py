@@ -159,49 +159,30 @@ class Candidate:
 class Measurement:
     """The raw measurement of one rank. `sweeper/metrics/derivation.py` derives every metric from it.
 
-    Attributes:
-        executed: the parameters as executed, read back from what ran; must equal the requested ones.
-        step_times_s: seconds of each timed step, warm-up excluded.
-        sustained_step_times_s: seconds a step in each window of a back-to-back run, if one was requested.
-        independent: each rank measured its own device, and no rank waited for another.
-        of_gang: the measurement describes the whole gang; of several ranks with steps the first one counts.
-        unranked: why the trial has no speed to rank, such as emulated arithmetic; empty where it has one.
-        baseline_step_times_s: seconds of each step of the baseline, interleaved with the steps.
-        bytes_per_step: bytes that one step has to move through the device's memory. GB/s and the share of the
-            memory's bandwidth are derived from it.
-        statistic: the statistic over the steps that rates are computed from: median, mean or fastest.
-        flops_per_step: floating-point operations of one step on this rank that the model or product needs, without
-            recomputation and emulation.
-        hardware_flops_per_step: the operations that the device executes, recomputation included; 0 if the same.
-        tokens_per_step: tokens that one step trains on, on this rank.
-        matrix_dtype: the data type of the matrix units, which selects the peak of an MFU; the recipe's name if they
-            ran in several types, which have no common peak.
-        energy: what the device drew; None on a CPU and where no driver reads the device.
-        metrics: further raw metrics; each name ends in its unit. None of `workloads.api.metrics` is allowed.
-        machine_info: what the process read of its device and software.
-        files: further results by file name, such as a trace; a name has no folder.
-
     Raises:
         ValueError: for values that no metric can be computed from, on the rank that measured them.
     """
 
-    executed: Mapping[str, Scalar]
-    step_times_s: tuple[float, ...]
-    sustained_step_times_s: tuple[float, ...] = ()
-    independent: bool = False
-    of_gang: bool = False
-    unranked: str = ""
-    baseline_step_times_s: tuple[float, ...] = ()
-    bytes_per_step: float = 0.0
-    statistic: str = "median"
-    flops_per_step: float = 0.0
-    hardware_flops_per_step: float = 0.0
-    tokens_per_step: int = 0
+    executed: Mapping[str, Scalar]  # the parameters, read back from what ran; must equal the requested ones
+    step_times_s: tuple[float, ...]  # of each timed step, warm-up excluded
+    sustained_step_times_s: tuple[float, ...] = ()  # of a step in each window of a back-to-back run, if requested
+    independent: bool = False  # each rank measured its own device, and no rank waited for another
+    of_gang: bool = False  # it describes the whole gang; of several ranks with steps the first one counts
+    unranked: str = ""  # why the trial has no speed to rank, such as emulated arithmetic; empty where it has one
+    baseline_step_times_s: tuple[float, ...] = ()  # of each step of the baseline, interleaved with the steps
+    bytes_per_step: float = 0.0  # that one step has to move through the device's memory
+    statistic: str = "median"  # over the steps, of which rates are computed: one of `STATISTICS`
+    flops_per_step: float = 0.0  # that the model or product needs on this rank, without recomputation and emulation
+    hardware_flops_per_step: float = 0.0  # that the device executes, recomputation included; 0 if the same
+    tokens_per_step: int = 0  # that one step trains on, on this rank
+    # The data type of the matrix units, which selects the peak of an MFU; the recipe's name if they ran in several
+    # types, which have no common peak.
     matrix_dtype: str = ""
-    energy: Energy | None = None
+    energy: Energy | None = None  # None on a CPU and where no driver reads the device
+    # Further raw metrics; each name ends in its unit. None of `workloads.api.metrics` is allowed.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    machine_info: Mapping[str, Scalar] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # what the process read of device and software
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by file name, which has no folder
 
     def __post_init__(self) -> None:
         if self.statistic not in STATISTICS:

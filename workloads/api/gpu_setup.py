@@ -46,24 +46,10 @@ class Vendor:
     container_options: str
 
 
-NVIDIA = Vendor(
-    name="NVIDIA",
-    device_files="nvidia[0-9]*",
-    variable=CUDA,
-    platform="CUDA",
-    reinstall="pip install --force-reinstall torch",
-    list_command="nvidia-smi -L",
-    container_options="--gpus all",
-)
-AMD = Vendor(
-    name="AMD",
-    device_files="kfd",
-    variable=HIP,
-    platform="ROCm",
-    reinstall=f"pip install --force-reinstall --index-url {ROCM_WHEELS} torch",
-    list_command="amd-smi list",
-    container_options="--device=/dev/kfd --device=/dev/dri",
-)
+REINSTALL = "pip install --force-reinstall"
+NVIDIA = Vendor("NVIDIA", "nvidia[0-9]*", CUDA, "CUDA", f"{REINSTALL} torch", "nvidia-smi -L", "--gpus all")
+REINSTALL_ROCM = f"{REINSTALL} --index-url {ROCM_WHEELS} torch"
+AMD = Vendor("AMD", "kfd", HIP, "ROCm", REINSTALL_ROCM, "amd-smi list", "--device=/dev/kfd --device=/dev/dri")
 VENDORS = (NVIDIA, AMD)
 
 

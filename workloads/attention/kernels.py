@@ -12,24 +12,11 @@ from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.api.contract import Infeasible
-from workloads.attention import AttentionParameters
+from workloads.attention import AttentionParameters, rules
 from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention_library
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "flash4": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-    "aotriton": SDPBackend.FLASH_ATTENTION,
-    "ck": SDPBackend.FLASH_ATTENTION,
-    "aotriton_efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-# The kernels that are called by themselves: scaled_dot_product_attention does not have them.
-PACKAGES = ("aiter", "flash_attn")
-ROCM_LIBRARIES = {"aotriton": "aotriton", "ck": "ck", "aotriton_efficient": "aotriton"}
 # Autograd's functions of the fused kernels (tools/autograd/derivatives.yaml). The unfused one has none of its own.
 FUNCTIONS = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
@@ -81,10 +68,11 @@ def selected(kernel: str) -> Iterator[None]:
     Raises:
         Infeasible: this machine lacks the kernel.
     """
+    rule = next(rule for name, rule in rules.KERNELS.items() if name == kernel)
     with ExitStack() as stack:
-        if kernel in ROCM_LIBRARIES:
+        if rule.rocm_library:
             try:
-                stack.enter_context(rocm_attention_library(ROCM_LIBRARIES[kernel]))
+                stack.enter_context(rocm_attention_library(rule.rocm_library))
             except RuntimeError as error:
                 raise Infeasible(f"kernel={kernel}: {error}") from error
         if kernel == "flash4":
@@ -93,8 +81,8 @@ def selected(kernel: str) -> Iterator[None]:
             allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
             stack.callback(allow, torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
             allow(True)
-        if kernel in BACKENDS:
-            stack.enter_context(sdpa_kernel(BACKENDS[kernel]))
+        if rule.backend:
+            stack.enter_context(sdpa_kernel(getattr(SDPBackend, rule.backend)))
         yield
 
 
@@ -104,7 +92,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     Raises:
         Infeasible: the kernel does not support the inputs; the message has PyTorch's reasons.
     """
-    if parameters.kernel in PACKAGES:
+    if not rules.KERNELS[parameters.kernel].backend:
         return _build_package_calls(parameters, inputs)
     repeat = inputs.q.shape[1] // inputs.k.shape[1] if "efficient" in parameters.kernel else 1
 

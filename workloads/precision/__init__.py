@@ -222,7 +222,7 @@ class Linear(PrecisionWorkload):
     work = ("recipe", "model", "part")
     ways = ("warmup", "repeats", "seed")
     benchmark_version = "linear/2"
-    recipes, note, module = TrainingRecipe, OF_LAYERS, "linear"
+    recipes, note, module = TrainingRecipe, OF_LAYERS, "layers"
 
 
 class Training(PrecisionWorkload):

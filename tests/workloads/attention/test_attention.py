@@ -13,7 +13,7 @@ from torch.nn import functional
 from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible, ParameterMismatch, Rank
 from workloads.api.trial import run_trial
-from workloads.attention import Attention, AttentionParameters, kernels, rules, run
+from workloads.attention import Attention, AttentionParameters, rules, run
 from workloads.attention.kernels import build_calls, draw_inputs, selected
 from workloads.attention.rules import KernelName, unsupported_kernel_reason
 from workloads.attention.run import TOLERANCE, exact_results, largest_error
@@ -80,7 +80,7 @@ def test_a_wrong_result_fails_the_trial(mode: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_kernel_than_the_requested_one_fails_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kernels.BACKENDS, "flash", kernels.BACKENDS["math"])
+    monkeypatch.setitem(rules.KERNELS, "flash", replace(rules.KERNELS["flash"], backend="MATH"))
     with pytest.raises(ParameterMismatch, match="kernel=math, requested flash"):
         run_trial("attention", asdict(SMALL), Rank())
 
