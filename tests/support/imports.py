@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweeper.commands.ingest.ml_dataflow import COLUMNS
+from sweeper.commands.ingest.readers import COLUMNS
 
 TOKENS_PER_S = 68 * 8192 / 50  # of a line of `ml_dataflow_line`: 68 sequences of 8192 tokens in 50 s
 # Llama 3 8B at 8192 tokens: L(6D(2D + 2K + 3F) + 6SD) + 6DV

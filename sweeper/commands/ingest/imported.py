@@ -1,16 +1,32 @@
-"""One imported result, with the values of its file."""
+"""One imported result with the values of its file, its device, and its metrics by this project's definitions."""
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from sweeper.common.format import format_number
+from sweeper.config.catalogue import catalogue, find_hardware
+from sweeper.config.schema import Hardware
+from sweeper.metrics import derivation
+from workloads.api.contract import MIN_STEP_TIME_S, Measurement
+from workloads.api.errors import UserInputError, suggest
+from workloads.models.flops import model_flops_per_token
+from workloads.models.model import TRAINED_MODELS
 
 CLAIM_TOLERANCE = 0.05  # relative difference from which a claim contradicts the value that it is compared with
 MAX_COUNT = 10**15  # no batch and no sequence has more
 MAX_DEVICES = 10**6
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
 OUR_FLOPS = "causal"  # how this project counts a model's FLOPs: see docs/metrics.md
+POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
+MAX_LENGTH_FACTOR = 1024  # between the stated sequence length and one that explains a claim
+FLOPS_CLAIMS = frozenset({"tflops", "tflops_per_gpu", "mfu", "hfu"})
 
 
 @dataclass(frozen=True)
@@ -77,3 +93,117 @@ def as_device_count(value: object) -> int | None:
     """Return `value` if it is an integer from 1 to `MAX_DEVICES`, else None."""
     devices = as_positive_int(value)
     return devices if devices and devices <= MAX_DEVICES else None
+
+
+def check_device(name: str) -> None:
+    """Check a device that the command names.
+
+    Raises:
+        UserInputError: it is neither in the catalogue nor a driver's name of a GPU that is.
+    """
+    if get_hardware(name) is None:
+        raise UserInputError(f"device={name}: unknown device. {suggest(name, catalogue())}")
+
+
+def get_hardware(device: str) -> Hardware | None:
+    """Return the catalogue's entry for its own name or a driver's name of a GPU; None if it has none."""
+    return catalogue().get(device) or (find_hardware(device) if device else None)
+
+
+def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResult:
+    """Return a result that names no device with the command's, else with the one in the file's name, if it has one."""
+    if result.device:
+        return result
+    if option:
+        return replace(result, device=option)
+    named = find_device_in_name(path)
+    notes = (*result.notes, f"the device is taken from the file's name: {named}") if named else result.notes
+    return replace(result, device=named, notes=notes)
+
+
+def find_device_in_name(path: Path) -> str:
+    """Return the catalogue's name of a device that is a part of the file's name; empty if none is."""
+    name = f"_{re.sub(r'[^a-z0-9]+', '_', path.stem.lower())}_"
+    return max((device for device in catalogue() if f"_{device}_" in name), key=len, default="")
+
+
+def derive_metrics(result: ImportedResult) -> dict[str, float]:
+    """Return what `sweeper.metrics.derivation` derives from the tokens and step times; empty without step times."""
+    times_s = drop_warmup(result.step_times_s)
+    derived = _derive(result, times_s, "median")
+    if derived:
+        derived["warmup_steps"] = float(len(result.step_times_s) - len(times_s))
+    return derived
+
+
+def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) -> dict[str, float]:
+    if not times_s or not all(MIN_STEP_TIME_S <= time_s < math.inf for time_s in times_s):
+        return {}
+    hardware, devices, params = get_hardware(result.device), result.devices, result.params
+    length, model = params.get("sequence_length"), TRAINED_MODELS.get(str(params.get("model", "")))
+    flops_per_token = 0.0
+    if devices and model and isinstance(length, (int, float)):
+        flops_per_token = model_flops_per_token(model, int(length))
+    dtype = str(params.get("dtype", ""))
+    measurement = Measurement(
+        executed={},
+        step_times_s=times_s,
+        of_gang=True,
+        statistic=statistic,
+        tokens_per_step=result.tokens_per_step,
+        flops_per_step=result.tokens_per_step * flops_per_token,
+        matrix_dtype="" if dtype == "fp8" else dtype,  # no MFU in fp8, where some layers stay in bf16
+    )
+    derived = derivation.derive([measurement] * (devices or 1), hardware.dense_peak_tflops if hardware else {})
+    for rate in ("tokens_per_s", "tflops"):
+        if devices and rate in derived:
+            derived[f"{rate}_per_gpu"] = derived[rate] / devices
+    return derived
+
+
+def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
+    """Return a message for everything about a result that cannot be true together."""
+    contradictions = [*result.contradictions, *find_disagreements(result)]
+    if result.feasible and not derived:
+        contradictions.append(f"a step takes {min(result.step_times_s, default=0):g} s: no step does")
+    if impossible := derivation.describe_impossible(derived):
+        contradictions.append(impossible.partition(".")[0])
+    return contradictions
+
+
+def find_disagreements(result: ImportedResult) -> list[str]:
+    """Return a message for each claim that differs by more than 5% from the same metric of the same steps.
+
+    A rate and its value per GPU that differ by the same ratio give one message.
+    """
+    claims = result.claims
+    derived = _derive(result, claims.step_times_s or drop_warmup(result.step_times_s), claims.statistic)
+    ratios = {
+        name: claim / derived[name]
+        for name, claim in claims.values.items()
+        if derived.get(name) and (claims.flops == OUR_FLOPS or name not in FLOPS_CLAIMS)
+    }
+    contradicted = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
+    total = contradicted.get("tokens_per_s")
+    per_gpu = contradicted.get("tokens_per_s_per_gpu")
+    if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
+        del contradicted["tokens_per_s_per_gpu"]
+    messages = []
+    for name, ratio in contradicted.items():
+        explanation = _suggest_sequence_length(result, ratio) if name.startswith("tokens_per_s") else ""
+        messages.append(
+            f"claimed {name} {format_number(claims.values[name])}, but the {claims.statistic} of the same steps gives "
+            f"{format_number(derived[name])}{explanation}"
+        )
+    return messages
+
+
+def _suggest_sequence_length(result: ImportedResult, ratio: float) -> str:
+    """Return the sequence length that would explain a claim which is off by about a power of two."""
+    length = result.params.get("sequence_length")
+    if not isinstance(length, (int, float)) or not 1 / MAX_LENGTH_FACTOR < ratio < MAX_LENGTH_FACTOR:
+        return ""
+    power = 2.0 ** round(math.log2(ratio))
+    if power == 1 or abs(ratio / power - 1) > POWER_OF_TWO_TOLERANCE:
+        return ""
+    return f" (a sequence length of {length * power:,.0f} tokens would explain it)"

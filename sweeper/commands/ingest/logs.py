@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweeper.commands.ingest.devices import get_hardware
 from sweeper.commands.ingest.imported import (
     CLAIM_TOLERANCE,
     Claims,
@@ -17,6 +16,7 @@ from sweeper.commands.ingest.imported import (
     as_device_count,
     as_positive_int,
     drop_warmup,
+    get_hardware,
 )
 from sweeper.common.format import count, format_number
 from sweeper.metrics.derivation import MEMORY_METRICS
@@ -106,18 +106,14 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
         notes.append(f"left out: {count(reader.unnumbered_steps, 'step time')} without a step's number")
     for run in usable:
         result = _build_result(path.stem + _distinguish(run, usable), run, reader.kind, notes)
-        yield _add_layout(result, path) if run.start == 0 else result
-
-
-def _add_layout(result: ImportedResult, path: Path) -> ImportedResult:
-    """Return the result with what the configuration at the beginning of its log says of its layout."""
-    with path.open("rb") as file:
-        text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
-    try:
-        layout = read_printed_layout(text, result.devices)
-    except UserInputError as error:
-        return replace(result, notes=(*result.notes, f"the layout is not read whole: {error}"))
-    return replace(result, params=result.params | layout)
+        if run.start == 0:  # the beginning of the log may have a configuration with more of its layout
+            with path.open("rb") as file:
+                text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
+            try:
+                result = replace(result, params=result.params | read_printed_layout(text, result.devices))
+            except UserInputError as error:
+                result = replace(result, notes=(*result.notes, f"the layout is not read whole: {error}"))
+        yield result
 
 
 def _read_runs(path: Path, reader: LogReader) -> list[Run]:
@@ -169,7 +165,9 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     sizes = {"sequence_length": length, "global_batch": batch}
     names = {"model": run.model, "dtype": run.dtype or DTYPE_OF.get(program, "")}
     layout = {name: value for name, value in {**run.config, **run.mesh}.items() if name != "gpus"}
-    claims = _read_claims(run.steady_steps)
+    claims = {name: statistics.median(values) for name, values in _list_values(run.steady_steps, CLAIMS).items()}
+    memory = {name: max(values) for name, values in _list_values(run.steps, MEMORY).items()}
+    losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
     return ImportedResult(
         name=name,
         params={name: value for name, value in {**layout, **sizes, **names}.items() if value not in (None, "")},
@@ -178,29 +176,28 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         devices=run.count_devices(),
         device=run.device,
         claims=Claims(claims, flops=FLOPS_OF.get(program, "its own")),
-        metrics=_read_memory(run),
-        machine_info={"program": program, "loss": _last_value(run.steps, "loss")},
+        metrics=dict(run.memory) | memory,  # the most of any step and rank
+        machine_info={"program": program, "loss": f"{losses[-1]:g}" if losses else ""},
         contradictions=tuple(_find_contradictions(run, claims)),
         notes=(*notes, *_find_notes(run)),
     )
 
 
-def _read_claims(steps: Sequence[Step]) -> dict[str, float]:
-    values = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in CLAIMS}
-    return {name: statistics.median(claimed) for name, claimed in values.items() if claimed}
-
-
-def _read_memory(run: Run) -> dict[str, float]:
-    """Return the most memory of any step and rank."""
-    values = {name: [step.metrics[name] for step in run.steps if name in step.metrics] for name in MEMORY}
-    return dict(run.memory) | {name: max(used) for name, used in values.items() if used}
+def _list_values(steps: Sequence[Step], names: Sequence[str]) -> dict[str, list[float]]:
+    values = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in names}
+    return {name: printed for name, printed in values.items() if printed}
 
 
 def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]:
     printed, configured = run.steps[0].metrics.get("global_batch"), as_positive_int(run.config.get("global_batch"))
     if printed and configured and printed != configured and not run.config.get("batch_rampup"):
         yield f"the configuration has a global batch size of {configured}, the steps print {printed:g}"
-    yield from _check_degrees(run)
+    reported = {name: as_positive_int(value) for name, value in {**run.config, **run.mesh}.items() if name in DEGREES}
+    degrees = {name: degree for name, degree in reported.items() if degree}
+    gpus, is_whole = as_device_count(run.config.get("gpus")), bool(run.mesh) or {"dp", "tp", "pp"} <= degrees.keys()
+    if gpus and is_whole and math.prod(degrees.values()) != gpus:
+        layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+        yield f"the parallel degrees {layout} do not give {gpus} GPUs"
     yield from _find_changing_work(run.steady_steps)
     hardware = get_hardware(run.device)
     peak_tflops = hardware.dense_peak_tflops.get("bf16") if hardware else None
@@ -211,16 +208,6 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
                 f"the stated MFU is {mfu:.1%}, but {format_number(tflops)} TFLOP/s are {derived_mfu:.1%} of the dense "
                 "bf16 peak"
             )
-
-
-def _check_degrees(run: Run) -> Iterator[str]:
-    reported = {name: as_positive_int(value) for name, value in {**run.config, **run.mesh}.items() if name in DEGREES}
-    degrees = {name: degree for name, degree in reported.items() if degree}
-    gpus = as_device_count(run.config.get("gpus"))
-    is_whole = bool(run.mesh) or {"dp", "tp", "pp"} <= degrees.keys()
-    if gpus and is_whole and math.prod(degrees.values()) != gpus:
-        layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
-        yield f"the parallel degrees {layout} do not give {gpus} GPUs"
 
 
 def _find_changing_work(steps: Sequence[Step]) -> Iterator[str]:
@@ -238,12 +225,8 @@ def _find_changing_work(steps: Sequence[Step]) -> Iterator[str]:
 def _find_notes(run: Run) -> Iterator[str]:
     steps = run.timed_steps
     if len(steps) == 1:
-        yield f"one timed step, number {steps[0].number}: whether it is warm-up cannot be told"
+        yield f"one timed step, number {steps[0].number}: whether it is warm-up is unknown"
     if run.config.get("batch_rampup"):
         yield f"the batch ramps up: {run.config['batch_rampup']}"
     if skipped := sum(step.metrics.get("skipped_iterations", 0) for step in steps):
         yield f"{skipped:.0f} iterations skipped the optimizer, and are shorter than others"
-
-
-def _last_value(steps: Sequence[Step], name: str) -> str:
-    return next((f"{step.metrics[name]:g}" for step in reversed(steps) if name in step.metrics), "")

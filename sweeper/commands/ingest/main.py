@@ -20,9 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sweeper.cli.command import StoreRequest, Subcommand, Tracking, switch, words
-from sweeper.commands.ingest import devices, formats
-from sweeper.commands.ingest.derive import derive_metrics, find_contradictions
-from sweeper.commands.ingest.imported import ImportedResult
+from sweeper.commands.ingest.imported import (
+    ImportedResult,
+    add_device,
+    check_device,
+    derive_metrics,
+    find_contradictions,
+)
+from sweeper.commands.ingest.readers import Format, detect_format
 from sweeper.common.format import count, format_number, printable
 from workloads.api.errors import UserInputError
 
@@ -63,7 +68,7 @@ def import_paths(request: IngestRequest) -> int:
     """
     uri = None if request.check else request.open_uri()
     if request.device:
-        devices.check_device(request.device)
+        check_device(request.device)
     imported, refused, named_refused = 0, 0, 0
     for path in map(Path, request.paths):
         for file in list_files(path):
@@ -102,8 +107,8 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
     Raises:
         UserInputError: the file has no supported format, is damaged or has no result. Nothing is written then.
     """
-    file_format = formats.detect_format(path)
-    results = [devices.add_device(result, path, device) for result in file_format.read(path)]
+    file_format = detect_format(path)
+    results = [add_device(result, path, device) for result in file_format.read(path)]
     if not results:
         raise UserInputError(f"{path}: has no result")
     summary = _summarize(results)
@@ -119,7 +124,7 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
     return "\n  ".join(["; ".join([f"{path}: {_name_source(file_format, results)}", *summary]), *shown])
 
 
-def _name_source(file_format: formats.Format, results: Sequence[ImportedResult]) -> str:
+def _name_source(file_format: Format, results: Sequence[ImportedResult]) -> str:
     """Return the program that wrote a log, else the format."""
     program = results[0].machine_info.get("program")
     return f"log of {program}" if program else file_format.name

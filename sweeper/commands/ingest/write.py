@@ -12,8 +12,13 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from sweeper.commands.ingest.derive import FLOPS_CLAIMS, derive_metrics, find_contradictions
-from sweeper.commands.ingest.imported import WARMUP_RULE, ImportedResult
+from sweeper.commands.ingest.imported import (
+    FLOPS_CLAIMS,
+    WARMUP_RULE,
+    ImportedResult,
+    derive_metrics,
+    find_contradictions,
+)
 from sweeper.common.format import exact_value
 from sweeper.tracking import mlflow_store, new_store
 

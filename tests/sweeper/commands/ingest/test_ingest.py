@@ -14,8 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from sweeper.commands.ingest import write
-from sweeper.commands.ingest.devices import find_device_in_name
-from sweeper.commands.ingest.imported import drop_warmup
+from sweeper.commands.ingest.imported import drop_warmup, find_device_in_name
 from sweeper.commands.ingest.main import import_file, main
 from tests.conftest import REPOSITORY, examples
 from tests.support.imports import ml_dataflow_csv, tprimat_benchmark

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.ingest.derive import derive_metrics, find_contradictions
-from sweeper.commands.ingest.imported import ImportedResult
+from sweeper.commands.ingest.imported import ImportedResult, derive_metrics, find_contradictions
 from sweeper.commands.ingest.logs import read_log
 from tests.conftest import REPOSITORY
 from tests.support.expected_logs import REFERENCE_LOGS, SAMPLE_LOGS, WARMUP, Expected
@@ -135,7 +134,7 @@ def test_degrees_that_do_not_give_the_number_of_gpus_are_reported(tmp_path: Path
 
 def test_a_single_step_that_is_not_the_first_is_marked(tmp_path: Path) -> None:
     line = MEGATRON.format(n=7, samples=1, ms=2000.0, tflops=1.0, loss=9.0)
-    assert "one timed step, number 7: whether it is warm-up cannot be told" in read_text(tmp_path, f"{line}\n").notes
+    assert "one timed step, number 7: whether it is warm-up is unknown" in read_text(tmp_path, f"{line}\n").notes
     (tmp_path / "run.log").write_text(line.replace("       7/", "       1/") + "\n")
     with pytest.raises(UserInputError, match=WARMUP):
         list(read_log(tmp_path / "run.log"))

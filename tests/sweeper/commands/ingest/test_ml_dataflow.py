@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.commands.ingest.derive import derive_metrics, find_contradictions
-from sweeper.commands.ingest.devices import add_device
-from sweeper.commands.ingest.imported import ImportedResult
-from sweeper.commands.ingest.ml_dataflow import COLUMNS, OLDER_COLUMNS, read_ml_dataflow
+from sweeper.commands.ingest.imported import ImportedResult, add_device, derive_metrics, find_contradictions
+from sweeper.commands.ingest.readers import COLUMNS, OLDER_COLUMNS, read_ml_dataflow
 from tests.support.imports import TFLOPS, TOKENS_PER_S, ml_dataflow_csv
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.ingest.derive import derive_metrics, find_contradictions
-from sweeper.commands.ingest.imported import ImportedResult
-from sweeper.commands.ingest.tprimat import read_tprimat
+from sweeper.commands.ingest.imported import ImportedResult, derive_metrics, find_contradictions
+from sweeper.commands.ingest.readers import read_tprimat
 from tests.support.imports import tprimat_benchmark
 from workloads.api.errors import UserInputError
 

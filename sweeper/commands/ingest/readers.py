@@ -1,0 +1,249 @@
+"""The supported files and how each is read. A value that a file does not contain stays unknown."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeper.commands.ingest.imported import MAX_COUNT, Claims, ImportedResult, as_device_count, as_positive_int
+from sweeper.commands.ingest.logs import is_log, read_log
+from workloads.api.errors import UserInputError
+
+HEAD_BYTES = 8192  # of a file, by which its format is recognised
+
+# tprimat's names.
+MAX_JSON_BYTES = 64 * 2**20
+GIB_PER_GB = 1e9 / 2**30
+CONFIG = {
+    "training_config": {
+        "sequence_length": "sequence_length",
+        "global_batch_size": "global_batch",
+        "micro_batch_size": "micro_batch",
+    },
+    "parallelism_config": {
+        "tensor_model_parallel_size": "tp",
+        "pipeline_model_parallel_size": "pp",
+        "data_parallel_size": "dp",
+    },
+}
+CLAIMS = {
+    "tokens_per_second": ("tokens_per_s", 1.0),
+    "tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", 1.0),
+    "avg_step_time_seconds": ("step_time_ms", 1e3),
+}
+
+# ml_dataflow's own order of columns. Older files lack the two columns `used_…`.
+MAX_LINE_LENGTH = 4096
+COLUMNS = [
+    *("host_gib", "device_gib", "sequence_length", "model_b", "used_host_gib", "used_device_gib", "chunk_tokens"),
+    *("host_activation_chunks", "saved_input_only", "saved_input_attn", "saved_full", "device_activation_chunks"),
+    *("rounds", "sequences_per_step", "recompute_fraction", "attn_flop_fraction"),
+    *("step_s", "tokens_per_s", "tflops", "mfu", "hfu"),
+]
+OLDER_COLUMNS = [name for name in COLUMNS if not name.startswith("used_")]
+COLUMNS_BY_COUNT = {len(columns): columns for columns in (COLUMNS, OLDER_COLUMNS)}
+CONFIG_COLUMNS = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")
+CLAIM_COLUMNS = ("tokens_per_s", "tflops", "mfu", "hfu")
+MEMORY_COLUMNS = {"used_host_gib": "peak_host_gib", "used_device_gib": "peak_device_gib"}
+# Its models of 1 and 8 * 10^9 parameters are Llama 3: their FLOPs per token are ours. It has no catalogue's 15 and 32.
+MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A supported file format.
+
+    Attributes:
+        recognises: takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format.
+        read: yields the results of a file.
+    """
+
+    name: str
+    recognises: Callable[[Path, str], bool]
+    read: Callable[[Path], Iterator[ImportedResult]]
+
+
+def detect_format(path: Path) -> Format:
+    """Return the format of a file.
+
+    Raises:
+        UserInputError: the file cannot be opened, is empty, is not text or has no supported format.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise UserInputError(f"{path}: {error.strerror}") from error
+    if not head.strip():
+        raise UserInputError(f"{path}: is empty")
+    try:
+        text = head.decode(errors="strict" if len(head) < HEAD_BYTES else "ignore")
+    except UnicodeDecodeError as error:
+        raise UserInputError(f"{path}: is not text (byte {error.start})") from error
+    if "\0" in text:
+        raise UserInputError(f"{path}: is not text (a zero byte)")
+    for file_format in FORMATS:
+        if file_format.recognises(path, text):
+            return file_format
+    supported = "; ".join(file_format.name for file_format in FORMATS)
+    raise UserInputError(f"{path}: unknown format. Supported: {supported}")
+
+
+def is_tprimat(_: Path, head: str) -> bool:
+    """Return whether a file with this beginning is one of tprimat's benchmarks."""
+    is_object = head.lstrip().startswith("{")
+    return is_object and '"platform"' in head and ('"gpu_info"' in head or '"training_config"' in head)
+
+
+def read_tprimat(path: Path) -> Iterator[ImportedResult]:
+    """Yield the one result of a benchmark. The older schema has `raw_step_times` for `step_times`."""
+    if path.stat().st_size > MAX_JSON_BYTES:
+        size_mib = path.stat().st_size / 2**20
+        raise UserInputError(f"{path}: has {size_mib:.0f} MiB; a tprimat benchmark has at most 64 MiB")
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise UserInputError(f"{path}: is truncated or not JSON ({error})") from error
+    values = content.get("step_times", content.get("raw_step_times"))
+    times = [_as_positive_float(value) for value in values] if isinstance(values, list) else []
+    times_s = tuple(time_s for time_s in times if time_s is not None)
+    if not times_s or len(times_s) < len(times):
+        raise UserInputError(f"{path}: has no list of positive step times (step_times or raw_step_times)")
+    names = ("gpu_info", "training_config", "performance_metrics", "memory_metrics")
+    gpu, training, performance, memory = (_get_mapping(content, name) for name in names)
+    params = {
+        ours: value
+        for section, names in CONFIG.items()
+        for name, ours in names.items()
+        if (value := as_positive_int(_get_mapping(content, section).get(name)))
+    }
+    claims = {
+        ours: factor * claimed
+        for name, (ours, factor) in CLAIMS.items()
+        if (claimed := _as_positive_float(performance.get(name)))
+    }
+    peak_gb = _as_positive_float(memory.get("peak_memory_allocated_gb"))  # of 10^9 bytes
+    yield ImportedResult(
+        name=path.stem,
+        params=params,
+        step_times_s=times_s,
+        tokens_per_step=params.get("global_batch", 0) * params.get("sequence_length", 0),
+        devices=as_device_count(training.get("num_gpus")),
+        device=str(gpu.get("device_name", "")),
+        claims=Claims(claims, times_s[1:], "mean"),  # its means are of the steps after the first
+        metrics={"peak_memory_gib": peak_gb * GIB_PER_GB} if peak_gb else {},
+        machine_info={
+            "torch": gpu.get("pytorch_version", ""),
+            "software": gpu.get("software_stack", ""),
+            "timestamp": content.get("timestamp", ""),
+        },
+        contradictions=tuple(_find_contradictions(content, len(times_s))),
+    )
+
+
+def _find_contradictions(content: dict[str, Any], steps: int) -> Iterator[str]:
+    training, layout = _get_mapping(content, "training_config"), _get_mapping(content, "parallelism_config")
+    names = {training.get("parallel_strategy"), layout.get("strategy_name")} - {None, "unknown"}
+    if len(names) > 1:
+        yield f"the strategy has two names: {' and '.join(sorted(map(str, names)))}"
+    claimed = as_positive_int(_get_mapping(content, "performance_metrics").get("total_steps"))
+    if claimed is not None and claimed != steps:
+        yield f"total_steps is {claimed}, but there are {steps} step times"
+    degrees = [as_positive_int(layout.get(name)) for name in CONFIG["parallelism_config"]]
+    gpus = as_positive_int(training.get("num_gpus"))
+    if gpus and all(degrees) and math.prod(degree or 1 for degree in degrees) != gpus:
+        yield f"the parallel degrees {' x '.join(map(str, degrees))} do not give {gpus} GPUs"
+
+
+def _get_mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = content.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _as_positive_float(value: object) -> float | None:
+    """Return a finite number above zero as a float, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def is_ml_dataflow(path: Path, head: str) -> bool:
+    """Return whether a file with this beginning is one of ml_dataflow's results."""
+    cells = head.splitlines()[0].split(",")
+    return path.suffix == ".csv" and len(cells) in COLUMNS_BY_COUNT and None not in map(_parse_number, cells)
+
+
+def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
+    """Yield a result for each line: Llama training at one memory budget and sequence length.
+
+    A line of zeros is an infeasible budget.
+    """
+    with path.open(newline="", errors="replace") as file:
+        for line_number, cells in enumerate(csv.reader(_read_bounded_lines(file, path)), start=1):
+            columns = COLUMNS_BY_COUNT.get(len(cells))
+            values = [value for cell in cells if (value := _parse_number(cell)) is not None]
+            if columns is None or len(values) < len(columns):
+                raise UserInputError(
+                    f"{path}:{line_number}: has {len(cells)} cells; allowed are {len(COLUMNS)} or "
+                    f"{len(OLDER_COLUMNS)} numbers"
+                )
+            row = dict(zip(columns, values, strict=True))
+            tokens = row["sequences_per_step"] * row["sequence_length"]
+            if not 0 <= tokens <= MAX_COUNT:
+                raise UserInputError(
+                    f"{path}:{line_number}: {tokens:g} tokens per step; allowed are 0 to {MAX_COUNT:g}"
+                )
+            feasible, model = row["step_s"] > 0, MODELS.get(row["model_b"])
+            memory = {ours: row[name] for name, ours in MEMORY_COLUMNS.items() if row.get(name, 0.0) > 0}
+            config = {name: row[name] for name in ("model_b", *CONFIG_COLUMNS)}
+            yield ImportedResult(
+                name=f"{path.stem} line {line_number}",
+                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # it has no other dtype
+                step_times_s=(row["step_s"],) if feasible else (),
+                tokens_per_step=round(tokens),
+                devices=1,
+                feasible=feasible,
+                claims=Claims({name: row[name] for name in CLAIM_COLUMNS} if feasible else {}),
+                metrics=memory if feasible else {},
+            )
+
+
+def _read_bounded_lines(file: Any, path: Path) -> Iterator[str]:
+    """Yield the lines that are not empty. Raises UserInputError for one of more than `MAX_LINE_LENGTH` characters."""
+    while line := file.readline(MAX_LINE_LENGTH):
+        if len(line) == MAX_LINE_LENGTH:
+            raise UserInputError(f"{path}: has a line of more than {MAX_LINE_LENGTH} characters")
+        if not line.endswith(("\n", "\r")):  # the first digits of a truncated number are a valid number too
+            raise UserInputError(
+                f"{path}: its last line has no newline, so it may be truncated; add one if it is complete"
+            )
+        if line.strip():
+            yield line
+
+
+def _parse_number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+FORMATS = (
+    Format("tprimat benchmark (JSON)", is_tprimat, read_tprimat),
+    Format("ml_dataflow results (CSV of 19 or 21 numbers a line)", is_ml_dataflow, read_ml_dataflow),
+    Format(
+        "log of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo or torchtitan",
+        lambda path, _: is_log(path),
+        read_log,
+    ),
+)
