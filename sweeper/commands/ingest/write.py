@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in `sweeper.tracking.store`
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
