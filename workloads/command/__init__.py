@@ -192,7 +192,7 @@ class Command(Workload):
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
         """Return a shell script that runs the program, and the command's rendered files."""
-        from workloads.command.script import program_files
+        from workloads.command.invocation import program_files
 
         assert self.settings is not None
         return program_files(self.settings, vars(parameters), rank, folder)

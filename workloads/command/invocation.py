@@ -1,15 +1,15 @@
-"""The command of one rank with its values filled in: its words, variables and files, and how they are kept."""
+"""The command of one rank with its values filled in: its words, variables and files, and a script that runs them."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from workloads.api.contract import Infeasible, Rank, Scalar
 from workloads.api.secrets import mask, masked, secret_values
@@ -20,6 +20,14 @@ from workloads.command.template import fill, fill_all, format_value, render
 COMMAND_FILE = "command.txt"
 # The names of a trial's own files: a rendered file with one of them is kept as rendered_….
 TRIAL_FILES = (COMMAND_FILE, "log.txt", "last_lines.txt", "trial.json")
+SCRIPT = "run.sh"
+# Values that differ between the processes of a program: the variable of each, and its default.
+OF_EACH_NODE = {
+    "node_rank": ("NODE_RANK", "0"),
+    "master_address": ("MASTER_ADDR", "127.0.0.1"),
+    "master_port": ("MASTER_PORT", "29500"),
+}
+OF_EACH_GPU = {"rank": ("RANK", "0"), **OF_EACH_NODE}
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,10 @@ class Invocation:
 
     def mask(self, text: str) -> str:
         """Return the text without secrets: also without those of the command line and of all variables."""
-        words = shlex_words(self.arguments) if isinstance(self.arguments, str) else self.arguments
+        try:
+            words = shlex.split(self.arguments) if isinstance(self.arguments, str) else self.arguments
+        except ValueError:  # a quote is open
+            words = str(self.arguments).split()
         return mask(text, secret_values(words, {**os.environ, **self.environment}))
 
     def describe(self) -> str:
@@ -74,10 +85,29 @@ def fill_invocation(settings: CommandSettings, values: Mapping[str, Scalar], ran
     Raises:
         Infeasible: a parameter has a value for which `options` has no words.
     """
+    if isinstance(settings.run, str):
+        arguments: list[str] | str = fill(settings.run, values, shell=True)
+    else:
+        words = list(settings.run)
+        for name, options in settings.options.items():
+            if (value := format_value(values[name])) not in options:
+                raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
+            words += map(str, options[value])
+        arguments = [fill(word, values) for word in words]
+    # The variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices.
+    variables = {
+        "MASTER_ADDR": format_value(values["master_address"]),
+        "MASTER_PORT": format_value(values["master_port"]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if settings.start == "gpu":
+        variables |= {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
+    else:
+        variables |= restrict_program(os.environ, rank.node_devices)
     environment = {name: fill(str(text), values) for name, text in settings.environment.items()}
     return Invocation(
-        _command_line(settings, values),
-        {**rank.environment, **_distributed_environment(settings, rank, values), **environment},
+        arguments,
+        {**rank.environment, **variables, **environment},
         Path(settings.directory),
         {name: render(name, template, values) for name, template in settings.files.items()},
     )
@@ -87,28 +117,8 @@ def placeholder_values(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: str
 ) -> dict[str, Scalar]:
     """Return the values of `template.PLACEHOLDERS`; `pipeline_batch` only where the layout has a batch."""
-    values = _rank_values(rank, output)
-    layout = fill_all(settings.layout, {**parameters, **values})
-    if "micro_batch" not in layout:
-        return values
-    batch = count_pipeline_batch(layout, int(fill(settings.global_batch, {**parameters, **values})), rank.world_size)
-    return values | {"pipeline_batch": batch}
-
-
-def count_pipeline_batch(layout: Mapping[str, Any], global_batch: int, ranks: int) -> int:
-    """Return the sequences that a data parallel rank takes at once: a micro-batch, or what fills a pipeline once.
-
-    torchtitan splits its local batch into a pipeline's micro-batches (torchtitan/distributed/pipeline_parallel.py).
-    """
-    if int(layout.get("pp", 1)) == 1:
-        return int(layout["micro_batch"])
-    per_copy = math.prod(int(layout.get(degree, 1)) for degree in ("tp", "pp", "cp"))
-    return max(1, global_batch * per_copy // ranks)
-
-
-def _rank_values(rank: Rank, output: str) -> dict[str, Scalar]:
     host, _, port = rank.rendezvous.rpartition(":")
-    return {
+    values: dict[str, Scalar] = {
         "rank": rank.rank,
         "world_size": rank.world_size,
         "local_rank": rank.local_rank,
@@ -120,35 +130,64 @@ def _rank_values(rank: Rank, output: str) -> dict[str, Scalar]:
         "output": output,
         "python": sys.executable,
     }
+    layout = fill_all(settings.layout, {**parameters, **values})
+    if "micro_batch" not in layout:
+        return values
+    # torchtitan splits the sequences that a data parallel rank takes at once into a pipeline's micro-batches, so that
+    # they fill it once: torchtitan/distributed/pipeline_parallel.py.
+    batch = int(layout["micro_batch"])
+    if int(layout.get("pp", 1)) > 1:
+        per_copy = math.prod(int(layout.get(degree, 1)) for degree in ("tp", "pp", "cp"))
+        global_batch = int(fill(settings.global_batch, {**parameters, **values}))
+        batch = max(1, global_batch * per_copy // rank.world_size)
+    return values | {"pipeline_batch": batch}
 
 
-def shlex_words(text: str) -> list[str]:
-    """Return the words of a text for a shell; of one with an open quote those between its spaces."""
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
+def program_files(
+    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, folder: str
+) -> dict[str, str]:
+    """Return a shell script that runs the program without this project, and the rendered files. Secrets are masked.
+
+    Args:
+        rank: the first rank of the trial.
+        folder: where the files will lie, which is {output} in their texts.
+
+    Raises:
+        Infeasible: a parameter has a value for which `options` has no words.
+    """
+    differing, start = {}, ""
+    if settings.start == "gpu" and rank.world_size > 1:
+        differing, last = OF_EACH_GPU, rank.world_size - 1
+        start = f"# Start it once for each of {rank.world_size} GPUs, with RANK=0 to {last} and MASTER_ADDR."
+    elif rank.nodes > 1:
+        differing, last = OF_EACH_NODE, rank.nodes - 1
+        start = f"# Start it on each of {rank.nodes} nodes, with NODE_RANK=0 to {last} and MASTER_ADDR."
+    # A value that differs is marked in the texts; @ needs no quotes in a shell.
+    markers = {name: f"@{variable}@" for name, (variable, _) in differing.items()}
+    values = {**parameters, **placeholder_values(settings, parameters, rank, folder), **markers}
+    invocation = fill_invocation(settings, values, rank)
+    variables = {**invocation.environment, **({"RANK": "@RANK@"} if "rank" in differing else {})}
+    lines = ["#!/bin/sh", *([start] if start else [])]
+    lines += [f"cd {shlex.quote(str(invocation.directory))} || exit 1"]
+    lines += [f"export {name}={_quote_word(value, differing)}" for name, value in sorted(variables.items())]
+    if isinstance(invocation.arguments, str):
+        lines += [_replace_markers(invocation.arguments, differing)]
+    else:
+        words = (_quote_word(word, differing) for word in invocation.arguments)
+        lines += ["exec " + " \\\n    ".join(words)]
+    files = {SCRIPT: "\n".join(lines) + "\n", **invocation.files}
+    return {name: invocation.mask(text) for name, text in files.items()}
 
 
-def _command_line(settings: CommandSettings, values: Mapping[str, Scalar]) -> list[str] | str:
-    """Return the words of the command line, those of its options included; a text for a shell."""
-    if isinstance(settings.run, str):
-        return fill(settings.run, values, shell=True)
-    words = list(settings.run)
-    for name, options in settings.options.items():
-        if (value := format_value(values[name])) not in options:
-            raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
-        words += map(str, options[value])
-    return [fill(word, values) for word in words]
+def _quote_word(text: str, differing: Mapping[str, tuple[str, str]]) -> str:
+    """Return a value as one word of a shell, in which the variables are replaced."""
+    if _replace_markers(text, differing) == text:
+        return shlex.quote(text)
+    escaped = re.sub(r'([\\"$`])', r"\\\1", text)
+    return f'"{_replace_markers(escaped, differing)}"'
 
 
-def _distributed_environment(settings: CommandSettings, rank: Rank, values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Return the variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices."""
-    variables = {
-        "MASTER_ADDR": format_value(values["master_address"]),
-        "MASTER_PORT": format_value(values["master_port"]),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if settings.start == "gpu":
-        return variables | {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
-    return variables | restrict_program(os.environ, rank.node_devices)
+def _replace_markers(text: str, differing: Mapping[str, tuple[str, str]]) -> str:
+    for variable, default in differing.values():
+        text = text.replace(f"@{variable}@", f"${{{variable}:-{default}}}")
+    return text

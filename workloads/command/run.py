@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workloads.api.contract import (
@@ -23,16 +24,24 @@ from workloads.api.contract import (
 )
 from workloads.api.host import cpu_name
 from workloads.api.trial import describe_mismatches
-from workloads.command import CommandSettings
-from workloads.command.claims import find_contradictions
+from workloads.command import STEP_TIME_UNITS_S, CommandSettings
 from workloads.command.energy import EnergyMeter
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
-from workloads.command.log import ProgramLog, RegexLogReader
 from workloads.command.process import Program, ProgramSpec
-from workloads.command.work import SIZES, DeclaredWork, mark_claims, read_declared_work
+from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
 from workloads.formats.logs import STEP_SIZES, LogReader, Step
+from workloads.formats.printed import NUMBERS, PrintedConfig
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
+
+# A training loss that is not a number, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
+# `train_loss=-inf`. The loss of an evaluation does not end the training.
+_BAD_LOSS = re.compile(
+    r"(?<![\w-])(?<!eval )(?<!val )(?<!test )(?<!validation )"
+    r"(?:reduced_train_|train(?:ing)?[_ ])?loss['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?[-+]?(nan|inf(?:inity)?)\b",
+    re.IGNORECASE,
+)
+_STEP_NUMBER = re.compile(r"\b(?:global_step|step|iteration|iter)['\"]?[\s:=]{1,12}(\d+)", re.IGNORECASE)
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
@@ -70,13 +79,30 @@ def _measure_program(
         (output / name).write_text(text)
     work = read_declared_work(settings, parameters, placeholder_values(settings, parameters, rank, str(output)))
     log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader(), settings.warmup)
-    meter = EnergyMeter(rank)
-    program = _start(settings, invocation, rank, output, _stop_on_line(settings, rank, work, log, meter))
+    meter, reporter = EnergyMeter(rank), rank.reporter
+    spec = ProgramSpec(
+        invocation.arguments,
+        invocation.environment,
+        invocation.directory,
+        output,
+        silence_s=settings.silence_s,
+        timeout_s=rank.timeout_s,
+    )
+    try:
+        program = Program(
+            spec,
+            stop_on_line=_stop_on_line(settings, rank, work, log, meter),
+            should_stop=lambda: bool(reporter and reporter.is_finished()),
+        )
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        failure = ProgramFailed(f"{error.filename}: {error.strerror}")
+        attach_output(failure, ProgramOutput(files=invocation.kept_files()))
+        raise failure from error
     try:
         with meter:
             program.run()
         _check_work(work, log, rank)
-        if len(log.steps) <= settings.warmup and rank.reporter and rank.reporter.is_finished():
+        if len(log.steps) <= settings.warmup and reporter and reporter.is_finished():
             measurement = _empty_measurement(parameters, rank)
         else:
             _check_steps(settings, rank, log, program)
@@ -123,26 +149,6 @@ def _stop_on_line(
     return stop_on_line
 
 
-def _start(
-    settings: CommandSettings, invocation: Invocation, rank: Rank, output: Path, stop_on_line: Callable[[str], bool]
-) -> Program:
-    reporter = rank.reporter
-    spec = ProgramSpec(
-        invocation.arguments,
-        invocation.environment,
-        invocation.directory,
-        output,
-        silence_s=settings.silence_s,
-        timeout_s=rank.timeout_s,
-    )
-    try:
-        return Program(spec, stop_on_line=stop_on_line, should_stop=lambda: bool(reporter and reporter.is_finished()))
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        failure = ProgramFailed(f"{error.filename}: {error.strerror}")
-        attach_output(failure, ProgramOutput(files=invocation.kept_files()))
-        raise failure from error
-
-
 def _check_work(work: DeclaredWork, log: ProgramLog, rank: Rank) -> None:
     """Raise ParameterMismatch if the program prints another batch, model, layout or data type than is declared."""
     if differences := work.find_differences(log.config.values, log.config_of_steps.values):
@@ -161,38 +167,46 @@ def _check_steps(settings: CommandSettings, rank: Rank, log: ProgramLog, program
         raise ProgramFailed(
             f"the program ended after {len(log.steps)} steps, all of them warm-up (command.warmup={settings.warmup})"
         )
-    if not log.steps and _must_print_steps(settings, rank):
+    is_only_program = rank.world_size == 1 or (settings.start == "node" and rank.nodes == 1)
+    if not log.steps and is_only_program:
+        text = program.log.decode(errors="replace")
+        unmatched = [name for name, expression in settings.log.items() if not re.search(expression, text)]
+        hint = f"; nothing in it matches log.{unmatched[0]}" if unmatched else ""
         raise ProgramFailed(
             f"the program ended after {program.elapsed_s:.0f} s, and no line of its {len(program.log)} bytes of log "
-            f"has the time of a step{_describe_unmatched(settings, bytes(program.log))}"
+            f"has the time of a step{hint}"
         )
-
-
-def _must_print_steps(settings: CommandSettings, rank: Rank) -> bool:
-    """Return whether this rank runs the only program. Of several programs, some may print no steps."""
-    return rank.world_size == 1 or (settings.start == "node" and rank.nodes == 1)
-
-
-def _describe_unmatched(settings: CommandSettings, log: bytes) -> str:
-    text = log.decode(errors="replace")
-    unmatched = [name for name, expression in settings.log.items() if not re.search(expression, text)]
-    return f"; nothing in it matches log.{unmatched[0]}" if unmatched else ""
 
 
 def _build_measurement(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: DeclaredWork, log: ProgramLog
 ) -> Measurement:
     timed_steps = log.steps[settings.warmup :]
-    metrics = _summarize(timed_steps)
+    samples: dict[str, list[float]] = {}
+    for step in timed_steps:
+        for name, value in step.metrics.items():
+            samples.setdefault(name, []).append(value)
+    # The last loss, the highest peak, and the median of any other metric.
+    metrics = {
+        name: values[-1] if name == "loss" else max(values) if name.startswith("peak_") else statistics.median(values)
+        for name, values in samples.items()
+    }
     tokens, length = work.tokens(metrics, log.reported_config)
     contradictions = find_contradictions(timed_steps, work, tokens, length, rank.world_size, log.reader.kind)
     if contradictions and settings.claims == "fail":
         raise ProgramFailed("; ".join(contradictions))
+    times_s = [time_s for time_s in samples.get("step_time_s", ()) if time_s > 0]
+    rates = [rate for rate in samples.get("tokens_per_s", ()) if rate > 0]
+    if rates and not times_s and not tokens:
+        raise ProgramFailed(
+            "the log has tokens_per_s and no time of a step, and the tokens of a step are unknown: set "
+            "command.global_batch and command.sequence_length"
+        )
     raw = {name: value for name, value in metrics.items() if name not in ("step_time_s", *STEP_SIZES)}
     reported = log.reader.reported_config
     return Measurement(
         executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
-        step_times_s=_step_times_s(timed_steps, tokens),
+        step_times_s=tuple(times_s or [tokens / rate for rate in rates]),
         of_gang=True,
         unranked="; ".join(contradictions),
         flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
@@ -203,33 +217,89 @@ def _build_measurement(
     )
 
 
-def _summarize(steps: Sequence[Step]) -> dict[str, float]:
-    """Return the metrics of measured steps: the last loss, the highest peak, and the median of any other."""
-    samples: dict[str, list[float]] = {}
-    for step in steps:
-        for name, value in step.metrics.items():
-            samples.setdefault(name, []).append(value)
-    metrics = {
-        name: max(values) if name.startswith("peak_") else statistics.median(values) for name, values in samples.items()
-    }
-    return metrics | {name: values[-1] for name, values in samples.items() if name == "loss"}
-
-
-def _step_times_s(steps: Sequence[Step], tokens: int) -> tuple[float, ...]:
-    """Return the printed times of the steps, or those that follow from their tokens/s.
-
-    Raises:
-        ProgramFailed: tokens/s are printed and no times, and the tokens of a step are unknown.
-    """
-    times_s = [time_s for step in steps if (time_s := step.metrics.get("step_time_s", 0.0)) > 0]
-    rates = [rate for step in steps if (rate := step.metrics.get("tokens_per_s", 0.0)) > 0]
-    if rates and not times_s and not tokens:
-        raise ProgramFailed(
-            "the log has tokens_per_s and no time of a step, and the tokens of a step are unknown: set "
-            "command.global_batch and command.sequence_length"
-        )
-    return tuple(times_s or [tokens / rate for rate in rates])
-
-
 def _machine_info(rank: Rank) -> dict[str, Scalar]:
     return {"rank": rank.rank, "world_size": rank.world_size, "host_cpu": cpu_name()}
+
+
+@dataclass
+class RegexLogReader:
+    """Reads a log by the regular expressions of `command.log`. A step is complete when all of them have matched."""
+
+    expressions: Mapping[str, str]
+    reported_config: dict[str, Scalar] = field(default_factory=dict)
+    kind: str = "command.log"
+    device: str = ""
+    _pending: dict[str, float] = field(default_factory=dict)
+    _count: int = 0
+
+    def feed(self, line: str) -> Step | None:
+        """Return the step that the line completes, if it completes one."""
+        for name, expression in self.expressions.items():
+            match = re.search(expression, line)
+            value = _parse_number(match[1]) if match else None
+            if value is not None and (math.isfinite(value) or name == "loss"):
+                metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
+                self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
+        if len(self._pending) < len(self.expressions):
+            return None
+        metrics, self._pending, self._count = self._pending, {}, self._count + 1
+        return Step(self._count, metrics)
+
+
+@dataclass
+class ProgramLog:
+    """The steps and the configuration that were read from a program's log.
+
+    Attributes:
+        warmup: steps that are not measured.
+        config: the configuration that the program prints, except on the lines of warm-up steps.
+        config_of_steps: the configuration on the lines of measured steps.
+    """
+
+    reader: LogReader | RegexLogReader
+    warmup: int
+    steps: list[Step] = field(default_factory=list)
+    config: PrintedConfig = field(default_factory=PrintedConfig)
+    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)
+
+    @property
+    def reported_config(self) -> dict[str, Scalar]:
+        """The configuration that the program prints; of several values of one name the last."""
+        return {name: values[-1] for name, values in self.config.values.items()} | self.reader.reported_config
+
+    def feed(self, line: str) -> Step | None:
+        """Return the step that the line completes, if it completes one.
+
+        Raises:
+            ProgramFailed: the training loss is not a number.
+        """
+        step = self.reader.feed(line)
+        if step is None:
+            self.config.feed(line)
+        else:
+            self.steps.append(step)
+            if len(self.steps) > self.warmup:  # a batch may ramp up on the lines of warm-up steps
+                sizes = {name: int(step.metrics[name]) for name in NUMBERS if name in step.metrics}
+                self.config_of_steps.add({**self.config.feed(line), **sizes})
+        match = _BAD_LOSS.search(line)
+        loss = float(match[1]) if match else step.metrics.get("loss", 0.0) if step else 0.0
+        if not math.isfinite(loss):
+            kind = "nan" if math.isnan(loss) else "infinite"
+            raise ProgramFailed(f"loss is {kind} at step {self._step_number(line, step)}")
+        return step
+
+    def _step_number(self, line: str, step: Step | None) -> int:
+        """Return the number of the line's step: the known format's, else a printed one, else the steps so far."""
+        if step and isinstance(self.reader, LogReader):
+            return step.number
+        if printed := _STEP_NUMBER.search(line):
+            return int(printed[1])
+        return step.number if step else len(self.steps) + 1
+
+
+def _parse_number(text: str | None) -> float | None:
+    """Return the number, which may be infinite or nan; None for other text."""
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.programs import STEPS, run_program
 from workloads.api.contract import ProgramFailed
-from workloads.command.claims import find_contradictions, flops_per_token
-from workloads.command.work import DeclaredWork
+from workloads.command.work import DeclaredWork, find_contradictions, flops_per_token
 from workloads.formats.logs import Step
 
 TOKENS = 128 * 2048
