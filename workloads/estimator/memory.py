@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import StageMemory
-from workloads.estimator.pipeline import RankLayers, head_rank, in_flight, peak_ranks, rank_layers
+from workloads.estimator.pipeline import head_rank, in_flight, peak_ranks, rank_layers
 from workloads.estimator.placed_job import PlacedJob, Weights, block_gpu_weights, divided_weights, rank_weights
 from workloads.layouts.layout import Job
 
+GIB = 2**30
+RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
+OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
+LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
 STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # of a weight and of its moments
-
-
-@dataclass(frozen=True)
-class _Activations:
-    """Bytes for one micro-batch: what a block of each kind saves, and temporary tensors of a block and of the loss."""
-
-    saved: dict[int, float]
-    block: float
-    loss: float
 
 
 def peak_memory_gib(job: Job, cluster: Cluster) -> float:
@@ -31,38 +25,38 @@ def peak_memory_gib(job: Job, cluster: Cluster) -> float:
 
 def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tuple[StageMemory, ...]:
     """Return the memory of each pipeline rank, or of some ranks."""
-    layers = rank_layers(placed.model, placed.layout)
+    model, layout = placed.model, placed.layout
+    layers = rank_layers(model, layout)
     ranks = range(len(layers)) if ranks is None else ranks
     if is_own(placed):
-        return _own_memories(placed, [(rank, layers[rank]) for rank in ranks])
-    kinds = placed.model.layer_kinds.values()
-    activations = _Activations(
-        saved={layer: saved_bytes(placed, layer) for layer in kinds},
-        block=max(_recomputation_bytes(placed, layer) for layer in kinds),
-        loss=_loss_bytes(placed),
-    )
-    return tuple(_stage_memory(placed, rank, layers[rank], activations) for rank in ranks)
-
-
-def _stage_memory(
-    placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...], activations: _Activations
-) -> StageMemory:
-    weights = rank_weights(placed, rank, layers)
-    parameters, gradients, moments = _states(placed, weights)
-    saved = sum(activations.saved[some.layer] * some.count for some in layers) * in_flight(rank, placed.layout)
-    working = max(activations.block, activations.loss if rank == head_rank(placed.layout) else 0.0)
-    gathered = _gathered_bytes(placed, weights, layers[-1].layer) + placed.trainer.buffers_gib * GIB
-    allocated = parameters + gathered + gradients + moments + saved + working
-    return StageMemory(
-        parameters=parameters / GIB,
-        gathered=gathered / GIB,
-        gradients=gradients / GIB,
-        optimizer_states=moments / GIB,
-        activations=saved / GIB,
-        working=working / GIB,
-        runtime=RUNTIME_GIB,
-        reserved=placed.trainer.reserved_share * allocated / GIB,
-    )
+        return tuple(_own_memory(placed, rank, sum(some.count for some in layers[rank])) for rank in ranks)
+    # Bytes for one micro-batch: what a block of each kind saves, and what it holds while it is computed again, with the
+    # gradients of that.
+    saved = {layer: saved_bytes(placed, layer) for layer in model.layer_kinds.values()}
+    recomputed = 0.0
+    if layout.checkpointing != "none":
+        recomputed = max(2 * placed.tokens * saved_elements(placed, layer, "none") * 1.25 for layer in saved)
+    loss = _loss_bytes(placed)
+    memories = []
+    for rank in ranks:
+        weights = rank_weights(placed, rank, layers[rank])
+        parameters, gradients, moments = _states(placed, weights)
+        activations = sum(saved[some.layer] * some.count for some in layers[rank]) * in_flight(rank, layout)
+        working = max(recomputed, loss if rank == head_rank(layout) else 0.0)
+        gathered = _gathered_bytes(placed, weights, layers[rank][-1].layer) + placed.trainer.buffers_gib * GIB
+        allocated = parameters + gathered + gradients + moments + activations + working
+        memory = StageMemory(
+            parameters=parameters / GIB,
+            gathered=gathered / GIB,
+            gradients=gradients / GIB,
+            optimizer_states=moments / GIB,
+            activations=activations / GIB,
+            working=working / GIB,
+            runtime=RUNTIME_GIB,
+            reserved=placed.trainer.reserved_share * allocated / GIB,
+        )
+        memories.append(memory)
+    return tuple(memories)
 
 
 def _is_gathered(placed: PlacedJob) -> bool:
@@ -146,13 +140,6 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     return 4 * residual + 2 * queries + 2 * keys + inside + routed + gathered
 
 
-def _recomputation_bytes(placed: PlacedJob, layer: int) -> float:
-    """Return the bytes of a block's activations while they are computed again, with their gradients."""
-    if placed.layout.checkpointing == "none":
-        return 0.0
-    return 2 * placed.tokens * saved_elements(placed, layer, "none") * 1.25
-
-
 def _loss_bytes(placed: PlacedJob) -> float:
     """Return the bytes of logits, their gradients and the copies that the loss makes of them."""
     tp = placed.layout.tp
@@ -161,12 +148,6 @@ def _loss_bytes(placed: PlacedJob) -> float:
     if tp > 1 and placed.layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
         logits += tokens * placed.model.hidden_size * 2 * 2
     return logits
-
-
-GIB = 2**30
-RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
-OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
-LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
 
 
 def is_own(placed: PlacedJob) -> bool:
@@ -183,139 +164,66 @@ def is_own(placed: PlacedJob) -> bool:
     )
 
 
-def _own_memories(
-    placed: PlacedJob, ranks_layers: Iterable[tuple[int, tuple[RankLayers, ...]]]
-) -> tuple[StageMemory, ...]:
-    """Return the memory of pipeline ranks with these layers at its peak."""
-    ranks = [_RankSizes.of(placed, rank, layers) for rank, layers in ranks_layers]
-    return tuple(max(_at_start(placed, rank), _at_end(placed, rank), key=lambda m: m.total_gib) for rank in ranks)
+def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
+    """Return the memory of a pipeline rank of this project's trainer at its peak, counted tensor by tensor.
 
-
-@dataclass(frozen=True)
-class _RankSizes:
-    """Parameters of a pipeline rank, divided by the tensor parallel degree but not sharded.
-
-    Attributes:
-        layer: of one layer.
-        embedding, head: 0 where the rank does not have them. A tied model's head is its embedding.
+    With fp32 states a parameter takes 16 bytes for the weight, its gradient and AdamW's two states, sharded, and 2 more
+    for gathered weights. The peak is at the start of the last backward pass, when all activations are saved, or at its
+    end, when all gradients exist, FSDP has gathered the embedding again and reduces its gradient.
     """
+    layout, element_bytes = placed.layout, placed.element_bytes
+    state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # of a weight, its gradient and each moment
+    uses_fsdp = layout.uses_fsdp(placed.job.state)
+    # A pipeline keeps weights and gradients unsharded between micro-batches, as is done without resharding.
+    gathers_each_pass = uses_fsdp and layout.reshard_after_forward and layout.pp == 1
+    # Parameters, divided by the tensor parallel degree but not sharded. A tied model's head is its embedding.
+    layer = block_gpu_weights(placed, 0).total
+    matrix = placed.model.head_weights / layout.tp
+    embedding, head = matrix if rank == 0 else 0.0, matrix if rank == head_rank(layout) else 0.0
+    total = layers * layer + embedding + (0.0 if placed.model.tied else head)
+    sharded = total / placed.shard_group.ranks
+    gradients = total if uses_fsdp and not gathers_each_pass and layout.microbatches > 1 else sharded
+    gathered = 0.0 if not uses_fsdp else head if gathers_each_pass else total  # beside the layers in use
 
-    rank: int
-    layers: int
-    layer: float
-    embedding: float
-    head: float
-    is_tied: bool
-
-    @classmethod
-    def of(cls, placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> _RankSizes:
-        """Return the sizes of a rank with these layers."""
-        matrix = placed.model.head_weights / placed.layout.tp
-        return cls(
-            rank,
-            sum(some.count for some in layers),
-            block_gpu_weights(placed, 0).total,
-            matrix if rank == 0 else 0.0,
-            matrix if rank == head_rank(placed.layout) else 0.0,
-            placed.model.tied,
-        )
-
-    @property
-    def total(self) -> float:
-        return self.layers * self.layer + self.embedding + (0.0 if self.is_tied else self.head)
-
-
-def _at_start(placed: PlacedJob, rank: _RankSizes) -> StageMemory:
-    """Return the memory at the start of the last backward pass, when all activations are saved."""
-    element_bytes, state_bytes = placed.element_bytes, _state_bytes(placed)
-    saved_elements = _activation_elements(placed, placed.layout.checkpointing)
-    checkpointed_layers = int(rank.layers * placed.checkpointed_share)  # the fewest that a rank may have
-    saved_by_all = checkpointed_layers * saved_elements
-    saved_by_all += (rank.layers - checkpointed_layers) * _activation_elements(placed, "none")
-    loss_bytes = _logits_bytes(placed) + rank.head * element_bytes if rank.head else 0.0
-    held_layers = 3 if _gathers_per_microbatch(placed) else 1  # two layers' weights, one layer's gradients
+    saved = _own_saved_elements(placed, layout.checkpointing)
+    everything = _own_saved_elements(placed, "none")
+    checkpointed = int(layers * placed.checkpointed_share)  # the fewest that a rank may have
+    saved_by_all = checkpointed * saved + (layers - checkpointed) * everything
+    # The loss's chunk: logits and their gradient; with tensor parallel more fp32 copies, since nothing is compiled.
+    logit_bytes = 16 if layout.tp > 1 else 2 * element_bytes
+    logits = min(LOSS_CHUNK_TOKENS, placed.tokens) * placed.model.vocabulary / layout.tp * logit_bytes
+    loss_bytes = logits + head * element_bytes if head else 0.0
+    held_layers = 3 if gathers_each_pass else 1  # two layers' weights, one layer's gradients
     # The buffer in which FSDP reduces gradients, those of the head while the last layer's are computed.
-    reduced = max(rank.head, rank.layer if state_bytes > element_bytes else 0.0)
-    backward_bytes = placed.tokens * _backward_elements(placed, saved_elements) * element_bytes
-    backward_bytes += held_layers * rank.layer * element_bytes + reduced * state_bytes
-    microbatches = in_flight(rank.rank, placed.layout)
-    gradients = _gradient_elements(placed, rank) if placed.layout.microbatches > 1 else 0.0
-    return StageMemory(
-        **_states_gib(placed, rank),
-        gradients=gradients * state_bytes / GIB,
-        gathered=_gathered_elements(placed, rank) * element_bytes / GIB,
-        activations=microbatches * placed.tokens * saved_by_all * element_bytes / GIB,
+    reduced = max(head, layer if state_bytes > element_bytes else 0.0)
+    model = placed.model
+    backward = everything - saved + (3 * model.intermediate_size + 2 * model.hidden_size) / layout.tp
+    backward_bytes = placed.tokens * backward * element_bytes
+    backward_bytes += held_layers * layer * element_bytes + reduced * state_bytes
+
+    parameters_gib = sharded * state_bytes / GIB
+    states = {"parameters": parameters_gib, "optimizer_states": OPTIMIZER_STATES * parameters_gib}
+    at_start = StageMemory(
+        **states,
+        gradients=(gradients if layout.microbatches > 1 else 0.0) * state_bytes / GIB,
+        gathered=gathered * element_bytes / GIB,
+        activations=in_flight(rank, layout) * placed.tokens * saved_by_all * element_bytes / GIB,
         working=max(loss_bytes, backward_bytes) / GIB,
         runtime=RUNTIME_GIB,
     )
-
-
-def _at_end(placed: PlacedJob, rank: _RankSizes) -> StageMemory:
-    """Return the memory at the end of the last backward pass, when all gradients exist.
-
-    FSDP has gathered the embedding again, and reduces its gradient.
-    """
-    working = rank.embedding * placed.element_bytes
-    if placed.layout.uses_fsdp(placed.job.state):
-        working += rank.embedding * _state_bytes(placed)
-    gathered = _gathered_elements(placed, rank)
-    if _gathers_per_microbatch(placed) and not rank.is_tied:
-        gathered += rank.embedding
-    return StageMemory(
-        **_states_gib(placed, rank),
-        gradients=_gradient_elements(placed, rank) * _state_bytes(placed) / GIB,
-        gathered=gathered * placed.element_bytes / GIB,
+    again = embedding if gathers_each_pass and not model.tied else 0.0
+    at_end = StageMemory(
+        **states,
+        gradients=gradients * state_bytes / GIB,
+        gathered=(gathered + again) * element_bytes / GIB,
         activations=0.0,
-        working=working / GIB,
+        working=(embedding * element_bytes + (embedding * state_bytes if uses_fsdp else 0.0)) / GIB,
         runtime=RUNTIME_GIB,
     )
+    return max(at_start, at_end, key=lambda memory: memory.total_gib)
 
 
-def _state_bytes(placed: PlacedJob) -> int:
-    """Return the bytes of a weight, of its gradient, and of each of its optimizer states between steps."""
-    return 4 if placed.job.state == "fp32" else placed.element_bytes
-
-
-def _states_gib(placed: PlacedJob, rank: _RankSizes) -> dict[str, float]:
-    """Return the GiB of weights and optimizer states between steps."""
-    parameters_gib = rank.total / placed.shard_group.ranks * _state_bytes(placed) / GIB
-    return {"parameters": parameters_gib, "optimizer_states": OPTIMIZER_STATES * parameters_gib}
-
-
-def _gathers_per_microbatch(placed: PlacedJob) -> bool:
-    """Return whether FSDP gathers each unit for each pass of a micro-batch.
-
-    A pipeline keeps weights and gradients unsharded between micro-batches, as is done without resharding.
-    """
-    return placed.layout.uses_fsdp(placed.job.state) and placed.layout.reshard_after_forward and placed.layout.pp == 1
-
-
-def _gathered_elements(placed: PlacedJob, rank: _RankSizes) -> float:
-    """Return the weights that FSDP keeps gathered beside the layers in use: the head's at least."""
-    if not placed.layout.uses_fsdp(placed.job.state):
-        return 0.0
-    return rank.head if _gathers_per_microbatch(placed) else rank.total
-
-
-def _gradient_elements(placed: PlacedJob, rank: _RankSizes) -> float:
-    """Return the gradients that are kept from one micro-batch to the next, or from the last one to the optimizer."""
-    stays_whole = placed.layout.uses_fsdp(placed.job.state) and not _gathers_per_microbatch(placed)
-    if stays_whole and placed.layout.microbatches > 1:
-        return rank.total
-    return rank.total / placed.shard_group.ranks
-
-
-def _logits_bytes(placed: PlacedJob) -> float:
-    """Return the bytes of the loss's chunk: logits and their gradient.
-
-    With tensor parallel it has several more fp32 copies, since nothing is compiled.
-    """
-    tp = placed.layout.tp
-    logit_bytes = 16 if tp > 1 else 2 * placed.element_bytes
-    return min(LOSS_CHUNK_TOKENS, placed.tokens) * placed.model.vocabulary / tp * logit_bytes
-
-
-def _activation_elements(placed: PlacedJob, checkpointing: str) -> float:
+def _own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
     """Return the elements per token and layer that are saved for the backward pass.
 
     A block with a manual backward pass saves what `ManualBackwardBlock.SAVED_ACTIVATIONS` names. Other blocks save a
@@ -336,10 +244,3 @@ def _activation_elements(placed: PlacedJob, checkpointing: str) -> float:
     if layout.cp > 1:  # a ring saves this rank's keys and values alone
         gathered = keys_values * (1 if layout.cp_method == "ring" else layout.cp)
     return (2 * model.hidden_size + inside + gathered) / layout.tp + 2 * model.hidden_size
-
-
-def _backward_elements(placed: PlacedJob, saved_elements: float) -> float:
-    """Return the elements per token of a layer's backward pass besides the saved ones: gradients and recomputation."""
-    model = placed.model
-    recomputed = _activation_elements(placed, "none") - saved_elements
-    return recomputed + (3 * model.intermediate_size + 2 * model.hidden_size) / placed.layout.tp

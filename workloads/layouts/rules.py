@@ -45,6 +45,13 @@ class Site:
         device = cluster.device
         return cls(cluster.gpus, cluster.topology.gpus_per_domain, device.name, device.peak_tflops)
 
+    def lacks_torch(self, needed: tuple[int, ...]) -> bool:
+        return self.torch is not None and self.torch < needed
+
+    @property
+    def torch_name(self) -> str:
+        return ".".join(map(str, self.torch or ()))
+
 
 Check = Callable[[Job, Site], str]
 
@@ -85,6 +92,11 @@ def rules_of(trainer: str) -> tuple[Rule, ...]:
     """Return the rules that a trainer has."""
     name = find_trainer(trainer).name
     return tuple(rule for rule in RULES if rule.trainers is None or name in rule.trainers)
+
+
+def _first(*reasons: tuple[bool, str]) -> str:
+    """Return the first reason that applies; empty where none does."""
+    return next((reason for applies, reason in reasons if applies), "")
 
 
 def _check_ranks(job: Job, site: Site) -> str:
@@ -145,70 +157,67 @@ def _check_batch(job: Job, site: Site) -> str:
 
 
 def _check_stages(job: Job, site: Site) -> str:
-    layout = job.layout
+    layout, is_1f1b = job.layout, job.layout.schedule == "1f1b"
     if layout.stages > job.model.layers:
         return f"{layout.stages} stages, but the model has {job.model.layers} layers"
     if layout.pp == 1:
-        is_default = layout.stages_per_rank == 1 and layout.schedule == "1f1b"
+        is_default = layout.stages_per_rank == 1 and is_1f1b
         return "" if is_default else "pp 1 is not a pipeline: it needs stages_per_rank 1 and schedule 1f1b"
     if layout.schedule in V_SCHEDULES and layout.stages_per_rank != 2:
         return f"schedule {layout.schedule} needs stages_per_rank 2"
-    if (layout.schedule == "1f1b") != (layout.stages_per_rank == 1):
-        return f"schedule {layout.schedule} needs stages_per_rank {'1' if layout.schedule == '1f1b' else 'above 1'}"
-    return ""
+    is_matched = is_1f1b == (layout.stages_per_rank == 1)
+    return "" if is_matched else f"schedule {layout.schedule} needs stages_per_rank {'1' if is_1f1b else 'above 1'}"
 
 
 def _check_layers_per_stage(job: Job, site: Site) -> str:
     sizes, layout = job.layout.layers_per_stage, job.layout
     if sizes is None:
         return ""
-    if len(sizes) != layout.stages:
-        count = f"pp {layout.pp} x stages_per_rank {layout.stages_per_rank} = {layout.stages} stages"
-        return f"layers_per_stage has {len(sizes)} numbers, but {count}"
-    if sum(sizes) != job.model.layers or min(sizes) < 1:
-        return f"layers_per_stage adds up to {sum(sizes)}; it needs {job.model.layers} layers, 1 or more in a stage"
-    return ""
+    count = f"pp {layout.pp} x stages_per_rank {layout.stages_per_rank} = {layout.stages} stages"
+    total = f"layers_per_stage adds up to {sum(sizes)}; it needs {job.model.layers} layers, 1 or more in a stage"
+    return _first(
+        (len(sizes) != layout.stages, f"layers_per_stage has {len(sizes)} numbers, but {count}"),
+        (sum(sizes) != job.model.layers or min(sizes) < 1, total),
+    )
 
 
 def _check_microbatches(job: Job, site: Site) -> str:
-    layout = job.layout
-    if layout.pp == 1:
+    layout, count = job.layout, job.layout.microbatches
+    if layout.pp == 1 or (count >= layout.pp and (layout.schedule != "dualpipev" or count >= layout.stages)):
         return ""
-    if layout.microbatches < layout.pp:
-        return f"{layout.microbatches} micro-batches do not fill a pipeline of {layout.pp} ranks"
-    if layout.schedule == "dualpipev" and layout.microbatches < layout.stages:
-        return f"schedule dualpipev needs {layout.stages} micro-batches, one for each stage"
-    return ""
+    if count < layout.pp:
+        return f"{count} micro-batches do not fill a pipeline of {layout.pp} ranks"
+    return f"schedule dualpipev needs {layout.stages} micro-batches, one for each stage"
+
+
+def _check_multiple(job: Job, multiple: int) -> str:
+    schedule, count = job.layout.schedule, job.layout.microbatches
+    if job.layout.pp == 1 or count % multiple == 0:
+        return ""
+    return f"schedule {schedule} needs a multiple of {multiple} micro-batches, {count} is not"
 
 
 def _check_rounds(job: Job, site: Site) -> str:
     """Check what PyTorch's looped schedules need."""
     layout = job.layout
-    rounds = max(1, layout.microbatches // layout.pp)
-    if layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble") or layout.microbatches % rounds == 0:
-        return ""
-    return f"schedule {layout.schedule} needs a multiple of {rounds} micro-batches, {layout.microbatches} is not"
+    is_looped = layout.schedule in ("interleaved", "zero_bubble")
+    return _check_multiple(job, max(1, layout.microbatches // layout.pp)) if is_looped else ""
 
 
 def _check_interleaved(job: Job, site: Site) -> str:
     """Check what Megatron-LM's interleaved schedule needs (schedules.py)."""
-    layout = job.layout
-    if layout.pp == 1 or layout.schedule != "interleaved" or layout.microbatches % layout.pp == 0:
-        return ""
-    return f"schedule interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not"
+    return _check_multiple(job, job.layout.pp) if job.layout.schedule == "interleaved" else ""
 
 
 def _check_experts(job: Job, site: Site) -> str:
-    layout, experts = job.layout, job.model.experts
-    if layout.ep == 1:
+    ep, experts, ranks = job.layout.ep, job.model.experts, job.layout.gpus // job.layout.pp
+    if ep == 1:
         return ""
-    if not experts:
-        return f"ep {layout.ep}: the model has no experts"
-    if experts % layout.ep:
-        return f"ep {layout.ep} does not divide {experts} experts"
-    if (layout.gpus // layout.pp) % layout.ep:
-        return f"ep {layout.ep} does not divide the {layout.gpus // layout.pp} GPUs of a pipeline rank"
-    return ""
+    return _first(
+        (not experts, f"ep {ep}: the model has no experts"),
+        (experts % ep != 0, f"ep {ep} does not divide {experts} experts"),
+        (ranks % ep != 0, f"ep {ep} does not divide the {ranks} GPUs of a pipeline rank"),
+    )
 
 
 def _check_sharding(job: Job, site: Site) -> str:
@@ -225,7 +234,7 @@ def _check_resharding(job: Job, site: Site) -> str:
 
 
 def _check_own_resharding(job: Job, site: Site) -> str:
-    if job.layout.reshard_after_forward or job.layout.is_sharded or job.state == "fp32":
+    if job.state == "fp32" or job.layout.reshard_after_forward or job.layout.is_sharded:
         return ""
     return "dp_shard 1 and cp 1 shard no weights in state bf16: reshard_after_forward has to be true"
 
@@ -250,14 +259,13 @@ def _check_own_precision(job: Job, site: Site) -> str:
 
 
 def _check_checkpointing(job: Job, site: Site) -> str:
-    layout = job.layout
-    if layout.checkpointing_freq == 1:
+    freq, layers = job.layout.checkpointing_freq, job.model.layers
+    if freq == 1:
         return ""
-    if layout.checkpointing == "none":
-        return "checkpointing none recomputes no block: checkpointing_freq has to be 1"
-    if layout.checkpointing_freq > job.model.layers:
-        return f"checkpointing_freq {layout.checkpointing_freq} recomputes none of {job.model.layers} blocks"
-    return ""
+    return _first(
+        (job.layout.checkpointing == "none", "checkpointing none recomputes no block: checkpointing_freq has to be 1"),
+        (freq > layers, f"checkpointing_freq {freq} recomputes none of {layers} blocks"),
+    )
 
 
 def _check_split_backward(job: Job, site: Site) -> str:
@@ -265,20 +273,27 @@ def _check_split_backward(job: Job, site: Site) -> str:
     layout, schedule = job.layout, job.layout.schedule
     if schedule not in SPLIT_SCHEDULES:
         return ""
-    if site.torch and site.torch < SPLIT_LOSS_TORCH:
-        installed = ".".join(map(str, site.torch))
-        return f"{schedule} does not split this loss's backward pass before torch 2.13, this is {installed}"
-    if job.compiled:
-        return f"{schedule} splits the backward pass, which a compiled block does not support: compile has to be false"
-    if layout.checkpointing == "selective":
-        return f"{schedule} goes through a block twice, which selective checkpointing does not support"
-    if layout.uses_fsdp(job.state) and layout.reshard_after_forward:
-        needed = "" if layout.is_sharded or job.state == "fp32" else ", with dp_shard above 1"
-        return (
+    is_resharded = layout.uses_fsdp(job.state) and layout.reshard_after_forward
+    needed = "false" if layout.is_sharded or job.state == "fp32" else "false, with dp_shard above 1"
+    return _first(
+        (
+            site.lacks_torch(SPLIT_LOSS_TORCH),
+            f"{schedule} does not split this loss's backward pass before torch 2.13, this is {site.torch_name}",
+        ),
+        (
+            job.compiled,
+            f"{schedule} splits the backward pass, which a compiled block does not support: compile has to be false",
+        ),
+        (
+            layout.checkpointing == "selective",
+            f"{schedule} goes through a block twice, which selective checkpointing does not support",
+        ),
+        (
+            is_resharded,
             f"{schedule} computes wrong gradients where weights are gathered again: reshard_after_forward has to be "
-            f"false{needed}"
-        )
-    return ""
+            f"{needed}",
+        ),
+    )
 
 
 def _check_tied_head(job: Job, site: Site) -> str:
@@ -319,44 +334,47 @@ def _check_async_tp(job: Job, site: Site) -> str:
     tp = job.layout.tp
     if job.layout.tp_overlap == "none":
         return ""
-    if tp == 1:
-        return "tp 1 has no collectives: async_tp has to be false"
-    if not job.compiled:
-        return "async_tp is a pass of the compiler: compile has to be true"
-    if not site.on_gpu:
-        return "async_tp copies between the memories of GPUs: on a CPU it has to be false"
-    if tp > site.domain:
-        return f"async_tp maps the memory of GPUs of one node: tp {tp} does not fit in {site.domain}"
-    return ""
+    return _first(
+        (tp == 1, "tp 1 has no collectives: async_tp has to be false"),
+        (not job.compiled, "async_tp is a pass of the compiler: compile has to be true"),
+        (not site.on_gpu, "async_tp copies between the memories of GPUs: on a CPU it has to be false"),
+        (
+            tp > site.domain,
+            f"async_tp maps the memory of GPUs of one node: tp {tp} does not fit in {site.domain}",
+        ),
+    )
 
 
 def _check_cuda_graph(job: Job, site: Site) -> str:
     """Check that a recording holds: it has no collectives, and nothing of FSDP, which allocates weights anew."""
     if not job.layout.cuda_graph:
         return ""
-    if not site.on_gpu:
-        return "cuda_graph records the launches of a GPU: on a CPU it has to be false"
-    if job.layout.gpus > 1:
-        return f"cuda_graph has no collectives: it needs one rank, these are {job.layout.gpus}"
-    if job.layout.uses_fsdp(job.state):
-        return "cuda_graph does not record FSDP, which casts fp32 weights: state has to be bf16"
-    return ""
+    return _first(
+        (not site.on_gpu, "cuda_graph records the launches of a GPU: on a CPU it has to be false"),
+        (job.layout.gpus > 1, f"cuda_graph has no collectives: it needs one rank, these are {job.layout.gpus}"),
+        (
+            job.layout.uses_fsdp(job.state),
+            "cuda_graph does not record FSDP, which casts fp32 weights: state has to be bf16",
+        ),
+    )
 
 
 def _check_documents(job: Job, site: Site) -> str:
     """Check what attention within documents supports."""
     if not job.document_tokens:
         return ""
-    if job.layout.cp > 1:
-        return "document_tokens needs whole sequences: cp has to be 1"
-    if job.manual_backward:
-        return "block manual attends to whole sequences: document_tokens needs block pytorch"
-    if site.on_gpu and site.torch and site.torch < VARLEN_TORCH:
-        installed = ".".join(map(str, site.torch))
-        return f"document_tokens needs the varlen_attn of torch 2.13, this is {installed}"
-    if site.on_gpu and job.precision == "fp32":
-        return "document_tokens needs half precision on a GPU: dtype has to be bf16 or lower"
-    return ""
+    return _first(
+        (job.layout.cp > 1, "document_tokens needs whole sequences: cp has to be 1"),
+        (job.manual_backward, "block manual attends to whole sequences: document_tokens needs block pytorch"),
+        (
+            site.on_gpu and site.lacks_torch(VARLEN_TORCH),
+            f"document_tokens needs the varlen_attn of torch 2.13, this is {site.torch_name}",
+        ),
+        (
+            site.on_gpu and job.precision == "fp32",
+            "document_tokens needs half precision on a GPU: dtype has to be bf16 or lower",
+        ),
+    )
 
 
 def _check_state(job: Job, site: Site) -> str:
@@ -367,16 +385,20 @@ def _check_state(job: Job, site: Site) -> str:
 
 def _check_block(job: Job, site: Site) -> str:
     """Check that a rank has whole weights and whole sequences, which the manual backward pass is written for."""
-    layout = job.layout
+    tp, cp, schedule, dtype = job.layout.tp, job.layout.cp, job.layout.schedule, job.precision
     if not job.manual_backward:
         return ""
-    if layout.tp * layout.cp > 1:
-        return f"block manual has whole weights and sequences: tp {layout.tp} and cp {layout.cp} have to be 1"
-    if layout.schedule in SPLIT_SCHEDULES:
-        return f"{layout.schedule} splits the backward pass, and that of block manual is one: block has to be pytorch"
-    if job.precision not in PLAIN_PRECISIONS:
-        return f"block manual has no layers of torchao: dtype {job.precision} needs block pytorch"
-    return ""
+    return _first(
+        (tp * cp > 1, f"block manual has whole weights and sequences: tp {tp} and cp {cp} have to be 1"),
+        (
+            schedule in SPLIT_SCHEDULES,
+            f"{schedule} splits the backward pass, and that of block manual is one: block has to be pytorch",
+        ),
+        (
+            dtype not in PLAIN_PRECISIONS,
+            f"block manual has no layers of torchao: dtype {dtype} needs block pytorch",
+        ),
+    )
 
 
 ONLY_OWN = frozenset({OWN})
