@@ -122,13 +122,26 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
 
 
+# Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
+# whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
+# and products follow the power to 0.55 (tables/device_rates.csv).
+IDLE_POWER_SHARE = 0.6
+POWER_EXPONENT = 0.55
+
+
 def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
+    """Return the step with the clocks that the power cap allows, which limits the mean over work and waiting."""
     efficiency = efficiency or find_efficiency(placed.job.trainer, placed.cluster.device.name)
-    return _at_average_power(placed, _step_time(placed, efficiency, with_data_parallel))
+    step = _step_time(placed, efficiency, with_data_parallel)
+    waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s
+    waiting += (step.expert_parallel + step.pipeline) / step.total_s
+    uplift = min(placed.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
+    limited = {name: getattr(step, name) / uplift for name in ("products", "attention", "head_and_loss")}
+    return replace(step, **limited)
 
 
 def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -> StepTime:
-    layout = placed.layout
+    layout, micro = placed.layout, placed.layout.microbatches
     ranks = rank_layers(placed.model, layout)
     kinds = placed.model.layer_kinds.values()
     blocks = {layer: _block_time(placed, layer, efficiency, with_data_parallel) for layer in kinds}
@@ -137,8 +150,8 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     rank_s = [sum(block_s[layers.layer] * layers.count for layers in rank) for rank in ranks]
     rank_s[head_rank(layout)] += head
     slowest = max(range(layout.pp), key=rank_s.__getitem__)
-    micro = layout.microbatches
     counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
+    sends = 0.0 if layout.pp == 1 else 2 * pipeline_send_s(placed) * layout.stages_per_rank * micro
     step = StepTime(
         products=sum((block.forward.products + block.backward.products) * count for block, count in counts),
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
@@ -148,48 +161,41 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),
-        pipeline=_pipeline_s(placed),
+        # Nothing hides what is sent between stages but interleaving.
+        pipeline=exposed(sends, float("inf")) if layout.schedule != "1f1b" else sends,
     )
     if not with_data_parallel:
         return step
     weights = rank_weights(placed, slowest, ranks[slowest])
-    owned_weights = _owned_weights(placed, weights)
+    owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # which a GPU updates
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
         + _step_data_parallel_s(placed, weights, rank_s[slowest]),
-        optimizer=optimizer_s(placed, owned_weights),
-        copies=sum(block.copies * count for block, count in counts) + host_copies_s(placed, owned_weights),
-    )
-
-
-# Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
-# whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
-# and products follow the power to 0.55 (tables/device_rates.csv).
-IDLE_POWER_SHARE = 0.6
-POWER_EXPONENT = 0.55
-
-
-def _at_average_power(placed: PlacedJob, step: StepTime) -> StepTime:
-    """Return the step with the clocks that the power cap allows, which limits the mean over work and waiting."""
-    waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s
-    waiting += (step.expert_parallel + step.pipeline) / step.total_s
-    uplift = min(placed.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
-    return replace(
-        step,
-        products=step.products / uplift,
-        attention=step.attention / uplift,
-        head_and_loss=step.head_and_loss / uplift,
+        optimizer=optimizer_s(placed, owned),
+        copies=sum(block.copies * count for block, count in counts) + host_copies_s(placed, owned),
     )
 
 
 def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_parallel: bool) -> BlockTime:
-    share = placed.checkpointed_share
+    layout, trainer, is_repeated = placed.layout, placed.trainer, placed.repeated_share
     block = operations.block_seconds(placed, layer)
     forward = block.forward * (1 / efficiency)
-    backward = (block.backward + block.recomputed * share) * (1 / efficiency)
-    is_repeated = placed.repeated_share
-    weights = block_gpu_weights(placed, layer)
+    backward = (block.backward + block.recomputed * placed.checkpointed_share) * (1 / efficiency)
+    data = copies = 0.0
+    if with_data_parallel:
+        weights = block_gpu_weights(placed, layer)
+        copied = 0
+        if layout.reshard_after_forward:
+            copied = GATHER_COPY_BYTES.get(layout.sharding, 0)
+            if placed.is_sharded:  # weights are gathered and gradients reduced in each micro-batch
+                gather = gather_s(placed, weights)
+                reduce = scatter_s(placed, weights) if trainer.averages_copies_once else reduce_s(placed, weights)
+                data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
+        gathered = weights.shared if placed.shard_group.ranks * layout.dp_replicate > 1 else 0.0
+        gathered += weights.experts if placed.expert_shard_group.ranks > 1 else 0.0
+        added = GRADIENT_SUM_BYTES[trainer.main_gradients] if layout.microbatches > 1 else 0
+        copies = placed.copy_s(gathered * copied + weights.total * added)
     return BlockTime(
         forward,
         backward,
@@ -197,33 +203,9 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         context=context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
         + context_s(placed, backward.attention, backward=True),
         expert=expert_s(placed, layer) * (2 + is_repeated),
-        data=_gathering_s(placed, weights, forward.total, backward.total) if with_data_parallel else 0.0,
-        copies=_copies_s(placed, weights) if with_data_parallel else 0.0,
+        data=data,
+        copies=copies,
     )
-
-
-def _gathering_s(placed: PlacedJob, weights: Weights, forward_s: float, backward_s: float) -> float:
-    """Return the exposed seconds of gathering a block's weights and reducing its gradients in each micro-batch."""
-    if not placed.is_sharded or not placed.layout.reshard_after_forward:
-        return 0.0
-    gather = gather_s(placed, weights)
-    reduce = scatter_s(placed, weights) if placed.trainer.averages_copies_once else reduce_s(placed, weights)
-    return exposed(gather, forward_s) + exposed(gather + reduce, backward_s)
-
-
-def _copies_s(placed: PlacedJob, weights: Weights) -> float:
-    copied = GATHER_COPY_BYTES.get(placed.layout.sharding, 0) if placed.layout.reshard_after_forward else 0
-    gathered = weights.shared if placed.shard_group.ranks * placed.layout.dp_replicate > 1 else 0.0
-    gathered += weights.experts if placed.expert_shard_group.ranks > 1 else 0.0
-    added = GRADIENT_SUM_BYTES[placed.trainer.main_gradients] if placed.layout.microbatches > 1 else 0
-    return placed.copy_s(gathered * copied + weights.total * added)
-
-
-def _owned_weights(placed: PlacedJob, weights: Weights) -> float:
-    """Return the weights that a GPU updates."""
-    if placed.layout.sharding == "none":
-        return weights.total
-    return divided_weights(placed, weights)
 
 
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
@@ -243,15 +225,6 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
     return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
-
-
-def _pipeline_s(placed: PlacedJob) -> float:
-    """Return the exposed seconds of sending between stages: nothing hides them but interleaving."""
-    layout = placed.layout
-    if layout.pp == 1:
-        return 0.0
-    sends = 2 * pipeline_send_s(placed) * layout.stages_per_rank * layout.microbatches
-    return exposed(sends, float("inf")) if layout.schedule != "1f1b" else sends
 
 
 def _not_modelled(placed: PlacedJob) -> list[str]:

@@ -55,11 +55,32 @@ def list_families(
 
     Args:
         job: the model, the sequence length and the trainer; of its layout the global batch alone counts.
-        options: the values that the trainer offers of `schedule`, `sharding`, `checkpointing` and
-            `reshard_after_forward`; of checkpointing the fastest first.
+        options: the values to try of `schedule`, `sharding`, `checkpointing` and `reshard_after_forward`; of
+            checkpointing the fastest first.
         fixed: fields of the layout that have one value.
     """
-    return _Space(job, cluster, options, fixed).list_families()
+    space, site = _Space(job, cluster, options, fixed), Site.of(cluster)
+    rules = [
+        [rule for rule in rules_of(job.trainer) if rule.is_tradable == is_tradable] for is_tradable in (False, True)
+    ]
+    checkpointings = space.values("checkpointing")
+    for template, shards, reshardings in space.list_templates():
+        if find_violation(replace(job, layout=template), site, rules[0]):
+            continue
+        pairs = [
+            (checkpointing, reshard)
+            for checkpointing in checkpointings
+            for reshard in reshardings
+            if not find_violation(
+                replace(job, layout=replace(template, checkpointing=checkpointing, reshard_after_forward=reshard)),
+                site,
+                rules[1],
+            )
+        ]
+        if pairs:
+            kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
+            first = replace(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
+            yield Family(first, shards, kept, reshards)
 
 
 @dataclass(frozen=True)
@@ -71,52 +92,20 @@ class _Space:
     options: Mapping[str, Sequence[Any]]
     fixed: Mapping[str, Any]
 
-    def list_families(self) -> Iterator[Family]:
+    def list_templates(self) -> Iterator[tuple[Layout, tuple[int, ...], tuple[bool, ...]]]:
+        """Yield a layout of each family, with the values of `dp_shard` and of `reshard_after_forward`."""
         base = replace(self.job.layout, **self.fixed)
-        checkpointings = self._values("checkpointing")
-        site, rules = Site.of(self.cluster), [rule for rule in rules_of(self.job.trainer) if not rule.is_tradable]
-        for degrees in self._list_degrees():
-            for shards, is_sharded in self._list_shards(degrees):
-                reshardings = self._list_reshardings(is_sharded)
-                for choices in self._list_choices(degrees, is_sharded) if reshardings else ():
-                    template = replace(
-                        base,
-                        tp=degrees.tp,
-                        cp=degrees.cp,
-                        pp=degrees.pp,
-                        dp_shard=shards[0],
-                        dp_replicate=degrees.dp // shards[0],
-                        checkpointing=checkpointings[0],
-                        reshard_after_forward=reshardings[0],
-                        **choices,
-                    )
-                    if find_violation(replace(self.job, layout=template), site, rules) is None:
-                        yield from self._list_legal(Family(template, shards, checkpointings, reshardings), site)
+        for dp, tp, cp, pp in self._list_degrees():
+            for shards, is_sharded in self._list_shards(dp, cp):
+                reshardings = self.values("reshard_after_forward")
+                if not is_sharded:
+                    reshardings = (True,) if self.fixed.get("reshard_after_forward", True) else ()
+                for choices in self._list_choices(dp, pp, is_sharded) if reshardings else ():
+                    degrees = {"dp_shard": shards[0], "dp_replicate": dp // shards[0], "tp": tp, "cp": cp, "pp": pp}
+                    yield replace(base, **degrees, **choices), shards, reshardings
 
-    def _list_legal(self, family: Family, site: Site) -> Iterator[Family]:
-        """Yield the family with the variants of checkpointing and resharding that the trainer runs, if any."""
-        rules = [rule for rule in rules_of(self.job.trainer) if rule.is_tradable]
-        pairs = [
-            (checkpointing, reshard)
-            for checkpointing in family.checkpointings
-            for reshard in family.reshardings
-            if not find_violation(
-                replace(
-                    self.job,
-                    layout=replace(family.template, checkpointing=checkpointing, reshard_after_forward=reshard),
-                ),
-                site,
-                rules,
-            )
-        ]
-        if len(pairs) == len(family.checkpointings) * len(family.reshardings):
-            yield family
-        elif pairs:
-            checkpointings, reshardings = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
-            template = replace(family.template, checkpointing=checkpointings[0], reshard_after_forward=reshardings[0])
-            yield Family(template, family.shards, checkpointings, reshardings)
-
-    def _list_degrees(self) -> Iterator[_Degrees]:
+    def _list_degrees(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield dp, the GPUs that train on different sequences, with tp, cp and pp."""
         model, gpus = self.job.model, self.cluster.gpus
         for pp in self._degree("pp", divisors(gpus)):
             if pp > model.layers:
@@ -126,23 +115,23 @@ class _Space:
                     continue
                 for cp in self._degree("cp", divisors(gpus // pp // tp)):
                     if cp == 1 or self.job.sequence_length % (2 * cp) == 0:
-                        yield _Degrees(dp=gpus // pp // tp // cp, tp=tp, cp=cp, pp=pp)
+                        yield gpus // pp // tp // cp, tp, cp, pp
 
-    def _list_shards(self, degrees: _Degrees) -> Iterator[tuple[tuple[int, ...], bool]]:
+    def _list_shards(self, dp: int, cp: int) -> Iterator[tuple[tuple[int, ...], bool]]:
         """Yield values of `dp_shard`, with whether anything is sharded: context parallel ranks share states too."""
         counts = [
             shards
-            for shards in self._degree("dp_shard", divisors(degrees.dp)[::-1])
-            if self.fixed.get("dp_replicate", degrees.dp // shards) == degrees.dp // shards
+            for shards in self._degree("dp_shard", divisors(dp)[::-1])
+            if self.fixed.get("dp_replicate", dp // shards) == dp // shards
         ]
         for is_sharded in (True, False):
-            some = tuple(shards for shards in counts if (shards * degrees.cp > 1) == is_sharded)
+            some = tuple(shards for shards in counts if (shards * cp > 1) == is_sharded)
             if some:
                 yield some, is_sharded
 
-    def _list_choices(self, degrees: _Degrees, is_sharded: bool) -> Iterator[dict[str, Any]]:
+    def _list_choices(self, dp: int, pp: int, is_sharded: bool) -> Iterator[dict[str, Any]]:
         """Yield what a layout has beside its degrees and what a family varies, small micro-batches first."""
-        sequences, remainder = divmod(self.job.layout.global_batch, degrees.dp)
+        sequences, remainder = divmod(self.job.layout.global_batch, dp)
         if remainder or not sequences:
             return
         micro_batches = [
@@ -152,8 +141,8 @@ class _Space:
         ]
         experts = self.job.model.experts
         for ep in self._degree("ep", divisors(experts) if experts else (1,)):
-            for sharding in self._values("sharding") if is_sharded else (self._unsharded(degrees.dp),):
-                for schedule, stages in self._list_pipelines(degrees.pp):
+            for sharding in self.values("sharding") if is_sharded else (self._unsharded(dp),):
+                for schedule, stages in self._list_pipelines(pp):
                     choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}
                     yield from ({**choices, "micro_batch": size} for size in micro_batches)
 
@@ -173,32 +162,17 @@ class _Space:
         several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
         if sizes := self.job.layout.layers_per_stage or self.fixed.get("layers_per_stage"):
             several = [len(sizes) // pp] if len(sizes) > pp else []
-        for schedule in self._values("schedule"):
+        for schedule in self.values("schedule"):
             counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
             for stages in self._degree("stages_per_rank", counts):
                 yield schedule, stages
 
-    def _list_reshardings(self, is_sharded: bool) -> tuple[bool, ...]:
-        if is_sharded:
-            return self._values("reshard_after_forward")
-        return (True,) if self.fixed.get("reshard_after_forward", True) else ()
-
-    def _values(self, name: str) -> tuple[Any, ...]:
+    def values(self, name: str) -> tuple[Any, ...]:
         return (self.fixed[name],) if name in self.fixed else tuple(self.options[name])
 
     def _degree(self, name: str, values: Sequence[int]) -> Sequence[int]:
         """Return the values of a degree; of a fixed one its value, if it is one of them."""
         return [value for value in values if value == self.fixed[name]] if name in self.fixed else values
-
-
-@dataclass(frozen=True)
-class _Degrees:
-    """A division of the GPUs; `dp` of them train on different sequences."""
-
-    dp: int
-    tp: int
-    cp: int
-    pp: int
 
 
 @cache
