@@ -1,4 +1,8 @@
-"""Stages of a pipeline: the layers of each rank, and what ranks wait for."""
+"""Pipelines: the layers of each rank, the order of its passes in each schedule, the timeline, and the bubble.
+
+Schedules are as PyTorch carries them out. Sources: arXiv 2104.04473 (1F1B, interleaved), 2401.10241 (zero bubble),
+2405.15362 (ZBV), DeepSeek's DualPipe (DualPipeV).
+"""
 
 from __future__ import annotations
 
@@ -83,9 +87,9 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
 
     For each other rank one forward and one backward pass of a stage (arXiv 2104.04473, section 2.2). Where backward
     passes are divided, F + I - W: the ranks that wait compute the gradients of weights (ZB-H1, arXiv 2401.10241). With
-    passes of equal length that holds for ZBV and DualPipeV too (`timeline`), since the optimizer waits for the last
-    rank. Published is no bubble for ZBV, whose ranks then start their optimizers one by one, without clipping the norm
-    of all gradients; and for DualPipe the same as here, if its forward passes are hidden beside backward ones.
+    passes of equal length that holds for ZBV and DualPipeV too (`build_timeline`), since the optimizer waits for the
+    last rank. The papers report no bubble for ZBV, whose ranks then start their optimizers one by one, without clipping
+    the norm of all gradients; and for DualPipe the same as here, if its forward passes are hidden beside backward ones.
 
     Args:
         rank_s: the seconds of each rank for one micro-batch, forward and backward.
@@ -212,6 +216,8 @@ def _list_dualpipev(rank: int, pp: int, _: int, microbatches: int) -> list[str]:
     ]
 
 
+# A pass is named by its kind and the stage of the rank: `F0`, `I1`. W without a number is the oldest backward pass for
+# weights that is waiting.
 Steps = Callable[[int, int, int, int], Iterable[str]]
 STEPS: dict[Schedule, Steps] = {
     "1f1b": lambda *sizes: _list_looped(*sizes, hops=1, is_split=False),

@@ -101,8 +101,8 @@ class _Space:
                 if not is_sharded:
                     reshardings = (True,) if self.fixed.get("reshard_after_forward", True) else ()
                 for choices in self._list_choices(dp, pp, is_sharded) if reshardings else ():
-                    degrees = {"dp_shard": shards[0], "dp_replicate": dp // shards[0], "tp": tp, "cp": cp, "pp": pp}
-                    yield replace(base, **degrees, **choices), shards, reshardings
+                    sharded = replace(base, dp_shard=shards[0], dp_replicate=dp // shards[0])
+                    yield replace(sharded, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
 
     def _list_degrees(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield dp, the GPUs that train on different sequences, with tp, cp and pp."""

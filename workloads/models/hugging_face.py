@@ -73,24 +73,20 @@ def load_model(name: str) -> Model:
     if name in MODELS:
         return MODELS[name]
     if name.endswith(".json"):
-        return read_hugging_face(_read_json(Path(name)))
+        try:
+            content = json.loads(Path(name).read_text())
+        except OSError as error:
+            raise UnsupportedModel(f"cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise UnsupportedModel(f"not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise UnsupportedModel("not a Hugging Face configuration: must be a JSON object")
+        return read_hugging_face(content)
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
     close = difflib.get_close_matches(name, MODELS, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise UnsupportedModel(f"unknown model '{name}'. Available: {', '.join(MODELS)}, or a path to a config.json.{hint}")
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UnsupportedModel(f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UnsupportedModel(f"not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModel("not a Hugging Face configuration: must be a JSON object")
-    return content
 
 
 def read_hugging_face(config: Mapping[str, Any]) -> Model:
@@ -106,8 +102,19 @@ def read_hugging_face(config: Mapping[str, Any]) -> Model:
     missing = [NAMES[key][0] for key in REQUIRED if not sizes[key]]
     if missing:
         raise UnsupportedModel(f"no {', '.join(missing)}. Required: {', '.join(NAMES[key][0] for key in REQUIRED)}")
-    sizes["kv_heads"] = _kv_heads(config, sizes["kv_heads"] or sizes["heads"])
-    _check_heads(sizes)
+    attention = config.get("attn_config") or {}
+    if not isinstance(attention, Mapping):
+        raise UnsupportedModel(f"attn_config is {attention!r}: must be a mapping")
+    is_multiquery = attention.get("attn_type") == "multiquery_attention"
+    usual = 1 if is_multiquery else sizes["kv_heads"] or sizes["heads"]
+    heads, hidden_size, kv_heads = sizes["heads"], sizes["hidden_size"], _whole(attention, "kv_n_heads") or usual
+    if heads % kv_heads:
+        raise UnsupportedModel(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
+    if not sizes["head_size"] and hidden_size % heads:
+        raise UnsupportedModel(
+            f"num_attention_heads {heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
+        )
+    sizes["kv_heads"] = kv_heads
     sizes["head_size"] = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
     if not sizes["intermediate_size"]:
         sizes["intermediate_size"] = (_whole(config, "expansion_ratio") or 4) * sizes["hidden_size"]
@@ -135,16 +142,6 @@ def _check_family(family: str, config: Mapping[str, Any]) -> None:
         raise UnsupportedModel(f"{what}. Available: {', '.join(FAMILIES)}.{hint}")
 
 
-def _check_heads(sizes: Mapping[str, int]) -> None:
-    heads, kv_heads, hidden_size = sizes["heads"], sizes["kv_heads"], sizes["hidden_size"]
-    if heads % kv_heads:
-        raise UnsupportedModel(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-    if not sizes["head_size"] and hidden_size % heads:
-        raise UnsupportedModel(
-            f"num_attention_heads {heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
-        )
-
-
 def _size(config: Mapping[str, Any], field: str) -> int:
     """Return a size by the first of its names that the file has; 0 where it has none or says null."""
     limit = MAX_LAYERS if field == "layers" else MAX_SIZE
@@ -168,13 +165,6 @@ def _layer_types(config: Mapping[str, Any]) -> list[str]:
     if not isinstance(kinds, list):
         raise UnsupportedModel(f"layer_types is {kinds!r}: must be a list with the kind of each layer")
     return [str(kind) for kind in kinds]
-
-
-def _kv_heads(config: Mapping[str, Any], kv_heads: int) -> int:
-    attention = config.get("attn_config") or {}
-    if not isinstance(attention, Mapping):
-        raise UnsupportedModel(f"attn_config is {attention!r}: must be a mapping")
-    return _whole(attention, "kv_n_heads") or (1 if attention.get("attn_type") == "multiquery_attention" else kv_heads)
 
 
 def _windows(config: Mapping[str, Any], window: int) -> dict[str, int]:

@@ -52,6 +52,9 @@ from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
 GROUPS_PER_TRIAL = 1000  # more than a layout creates
 
 
+# Asynchronous tensor parallelism: PyTorch's compiler fuses an all-gather with the products after it and a product with
+# the reduce-scatter after it, over memory that all ranks of the group map (symmetric memory;
+# torchtitan/distributed/compile.py enables it in the same way).
 def separate_group_names(sequence_number: int) -> None:
     """Give the groups that are created from now on names that no other trial of this process has.
 
@@ -81,7 +84,12 @@ def count_fused_calls(communication: dict[str, float]) -> float:
 
 
 def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
-    """Wrap the units of a stage, whose weights are gathered in `dtype` and whose gradients are reduced in their own.
+    """Wrap the units of a stage in FSDP: the embedding, every block, and the last norm with the head.
+
+    torchtitan 0.2.2 wraps them so (apply_fsdp in torchtitan/models/llama3/infra/parallelize.py). A unit is gathered
+    before it runs, while the one before it computes. As a single unit, embedding and head would be gathered before the
+    first block and reduced after the last backward pass, beside no computation. Weights are gathered in `dtype` and
+    gradients reduced in their own.
 
     The head stays gathered after the forward pass, since the backward pass begins with it. If the head's matrix is the
     embedding, both and the norm are in the unit of the whole stage, which stays gathered too.

@@ -70,26 +70,24 @@ class Listing:
 
     def _list_levels(self, chosen: dict[str, Scalar], levels: Sequence[Level]) -> Iterator[Candidate]:
         """Yield the points that have the chosen values."""
-        if not levels:
-            yield from self._list_variants(chosen)
+        if levels:
+            for point in self._choose(chosen, lambda name: name in levels[0].parameters):
+                if broken := self._broken_rule(point, levels[0].rules):
+                    yield self._exclude(point, broken)
+                else:
+                    yield from self._list_levels(point, levels[1:])
             return
-        for point in self._choose(chosen, lambda name: name in levels[0].parameters):
-            if broken := self._broken_rule(point, levels[0].rules):
-                yield self._exclude(point, broken)
-            else:
-                yield from self._list_levels(point, levels[1:])
-
-    def _list_variants(self, chosen: dict[str, Scalar]) -> Iterator[Candidate]:
-        """Yield the points that differ only in what no rule of `LEVELS` knows."""
         for point in self._choose(chosen, lambda name: name not in FASTEST):
             if self._is_slow(point):
                 reason = f"slower than {LISTED:,} other layouts, which have {self.best[0]:,.0f} tokens/s or more"
                 yield self._exclude(point, Estimate(reason, SLOWER_RULE))
                 continue
             for variant in self._choose(point, lambda name: True):
-                candidate = Candidate(variant, self._workload.estimate(self._parameters(variant), self._machine))
-                self._keep(candidate)
-                yield candidate
+                estimate = self._workload.estimate(self._parameters(variant), self._machine)
+                if not estimate.unsupported_reason:
+                    push = heapq.heappush if len(self.best) < LISTED else heapq.heappushpop
+                    push(self.best, estimate.metrics["tokens_per_s"])
+                yield Candidate(variant, estimate)
 
     def _choose(self, chosen: dict[str, Scalar], is_chosen: Callable[[str], bool]) -> Iterator[dict[str, Scalar]]:
         """Yield the chosen values with every combination of those dimensions that are chosen next."""
@@ -108,12 +106,6 @@ class Listing:
             return False
         parameters = self._parameters({**self._constants, **point, **FASTEST})
         return bool(parameters.estimate_speed(self._machine)["tokens_per_s"] < self.best[0])
-
-    def _keep(self, candidate: Candidate) -> None:
-        if candidate.estimate.unsupported_reason:
-            return
-        push = heapq.heappush if len(self.best) < LISTED else heapq.heappushpop
-        push(self.best, candidate.estimate.metrics["tokens_per_s"])
 
     def _broken_rule(self, point: dict[str, Scalar], rules: Sequence[str]) -> Estimate | None:
         parameters, machine = self._parameters(point), self._machine

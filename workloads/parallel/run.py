@@ -122,6 +122,8 @@ def total_length(intervals: Iterable[Interval]) -> float:
 class GarbageCollector:
     """Collects Python's garbage every `freq` steps; 0 leaves it to Python.
 
+    A collection at a random time on one rank makes all the others wait.
+
     As torchtitan's `GarbageCollection` (tools/utils.py), the collections are of the second generation. Beyond it, what
     exists before the first step is frozen: no collection traverses the model and the imported modules.
     """

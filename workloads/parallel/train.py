@@ -43,7 +43,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], pp_mesh: DeviceMesh, max_
 
 
 def vocab_parallel_loss(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the mean cross entropy, the same on all ranks.
+    """Return the mean next-token loss, the same on all ranks, in chunks, so that the full logits never exist.
 
     hidden: [tokens, hidden_size], the same on all ranks; its gradient is this rank's part of a sum
     weight: [rows, hidden_size], this rank's rows of the head
@@ -115,7 +115,9 @@ Passes = Callable[..., Tensor]  # of a step's tensors, to its loss; adds to the 
 
 
 class GraphedPasses:
-    """Records the passes at the first call and replays them at every one, over other tensors of the same sizes.
+    """A step's passes as one CUDA graph, which the host launches once, where a small model waits for many launches.
+
+    Records the passes at the first call and replays them at every one, over other tensors of the same sizes.
 
     The optimizer's step is not recorded. `torch.cuda.graph` asks for runs on another stream before a recording; they
     compile what is compiled.
