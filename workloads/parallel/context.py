@@ -3,8 +3,8 @@
 Each rank has a part from the front of the sequence and one from its back, so that all ranks do the same work. Keys and
 values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2), or they go from
 rank to rank in a ring while attention to those that are there is computed (Liu et al. 2023, Ring Attention with
-Blockwise Transformers). Of another rank's parts a rank needs either the first one, for all of its queries, or both, for its
-second half of queries: all ranks do the same work in every hop.
+Blockwise Transformers). Of another rank's parts a rank needs either the first one, for all of its queries, or both, for
+its second half of queries: all ranks do the same work in every hop.
 
 PyTorch's own context parallelism is a prototype that is being replaced; this needs only its attention kernels and
 collectives.
