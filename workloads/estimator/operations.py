@@ -203,26 +203,20 @@ ROUTING_S = 1.2e-3
 
 
 def _permutation_s(placed: PlacedJob, layer: int) -> float:
-    """Return the seconds of routing, and of sorting tokens by expert and back."""
-    model = placed.model
-    if not model.has_experts(layer):
-        return 0.0
-    tokens = placed.tokens / placed.layout.tp
-    return placed.pass_s(tokens * _sorted_copies(placed) * model.hidden_size * 2) + ROUTING_S
-
-
-def _sorted_copies(placed: PlacedJob) -> float:
-    """Return how often a token is read or written to sort it by expert and back.
+    """Return the seconds of routing, and of sorting tokens by expert and back.
 
     A token is read once and written once for each of its experts, and back. An all-to-all needs the copies sorted by
     rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there.
     """
-    count, ranks = placed.model.experts_per_token, placed.layout.ep
-    if ranks == 1:
-        return 2 + 2 * count
-    if placed.job.dispatcher == "deepep":
-        return 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
-    return 2 + 6 * count
+    model, ranks = placed.model, placed.layout.ep
+    if not model.has_experts(layer):
+        return 0.0
+    count = model.experts_per_token
+    copies: float = 2 + (2 if ranks == 1 else 6) * count
+    if ranks > 1 and placed.job.dispatcher == "deepep":
+        copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
+    tokens = placed.tokens / placed.layout.tp
+    return placed.pass_s(tokens * copies * model.hidden_size * 2) + ROUTING_S
 
 
 @dataclass(frozen=True)
@@ -282,33 +276,24 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
             return once
         case "per_op":
             products = {product.name: product for product in block_products(placed, layer)}
-            share = _repeated_share(placed, products)
+            model, flops = placed.model, {name: product.flops for name, product in products.items()}
+            key = flops["qkv"] * model.kv_heads / (model.heads + 2 * model.kv_heads)
+            up = flops["up"] / max(1, model.mlp_matrices - 1)
+            total = sum(product.flops for product in products.values())
+            share = (key + flops["output"] + up) / total
             casts = sum(cast_s(placed, product, backward=False) for product in products.values())
             return Seconds(once.products * share, 0.0, once.other - casts * (1 - share))
         case "selective":
-            up = [product for product in block_products(placed, layer) if product.name == "up"]
-            return Seconds(
-                sum(product_s(placed, product, placed.precision.dtype) for product in up), 0.0, once.other / 2
-            )
+            widest = [product for product in block_products(placed, layer) if product.name == "up"]
+            widest_s = sum(product_s(placed, product, placed.precision.dtype) for product in widest)
+            return Seconds(widest_s, 0.0, once.other / 2)
         case "core_attention":
             return Seconds(0.0, once.attention, 0.0)
         case "norm_act":
-            return Seconds(0.0, 0.0, placed.pass_s(2 * _norm_and_activation_elements(placed, layer)))
+            norms = 4 * placed.model.hidden_size / placed.residual_parts
+            elements = placed.tokens * (norms + _activation_elements(placed, layer, backward=False))
+            return Seconds(0.0, 0.0, placed.pass_s(2 * elements))
     return Seconds()
-
-
-def _norm_and_activation_elements(placed: PlacedJob, layer: int) -> float:
-    """Return how many values of 2 bytes the norms and the activation of a forward pass read and write."""
-    norms = 4 * placed.model.hidden_size / placed.residual_parts
-    return placed.tokens * (norms + _activation_elements(placed, layer, backward=False))
-
-
-def _repeated_share(placed: PlacedJob, products: dict[str, Product]) -> float:
-    model = placed.model
-    total = sum(product.flops for product in products.values())
-    key = products["qkv"].flops * model.kv_heads / (model.heads + 2 * model.kv_heads)
-    up = products["up"].flops / max(1, model.mlp_matrices - 1)
-    return (key + products["output"].flops + up) / total
 
 
 def head_s(placed: PlacedJob) -> float:

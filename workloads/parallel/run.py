@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,9 @@ from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
-from workloads.layouts.layout import Layout
 from workloads.llama.attention import AttentionShape
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
-from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
+from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.offload import process_setup
 from workloads.parallel import ParallelParameters
@@ -159,6 +157,12 @@ def schedule_garbage_collection(freq: int) -> Iterator[GarbageCollector]:
 
 
 GIB = 2**30
+# The products that the backward pass computes again.
+RECOMPUTED: dict[str, tuple[RecomputedLayer, ...]] = {
+    "none": (),
+    "selective": ("gate", "up"),
+    "full": ("qkv", "attention", "output", "gate", "up"),
+}
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -174,37 +178,39 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         raise Infeasible(violation.reason)
     if reason := unsupported_layer_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    if _model_spec(parameters).recipe:
+    layout, spec = parameters.layout, _model_spec(parameters)
+    if spec.recipe:
         require_torchao()
     devices.release_memory(device)
     process_setup.enable_expandable_segments(device)  # as torchtitan's run_train.sh sets it
     torch.compiler.reset()
     try:
-        with _fused_attention(parameters, device) as kernel, process_group(rank, device):
-            return _train(parameters, rank, device, kernel)
+        kernel: AbstractContextManager[str] = nullcontext("")  # other blocks have a kernel of their own
+        if layout.cp == 1 and not spec.document_tokens and spec.block == "pytorch":
+            shape = AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp)
+            kernel = fastest_attention(shape, device)
+        with kernel as name, process_group(rank, device):
+            return _train(parameters, spec, rank, device, name)
     finally:
         devices.release_memory(device)
 
 
-def _fused_attention(parameters: ParallelParameters, device: torch.device) -> AbstractContextManager[str]:
-    """Return a context that yields the kernel of PyTorch's attention; empty where blocks have a kernel of their own."""
-    layout, spec = parameters.layout, _model_spec(parameters)
-    if layout.cp > 1 or spec.document_tokens or spec.block == "manual":
-        return nullcontext("")
-    return fastest_attention(AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp), device)
-
-
-def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdpa_kernel: str) -> Measurement:
-    shape, layout, length = MODELS[parameters.model], parameters.layout, parameters.sequence_length
+def _train(
+    parameters: ParallelParameters, spec: ModelSpec, rank: Rank, device: torch.device, sdpa_kernel: str
+) -> Measurement:
+    shape, layout, length = spec.shape, parameters.layout, parameters.sequence_length
     if parameters.async_tp:
         separate_group_names(rank.sequence_number)
     groups = build_groups(layout, device.type)
-    trainer = _build_trainer(parameters, groups, device)
+    initializer = build_initializer(parameters.seed, device, is_tied=shape.tied)
+    stages = build_stages(spec, layout, groups, device, initializer)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
+    trainer = Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
     source = TokenSource(shape.vocabulary, length, parameters.seed, parameters.document_tokens)
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
-        draw_batch = partial(_draw_batch, source, sequences, device)
-        run = _run_steps(parameters, trainer, draw_batch, collector, watch, device)
+        run = _run_steps(parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device)
     metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
@@ -214,7 +220,8 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
     attended = parameters.attended_length
-    hardware_flops = hardware_flops_per_token(shape, attended, _recomputed_products(parameters))  # type: ignore[arg-type]
+    recomputed = dict.fromkeys(RECOMPUTED[parameters.checkpointing], layout.count_checkpointed(shape.layers))
+    hardware_flops = hardware_flops_per_token(shape, attended, recomputed)
     return Measurement(
         executed=_executed_parameters(parameters, groups, trainer) | run.executed,
         step_times_s=tuple(run.times_s[parameters.warmup :]),
@@ -235,15 +242,6 @@ def _train(parameters: ParallelParameters, rank: Rank, device: torch.device, sdp
         }
         | fp8_gathers(trainer.stages[0]),
     )
-
-
-def _build_trainer(parameters: ParallelParameters, groups: Groups, device: torch.device) -> Trainer:
-    layout, spec = parameters.layout, _model_spec(parameters)
-    initializer = build_initializer(parameters.seed, device, is_tied=spec.shape.tied)
-    stages = build_stages(spec, layout, groups, device, initializer)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
-    return Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
 
 
 def _model_spec(parameters: ParallelParameters) -> ModelSpec:
@@ -269,12 +267,6 @@ class _TrainingRun:
     executed: dict[str, Scalar] = field(default_factory=dict)
 
 
-def _draw_batch(source: TokenSource, sequences: range, device: torch.device, step: int) -> Batch:
-    """Return this rank's sequences of a step in the host's memory, ready to be copied without waiting."""
-    batch = source.draw(step, sequences)
-    return batch.pin_memory() if device.type == "cuda" else batch
-
-
 def _run_steps(
     parameters: ParallelParameters,
     trainer: Trainer,
@@ -290,6 +282,8 @@ def _run_steps(
     run = _TrainingRun()
     for step in range(parameters.warmup + parameters.steps):
         batch = draw_batch(step)
+        if device.type == "cuda":
+            batch = batch.pin_memory()  # it is copied without waiting
         dist.barrier()
         if step == parameters.warmup:
             readings.begin_steps()
@@ -317,58 +311,34 @@ def _peak_gib(local_bytes: int, device: torch.device) -> float:
     return float(peak)
 
 
-def _recomputed_products(parameters: ParallelParameters) -> dict[str, int]:
-    """Return in how many layers each product is recomputed."""
-    layers = parameters.layout.count_checkpointed(MODELS[parameters.model].layers)
-    products = {"none": (), "selective": ("gate", "up"), "full": ("qkv", "attention", "output", "gate", "up")}
-    return dict.fromkeys(products[parameters.checkpointing], layers)
-
-
 def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer: Trainer) -> dict[str, Scalar]:
     """Return the parameters, as far as possible read back from the model that ran."""
-    stages = trainer.stages
+    stages, block = trainer.stages, trainer.stages[0].first_block
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
     requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    return (
-        requested
-        | {
-            "dp_replicate": mesh["dp_replicate"].size(),
-            "dp_shard": mesh["dp_shard_cp"].size() // cp,
-            "tp": mesh["tp"].size(),
-            "cp": cp,
-            "document_tokens": getattr(stages[0].first_block.attention, "document_tokens", 0),
-            "cp_method": getattr(stages[0].first_block.attention, "method", "allgather"),
-            "pp": mesh["pp"].size(),
-            "stages_per_rank": len(stages),
-            "dtype": _block_dtype(stages[0]),
-            "state": _state_dtype(trainer),
-            "block": "manual" if isinstance(stages[0].first_block, ManualBackwardBlock) else "pytorch",
-        }
-        | _executed_checkpointing(parameters.layout, stages)
-    )
-
-
-def _executed_checkpointing(layout: Layout, stages: list[Stage]) -> dict[str, Scalar]:
-    """Return the layout's checkpointing where each of this rank's blocks has it; else what the blocks have."""
+    product_dtype = read_recipe(block.qkv) or DTYPE_NAMES[gathered_dtype(stages[0]) or block.qkv.weight.dtype]
+    # Of weights, optimizer states and the reduction of gradients; several if they differ.
+    reductions = {dtype for stage in stages if (dtype := reduction_dtype(stage))}
+    state_dtypes = sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions)
+    executed: dict[str, Scalar] = {
+        "dp_replicate": mesh["dp_replicate"].size(),
+        "dp_shard": mesh["dp_shard_cp"].size() // cp,
+        "tp": mesh["tp"].size(),
+        "cp": cp,
+        "document_tokens": getattr(block.attention, "document_tokens", 0),
+        "cp_method": getattr(block.attention, "method", "allgather"),
+        "pp": mesh["pp"].size(),
+        "stages_per_rank": len(stages),
+        "dtype": product_dtype,
+        "state": ", ".join(state_dtypes),
+        "block": "manual" if isinstance(block, ManualBackwardBlock) else "pytorch",
+    }
+    # The requested checkpointing where each of this rank's blocks has it; else what the blocks have.
     blocks = {int(name): block for stage in stages for name, block in stage.blocks.items()}
-    executed = {number: getattr(block, "checkpointing", "none") for number, block in blocks.items()}
-    if executed == {number: layout.checkpointing_of(number) for number in blocks}:
-        return {"checkpointing": layout.checkpointing, "checkpointing_freq": layout.checkpointing_freq}
-    return {"checkpointing": ", ".join(sorted(set(executed.values())))}
-
-
-def _block_dtype(stage: Stage) -> str:
-    """Return the data type or recipe of the matrix products of blocks."""
-    layer: Any = stage.first_block.qkv
-    if recipe := read_recipe(layer):
-        return recipe
-    return DTYPE_NAMES[gathered_dtype(stage) or layer.weight.dtype]
-
-
-def _state_dtype(trainer: Trainer) -> str:
-    """Return the data type of weights, optimizer states and the reduction of gradients; several if they differ."""
-    reductions = {dtype for stage in trainer.stages if (dtype := reduction_dtype(stage))}
-    return ", ".join(sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions))
+    kinds = {number: getattr(block, "checkpointing", "none") for number, block in blocks.items()}
+    if kinds != {number: parameters.layout.checkpointing_of(number) for number in blocks}:
+        executed["checkpointing"] = ", ".join(sorted(set(kinds.values())))
+    return requested | executed
 
 
 def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
