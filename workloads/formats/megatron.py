@@ -10,11 +10,11 @@ from workloads.api.errors import UserInputError
 from workloads.formats.names import (
     FileReading,
     Name,
-    Rules,
     Settings,
     Support,
     canonical_layout,
     data_parallel_size,
+    only,
     read_names,
     write_names,
 )
@@ -29,6 +29,7 @@ FP8_RECIPES = {
     "fp8_te_blockwise": ("e4m3", "blockwise"),
     "mxfp8": ("e4m3", "mxfp8"),
 }
+CP_METHODS = {"ring": "p2p", "allgather": "all_gather"}
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. The activation is recomputed in experts only.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
@@ -47,36 +48,16 @@ def _moe_layer_freq(job: Job) -> str | None:
     return f"([0]*{dense}+[1]*{layers - dense})" if dense else None
 
 
-def _recomputed_layers(job: Job) -> int | None:
-    """With `block`, the number is of each stage: megatron/core/transformer/transformer_block.py."""
-    layout = job.layout
+def _recompute(job: Job) -> dict[str, Any]:
+    layout, stages = job.layout, job.layout.pp * job.layout.stages_per_rank
+    if layout.checkpointing in RECOMPUTED_MODULES:
+        return {"granularity": "selective", "modules": RECOMPUTED_MODULES[layout.checkpointing]}
     if layout.checkpointing != "full":
-        return None
-    return (layout.checkpointed_layers or layout.pp * layout.stages_per_rank) // (layout.pp * layout.stages_per_rank)
-
-
-def _has_experts(job: Job) -> bool:
-    return job.model.experts > 0
-
-
-def _has_groups(job: Job) -> bool:
-    return job.model.kv_heads != job.model.heads
-
-
-def _has_uneven_stages(job: Job) -> bool:
-    return job.layout.pp > 1 and job.model.layers % (job.layout.pp * job.layout.stages_per_rank) > 0
-
-
-def _has_distributed_optimizer(job: Job) -> bool:
-    return job.layout.sharding in ("zero1", *FSDP_STRATEGIES)
-
-
-def _has_torch_fsdp2(job: Job) -> bool:
-    return job.layout.sharding == "fsdp2"
-
-
-def _offloads(job: Job) -> bool:
-    return job.layout.offload_optimizer
+        return {}
+    if layout.checkpointed_layers is None:
+        return {"granularity": "full", "method": "uniform", "num_layers": 1}
+    # With `block`, the number is of each stage: megatron/core/transformer/transformer_block.py.
+    return {"granularity": "full", "method": "block", "num_layers": layout.checkpointed_layers // stages}
 
 
 # In the order of a script. Defaults of Megatron-LM are left out.
@@ -99,25 +80,26 @@ NAMES = (
     Name("normalization", write=lambda job: "RMSNorm" if job.model.positions == "rope" else "LayerNorm"),
     # The base is that of Llama 3; no product or copy depends on it.
     Name("rotary_base", write=500_000, when=lambda job: job.model.positions == "rope"),
-    Name("group_query_attention", write=True, when=_has_groups),
-    Name("num_query_groups", "kv_heads", when=_has_groups),
+    *only(
+        lambda job: job.model.kv_heads != job.model.heads,
+        Name("group_query_attention", write=True),
+        Name("num_query_groups", "kv_heads"),
+    ),
     Name("add_qkv_bias", write=True, when=lambda job: job.model.qkv_bias and not job.model.mlp_bias),
     Name("swiglu", write=True, when=lambda job: job.model.activation == "swiglu"),
     Name("squared_relu", write=True, when=lambda job: job.model.activation == "squared_relu"),
-    Name("num_experts", "experts", 0, when=_has_experts),
-    Name("moe_router_topk", "experts_per_token", 2, when=_has_experts),
-    Name("moe_ffn_hidden_size", "expert_intermediate_size", 0, when=_has_experts),
-    Name("moe_token_dispatcher_type", write="alltoall", when=_has_experts),
-    Name("moe_grouped_gemm", write=True, when=_has_experts),
-    Name("expert_model_parallel_size", "ep", 1, when=_has_experts),
-    Name("expert_tensor_parallel_size", write=1, when=_has_experts),  # experts are divided whole, and not within
-    Name(
-        "moe_shared_expert_intermediate_size",
-        "shared_expert_intermediate_size",
-        0,
-        when=lambda job: _has_experts(job) and job.model.shared_expert_intermediate_size > 0,
+    *only(
+        lambda job: job.model.experts > 0,
+        Name("num_experts", "experts", 0),
+        Name("moe_router_topk", "experts_per_token", 2),
+        Name("moe_ffn_hidden_size", "expert_intermediate_size", 0),
+        Name("moe_token_dispatcher_type", write="alltoall"),
+        Name("moe_grouped_gemm", write=True),
+        Name("expert_model_parallel_size", "ep", 1),
+        Name("expert_tensor_parallel_size", write=1),  # experts are divided whole, and not within
+        Name("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", 0, optional=True),
+        Name("moe_layer_freq", write=_moe_layer_freq),
     ),
-    Name("moe_layer_freq", write=_moe_layer_freq, when=_has_experts),
     Name("seq_length", "sequence_length", 0),
     Name("micro_batch_size", "micro_batch", 1),
     Name("global_batch_size", "global_batch", 0),
@@ -130,152 +112,107 @@ NAMES = (
         False,
         write=lambda job: job.layout.tp > 1 and job.layout.sequence_parallel,
     ),
-    Name(
-        "cp_comm_type",
-        "cp_method",
-        "p2p",
-        {"ring": "p2p", "allgather": "all_gather"},
-        when=lambda job: job.layout.cp > 1,
+    Name("cp_comm_type", "cp_method", "p2p", CP_METHODS, when=lambda job: job.layout.cp > 1),
+    Name("tp_comm_overlap", "tp_overlap", False, {"none": False, "async": True}, optional=True),
+    Name("num_virtual_stages_per_pipeline_rank", "stages_per_rank", 1, optional=True),
+    *only(
+        lambda job: job.layout.pp > 1 and job.model.layers % (job.layout.pp * job.layout.stages_per_rank) > 0,
+        Name("account_for_embedding_in_pipeline_split", write=True),
+        Name("account_for_loss_in_pipeline_split", write=True),
     ),
-    Name(
-        "tp_comm_overlap",
-        "tp_overlap",
-        False,
-        {"none": False, "async": True},
-        when=lambda job: job.layout.tp_overlap == "async",
-    ),
-    Name(
-        "num_virtual_stages_per_pipeline_rank",
-        write=lambda job: job.layout.stages_per_rank,
-        when=lambda job: job.layout.stages_per_rank > 1,
-    ),
-    Name("account_for_embedding_in_pipeline_split", write=True, when=_has_uneven_stages),
-    Name("account_for_loss_in_pipeline_split", write=True, when=_has_uneven_stages),
     Name(
         "overlap_grad_reduce",
         write=True,
-        when=lambda job: not _has_torch_fsdp2(job) and job.layout.dp * job.layout.cp > 1,
+        when=lambda job: job.layout.sharding != "fsdp2" and job.layout.dp * job.layout.cp > 1,
     ),
-    Name("use_distributed_optimizer", write=True, when=_has_distributed_optimizer),
-    Name("overlap_param_gather", write=True, when=_has_distributed_optimizer),
-    Name(
-        "num_distributed_optimizer_instances",
-        write=lambda job: job.layout.dp_replicate,
-        when=_has_distributed_optimizer,
+    *only(
+        lambda job: job.layout.sharding in ("zero1", *FSDP_STRATEGIES),
+        Name("use_distributed_optimizer", write=True),
+        Name("overlap_param_gather", write=True),
+        Name("num_distributed_optimizer_instances", write=lambda job: job.layout.dp_replicate),
     ),
-    Name("use_megatron_fsdp", write=True, when=lambda job: job.layout.sharding in FSDP_STRATEGIES),
-    Name("data_parallel_sharding_strategy", write=lambda job: FSDP_STRATEGIES.get(job.layout.sharding)),
-    Name("use_torch_fsdp2", write=True, when=_has_torch_fsdp2),
-    Name("gradient_accumulation_fusion", write=False, when=_has_torch_fsdp2),
-    Name(  # the only format that either kind of FSDP takes
-        "ckpt_format",
-        write=lambda job: "torch_dist" if _has_torch_fsdp2(job) else "fsdp_dtensor",
-        when=lambda job: job.layout.sharding in ("fsdp2", *FSDP_STRATEGIES),
+    *only(
+        lambda job: job.layout.sharding in FSDP_STRATEGIES,
+        Name("use_megatron_fsdp", write=True),
+        Name("data_parallel_sharding_strategy", write=lambda job: FSDP_STRATEGIES[job.layout.sharding]),
+        Name("ckpt_format", write="fsdp_dtensor"),  # the only one that it takes
     ),
-    Name("torch_fsdp2_reshard_after_forward", "reshard_after_forward", True, when=_has_torch_fsdp2),
-    Name(
-        "recompute_granularity",
-        write=lambda job: "selective" if job.layout.checkpointing in RECOMPUTED_MODULES else "full",
-        when=lambda job: job.layout.checkpointing in ("full", *RECOMPUTED_MODULES),
+    *only(
+        lambda job: job.layout.sharding == "fsdp2",
+        Name("use_torch_fsdp2", write=True),
+        Name("gradient_accumulation_fusion", write=False),
+        Name("ckpt_format", write="torch_dist"),
+        Name("torch_fsdp2_reshard_after_forward", "reshard_after_forward", True),
     ),
-    Name("recompute_modules", write=lambda job: RECOMPUTED_MODULES.get(job.layout.checkpointing)),
-    Name(
-        "recompute_method",
-        write=lambda job: "uniform" if job.layout.checkpointed_layers is None else "block",
-        when=lambda job: job.layout.checkpointing == "full",
-    ),
-    Name("recompute_num_layers", write=_recomputed_layers),
+    Name("recompute_granularity", write=lambda job: _recompute(job).get("granularity")),
+    Name("recompute_modules", write=lambda job: _recompute(job).get("modules")),
+    Name("recompute_method", write=lambda job: _recompute(job).get("method")),
+    Name("recompute_num_layers", write=lambda job: _recompute(job).get("num_layers")),
     Name("fp16", write=True, when=lambda job: job.precision == "fp16"),
     Name("bf16", write=True, when=lambda job: job.precision not in ("fp16", "fp32")),
     Name("fp8", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[0]),
     Name("fp8_recipe", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[-1]),
-    Name("optimizer_cpu_offload", "offload_optimizer", False, when=_offloads),
-    Name("use_precision_aware_optimizer", write=True, when=_offloads),  # `validate_args` asks for it with the other
+    Name("optimizer_cpu_offload", "offload_optimizer", False, optional=True),
+    # `validate_args` asks for it with the other.
+    Name("use_precision_aware_optimizer", write=True, when=lambda job: job.layout.offload_optimizer),
 )
 
-# What cannot be written. Sharding: megatron/training/arguments.py, `validate_args`.
-RULES: Rules = (
-    (
-        lambda job: job.model.mlp_bias and not job.model.qkv_bias,
-        "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all",
-    ),
-    (
-        lambda job: job.model.experts and job.model.dense_layers and not job.model.intermediate_size,
-        "dense_layers needs intermediate_size",
-    ),
-    (
-        lambda job: job.model.positions == "learned" and job.model.max_positions < job.sequence_length,
-        "sequence_length={job.sequence_length} is above the model's {model.max_positions} learned positions",
-    ),
-    (lambda job: _has_torch_fsdp2(job) and job.layout.pp > 1, "sharding=fsdp2 does not run with pp"),
-    (lambda job: _has_torch_fsdp2(job) and job.layout.ep > 1, "sharding=fsdp2 does not run with ep"),
-    (
-        lambda job: _has_torch_fsdp2(job) and job.layout.dp_replicate > 1,
-        "sharding=fsdp2 does not run with dp_replicate",
-    ),
-    (lambda job: _has_torch_fsdp2(job) and job.model.tied, "sharding=fsdp2 does not run with a tied head"),
-    (lambda job: _has_torch_fsdp2(job) and job.precision == "fp16", "sharding=fsdp2 does not run with precision=fp16"),
-    (
-        lambda job: job.layout.sharding not in ("none", "fsdp2") and not job.layout.reshard_after_forward,
-        "reshard_after_forward=false cannot be written with sharding={layout.sharding}",
-    ),
-    (
-        lambda job: job.layout.sharding == "none" and job.layout.offload_optimizer,
-        "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1",
-    ),
-    (
-        lambda job: (
-            (job.layout.schedule == "1f1b" and job.layout.stages_per_rank > 1)
-            or (job.layout.schedule == "interleaved" and job.layout.stages_per_rank == 1)
+
+def _list_obstacles(job: Job) -> dict[str, object]:
+    layout, model = job.layout, job.model
+    stages, per_rank = layout.pp * layout.stages_per_rank, layout.stages_per_rank
+    is_fsdp2, group = layout.sharding == "fsdp2", layout.dp_shard * layout.cp * layout.tp
+    unlike_fsdp2 = {  # megatron/training/arguments.py, `validate_args`
+        "pp": layout.pp > 1,
+        "ep": layout.ep > 1,
+        "dp_replicate": layout.dp_replicate > 1,
+        "a tied head": model.tied,
+        "precision=fp16": job.precision == "fp16",
+    }
+    count, whole = layout.checkpointed_layers, f"full checkpointing of as many in each of {stages} stages"
+    return {
+        "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all": (
+            model.mlp_bias and not model.qkv_bias
         ),
-        "schedule={layout.schedule} does not run with stages_per_rank={layout.stages_per_rank}",
-    ),
-    (
-        lambda job: all((job.model.layers + ends) % (job.layout.pp * job.layout.stages_per_rank) for ends in (0, 2)),
-        "{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank), nor do they with embedding "
-        "and head",
-    ),
-    (
-        lambda job: job.layout.schedule == "interleaved" and job.layout.microbatches % job.layout.pp,
-        "schedule=interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not",
-    ),
-    (
-        lambda job: job.layout.tp_overlap == "async" and not job.layout.sequence_parallel,
-        "tp_overlap=async needs sequence_parallel=true",
-    ),
-    (
-        lambda job: job.layout.cp > 1 and job.sequence_length % (2 * job.layout.cp),
-        "cp={layout.cp} needs a sequence length divisible by {parts}",
-    ),
-    (
-        lambda job: job.model.experts and job.layout.tp > 1 and not job.layout.sequence_parallel,
-        "tp with experts needs sequence_parallel=true",
-    ),
-    (
-        lambda job: job.layout.ep > 1 and (not job.model.experts or job.model.experts % job.layout.ep),
-        "ep={layout.ep} does not divide the {model.experts} experts",
-    ),
-    (
-        lambda job: job.layout.dp_shard * job.layout.cp * job.layout.tp % job.layout.ep,
-        "ep={layout.ep} does not divide dp_shard x cp x tp = {group}",
-    ),
-    (
-        lambda job: job.layout.checkpointing == "norm_act" and not job.model.experts,
-        "checkpointing=norm_act cannot be written for a dense model: activations are recomputed in experts only",
-    ),
-    (
-        lambda job: (
-            job.layout.checkpointed_layers is not None
-            and (
-                job.layout.checkpointing != "full"
-                or not job.layout.checkpointed_layers
-                or job.layout.checkpointed_layers % (job.layout.pp * job.layout.stages_per_rank)
-            )
+        "dense_layers needs intermediate_size": model.experts and model.dense_layers and not model.intermediate_size,
+        f"sequence_length={job.sequence_length} is above the model's {model.max_positions} learned positions": (
+            model.positions == "learned" and model.max_positions < job.sequence_length
         ),
-        "checkpointed_layers={layout.checkpointed_layers} cannot be written: full checkpointing of as many in each of "
-        "{stages} stages can",
-    ),
-)
+        **{f"sharding=fsdp2 does not run with {name}": is_fsdp2 and is_set for name, is_set in unlike_fsdp2.items()},
+        f"reshard_after_forward=false cannot be written with sharding={layout.sharding}": (
+            layout.sharding not in ("none", "fsdp2") and not layout.reshard_after_forward
+        ),
+        "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1": (
+            layout.sharding == "none" and layout.offload_optimizer
+        ),
+        f"schedule={layout.schedule} does not run with stages_per_rank={per_rank}": (
+            (layout.schedule == "1f1b" and per_rank > 1) or (layout.schedule == "interleaved" and per_rank == 1)
+        ),
+        f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank), nor do they with embedding "
+        "and head": model.layers % stages and (model.layers + 2) % stages,
+        f"schedule=interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not": (
+            layout.schedule == "interleaved" and layout.microbatches % layout.pp
+        ),
+        "tp_overlap=async needs sequence_parallel=true": (
+            layout.tp_overlap == "async" and not layout.sequence_parallel
+        ),
+        f"cp={layout.cp} needs a sequence length divisible by {2 * layout.cp}": (
+            layout.cp > 1 and job.sequence_length % (2 * layout.cp)
+        ),
+        "tp with experts needs sequence_parallel=true": (
+            model.experts and layout.tp > 1 and not layout.sequence_parallel
+        ),
+        f"ep={layout.ep} does not divide the {model.experts} experts": (
+            layout.ep > 1 and (not model.experts or model.experts % layout.ep)
+        ),
+        f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}": group % layout.ep,
+        "checkpointing=norm_act cannot be written for a dense model: activations are recomputed in experts only": (
+            layout.checkpointing == "norm_act" and not model.experts
+        ),
+        f"checkpointed_layers={count} cannot be written: {whole} can": (
+            count is not None and (layout.checkpointing != "full" or not count or count % stages)
+        ),
+    }
 
 
 def support(trainer: str) -> Support:
@@ -289,7 +226,7 @@ def support(trainer: str) -> Support:
         "positions": ("rope", "learned", "none"),
         "window": (0,),
     }
-    return Support(trainer, values, RULES)
+    return Support(trainer, values, (_list_obstacles,))
 
 
 def build_settings(job: Job) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 
 from workloads.api.errors import UserInputError
 from workloads.formats.megatron import FP8_RECIPES, build_settings, read_settings, support
-from workloads.formats.names import FileReading, RenderedFile, Settings, nodes_of, show, torchrun
+from workloads.formats.names import FileReading, RenderedFile, Settings, Support, nodes_of, show, torchrun
 from workloads.formats.torchtitan import FLAVORS
 from workloads.layouts.layout import Job
 
@@ -82,25 +82,27 @@ RECIPE_SETS = {
     "model.sequence_parallel": False,
 }
 BRIDGE_RUN = {"train.train_iters": 20, "train.eval_iters": 0, "logger.log_interval": 1, "checkpoint.save": None}
+
+
+def _list_recipe_obstacles(job: Job) -> dict[str, object]:
+    of_llama = {"activation": "swiglu", "positions": "rope", "mlp_bias": False}
+    return {
+        f"the model's {name}={getattr(job.model, name)} cannot be written: the recipe is of a Llama": (
+            getattr(job.model, name) != value
+        )
+        for name, value in of_llama.items()
+    } | {
+        "tp_overlap=async cannot be written: its buffers are set in a recipe of one's own": (
+            job.layout.tp_overlap == "async"
+        )
+    }
+
+
 _MEGATRON = support("nemo")
-BRIDGE_SUPPORT = replace(
-    _MEGATRON,
-    trainer="nemo (Megatron-Bridge)",
-    values=_MEGATRON.values | {"precision": tuple(MIXED_PRECISION)},
-    rules=(
-        *_MEGATRON.rules,
-        *(
-            (
-                lambda job, name=name, of_llama=of_llama: getattr(job.model, name) != of_llama,
-                f"the model's {name}={{model.{name}}} cannot be written: the recipe is of a Llama",
-            )
-            for name, of_llama in {"activation": "swiglu", "positions": "rope", "mlp_bias": False}.items()
-        ),
-        (
-            lambda job: job.layout.tp_overlap == "async",
-            "tp_overlap=async cannot be written: its buffers are set in a recipe of one's own",
-        ),
-    ),
+BRIDGE_SUPPORT = Support(
+    "nemo (Megatron-Bridge)",
+    _MEGATRON.values | {"precision": tuple(MIXED_PRECISION)},
+    (*_MEGATRON.obstacles, _list_recipe_obstacles),
 )
 
 # Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
@@ -125,23 +127,16 @@ DEFAULTS: Settings = {
 }
 SWITCHED_OFF = {name: False for name, value in DEFAULTS.items() if value is True}
 STAGES = {"zero_bubble": 1, "zbv": 2}  # of a rank, by schedule
-_MEGATRON = support("primus")
-PRIMUS_SUPPORT = replace(
-    _MEGATRON,
-    rules=(
-        *_MEGATRON.rules,
-        *(
-            (
-                lambda job, schedule=schedule, stages=stages: (
-                    job.layout.schedule == schedule and job.layout.stages_per_rank != stages
-                ),
-                f"schedule={schedule} needs stages_per_rank={stages}, not {{layout.stages_per_rank}}",
-            )
-            for schedule, stages in STAGES.items()
-        ),
-    ),
-)
 _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
+
+
+def _list_schedule_obstacles(job: Job) -> dict[str, object]:
+    schedule, stages, given = job.layout.schedule, STAGES.get(job.layout.schedule), job.layout.stages_per_rank
+    return {f"schedule={schedule} needs stages_per_rank={stages}, not {given}": stages not in (None, given)}
+
+
+PRIMUS_SUPPORT = support("primus")
+PRIMUS_SUPPORT = replace(PRIMUS_SUPPORT, obstacles=(*PRIMUS_SUPPORT.obstacles, _list_schedule_obstacles))
 
 
 def render_script(job: Job, gpus: int) -> RenderedFile:

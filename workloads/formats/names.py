@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model
 
 Settings = Mapping[str, Any]
-# Checks that are true of jobs that cannot be written, with the reason: a template of the job, its layout and model, the
-# stages of the pipeline (`stages`), the parts of a sequence (`parts`), and the GPUs that `ep` divides (`group`).
-Rules = Sequence[tuple[Callable[[Job], object], str]]
+# Why a job cannot be written, by the reason: whether it applies.
+Obstacles = Callable[[Job], Mapping[str, object]]
 GPUS_PER_NODE = 8
 
 
@@ -28,6 +27,7 @@ class Name:
         default: the trainer's value of a key that a file leaves out.
         values: the trainer's values by ours, where they differ.
         write: the value that is written, or a function of the job, where it is not that of the field.
+        optional: the key is not written where it has the trainer's default.
         when: jobs for which the key is written; None for all. A value of None is not written either.
     """
 
@@ -36,6 +36,7 @@ class Name:
     default: Any = None
     values: Mapping[Any, Any] | None = None
     write: Any = None
+    optional: bool = False
     when: Callable[[Job], bool] | None = None
 
 
@@ -50,9 +51,14 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
             value = name.values.get(value, value) if name.values else value
         else:
             value = name.write(job) if callable(name.write) else name.write
-        if value is not None:
+        if value is not None and not (name.optional and value == name.default):
             settings[name.key] = value
     return settings
+
+
+def only(when: Callable[[Job], bool], *names: Name) -> Iterator[Name]:
+    """Yield the names, which are written for some jobs only."""
+    yield from (replace(name, when=when) for name in names)
 
 
 def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:
@@ -101,12 +107,12 @@ class Support:
     Attributes:
         trainer: its name in messages.
         values: the supported values of fields of a job, its layout or its model.
-        rules: which jobs cannot be written, and the reason.
+        obstacles: tables of reasons why a job cannot be written.
     """
 
     trainer: str
     values: dict[str, Sequence[object]]
-    rules: Rules = ()
+    obstacles: Sequence[Obstacles] = ()
 
     def check(self, job: Job) -> None:
         """Check that the file can express the whole job.
@@ -114,7 +120,6 @@ class Support:
         Raises:
             UserInputError: it cannot; the message names the field and the trainer.
         """
-        layout = job.layout
         for name, allowed in self.values.items():
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
@@ -122,15 +127,9 @@ class Support:
                 raise UserInputError(
                     f"{self.trainer}: {owner}{name}={show(value)} cannot be written. Supported: {supported}"
                 )
-        for is_broken, reason in self.rules:
-            if is_broken(job):
-                numbers = {
-                    "stages": layout.pp * layout.stages_per_rank,
-                    "parts": 2 * layout.cp,
-                    "group": layout.dp_shard * layout.cp * layout.tp,
-                }
-                text = reason.format(job=job, layout=layout, model=job.model, **numbers)
-                raise UserInputError(f"{self.trainer}: {text}")
+        for obstacles in self.obstacles:
+            if reason := next((reason for reason, applies in obstacles(job).items() if applies), None):
+                raise UserInputError(f"{self.trainer}: {reason}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from workloads.formats.names import (
     FileReading,
     Name,
     RenderedFile,
-    Rules,
     Support,
     canonical_layout,
     read_names,
@@ -33,12 +32,6 @@ RENAMED = {"compiled": "compile", "precision": "dtype"}
 JOB_FIELDS = ("sequence_length", "precision", "state", "compiled", "document_tokens")
 # The one value of a field that `workload=parallel` has no parameter for, where it is not a layout's default.
 FIXED = {"state": "bf16"}
-SHARDING_RULES: Rules = (
-    (
-        lambda job: job.layout.dp_shard * job.layout.cp > 1 and job.layout.sharding != "fsdp2",
-        "sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2",
-    ),
-)
 # The parameters of conf/workload/torchtitan.yaml. It leaves other fields at their defaults.
 TITAN_NAMES = (
     Name("assets", write="ASSETS"),
@@ -50,6 +43,30 @@ TITAN_NAMES = (
     Name("precision", "precision"),
 )
 TITAN_FIXED = ("dp_replicate", "ep", "schedule", "stages_per_rank", "checkpointed_layers", "tp_overlap", "cp_method")
+_OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
+
+
+def _list_obstacles(job: Job) -> dict[str, object]:
+    layout, is_sharded = job.layout, job.layout.dp_shard * job.layout.cp > 1
+    return {
+        f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2": (
+            is_sharded and layout.sharding != "fsdp2"
+        )
+    }
+
+
+def _list_titan_obstacles(job: Job) -> dict[str, object]:
+    reshards, is_sharded, pp = job.layout.reshard_after_forward, job.layout.dp_shard * job.layout.cp > 1, job.layout.pp
+    reason = f"reshard_after_forward={show(reshards)} cannot be written with pp={pp}"
+    return {reason: is_sharded and reshards != (pp == 1)}
+
+
+def _list_own_obstacles(job: Job) -> dict[str, object]:
+    layers = job.layout.checkpointed_layers
+    reason = f"checkpointed_layers={layers} cannot be written: every n-th layer can"
+    return {reason: layers is not None and find_interval(job) is None}
+
+
 TITAN = Support(
     "workload=torchtitan",
     {
@@ -62,23 +79,8 @@ TITAN = Support(
         "sequence_parallel": (True,),
         "document_tokens": (0,),
     },
-    (
-        *SHARDING_RULES,
-        (
-            lambda job: job.layout.cp * job.layout.dp_shard > 1 and job.layout.pp == 1 and not _reshards(job),
-            "reshard_after_forward=false cannot be written with pp=1",
-        ),
-        (
-            lambda job: job.layout.cp * job.layout.dp_shard > 1 and job.layout.pp > 1 and _reshards(job),
-            "reshard_after_forward=true cannot be written with pp={layout.pp}",
-        ),
-    ),
+    (_list_obstacles, _list_titan_obstacles),
 )
-_OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
-
-
-def _reshards(job: Job) -> bool:
-    return job.layout.reshard_after_forward
 
 
 @cache
@@ -101,14 +103,7 @@ def own_support() -> Support:
         elif get_origin(hint := hints[parameters[name]]) is not None:  # a Literal
             values[name] = get_args(hint)
     del values["checkpointed_layers"]
-    rules: Rules = (
-        *SHARDING_RULES,
-        (
-            lambda job: job.layout.checkpointed_layers is not None and find_interval(job) is None,
-            "checkpointed_layers={layout.checkpointed_layers} cannot be written: every n-th layer can",
-        ),
-    )
-    return Support("own", values, rules)
+    return Support("own", values, (_list_obstacles, _list_own_obstacles))
 
 
 def _defaults() -> dict[str, object]:

@@ -13,11 +13,11 @@ from workloads.formats.names import (
     FileReading,
     Name,
     RenderedFile,
-    Rules,
     Settings,
     Support,
     canonical_layout,
     data_parallel_size,
+    only,
     read_names,
     show,
     torchrun,
@@ -97,7 +97,7 @@ def find_interval(job: Job) -> int | None:
     return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
 
 
-def _find_stage_sizes(job: Job) -> tuple[int, int] | None:
+def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
     """Return the layers of a stage and what embedding and head count; None if no numbers give the number of stages.
 
     torchtitan divides the layers, with the embedding and the head counted as `less_layers`, by `layers_per_stage` and
@@ -108,7 +108,7 @@ def _find_stage_sizes(job: Job) -> tuple[int, int] | None:
         per_stage = math.ceil((job.model.layers + 2 * less) / stages)
         if math.ceil((job.model.layers + 2 * less) / per_stage) == stages:
             return per_stage, less
-    return None
+    return None, None
 
 
 def _is_pipeline(job: Job) -> bool:
@@ -167,19 +167,13 @@ NAMES = (
     ),
     Name("parallelism.expert_parallel_degree", "ep", 1),
     Name("parallelism.pipeline_parallel_degree", "pp", 1),
-    Name("parallelism.pipeline_parallel_schedule", "schedule", "1F1B", SCHEDULES, when=_is_pipeline),
-    Name(
-        "parallelism.pipeline_parallel_microbatch_size",
-        write=lambda job: job.layout.micro_batch,
-        when=_is_pipeline,
-    ),
-    *(
-        Name(
-            f"parallelism.pipeline_parallel_{name}",
-            write=lambda job, index=index: (_find_stage_sizes(job) or (None, None))[index],
-            when=_is_pipeline,
-        )
-        for name, index in {"layers_per_stage": 0, "first_stage_less_layers": 1, "last_stage_less_layers": 1}.items()
+    *only(
+        _is_pipeline,
+        Name("parallelism.pipeline_parallel_schedule", "schedule", "1F1B", SCHEDULES),
+        Name("parallelism.pipeline_parallel_microbatch_size", write=lambda job: job.layout.micro_batch),
+        Name("parallelism.pipeline_parallel_layers_per_stage", write=lambda job: _find_stage_sizes(job)[0]),
+        Name("parallelism.pipeline_parallel_first_stage_less_layers", write=lambda job: _find_stage_sizes(job)[1]),
+        Name("parallelism.pipeline_parallel_last_stage_less_layers", write=lambda job: _find_stage_sizes(job)[1]),
     ),
     Name(
         "activation_checkpoint.mode",
@@ -199,59 +193,47 @@ def _is_sharded(layout: Layout) -> bool:
     return layout.dp_shard * layout.cp > 1
 
 
-# `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
-# torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
-RULES: Rules = (
-    (
-        lambda job: job.precision == "fp32" and job.state != "fp32",
-        "precision=fp32 needs state=fp32, not {job.state}",
-    ),
-    (
-        lambda job: _is_sharded(job.layout) and job.layout.sharding != "fsdp2",
-        "sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2",
-    ),
-    (
-        lambda job: not _is_sharded(job.layout) and job.layout.dp_replicate > 1 and job.layout.tp * job.layout.pp > 1,
-        "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp",
-    ),
-    (
-        lambda job: job.state == "amp" and job.layout.tp * job.layout.pp > 1,
-        "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16",
-    ),
-    (
-        lambda job: job.layout.tp > 1 and not job.layout.sequence_parallel,
-        "sequence_parallel=false cannot be written: its tensor parallelism divides the sequence",
-    ),
-    (lambda job: job.layout.tp_overlap == "async" and not job.compiled, "tp_overlap=async needs compiled=true"),
-    (
-        lambda job: _is_pipeline(job) and find_flavor(job.model)[0] == "qwen3",
-        "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2",
-    ),
-    (
-        lambda job: _is_pipeline(job) and (job.layout.schedule == "1f1b") != (job.layout.stages_per_rank == 1),
-        "schedule={layout.schedule} does not run with stages_per_rank={layout.stages_per_rank}",
-    ),
-    (
-        lambda job: _is_pipeline(job) and job.layout.schedule in V_SCHEDULES and job.layout.stages_per_rank != 2,
-        "schedule={layout.schedule} needs stages_per_rank=2, not {layout.stages_per_rank}",
-    ),
-    (
-        lambda job: _is_pipeline(job) and _find_stage_sizes(job) is None,
-        "stages_per_rank={layout.stages_per_rank}: no number of layers a stage gives {stages} stages",
-    ),
-    (
-        lambda job: (
-            job.layout.checkpointed_layers is not None
-            and (job.layout.checkpointing != "full" or _is_pipeline(job) or find_interval(job) is None)
+def _list_obstacles(job: Job) -> dict[str, object]:
+    layout, is_sharded, is_pipeline = job.layout, _is_sharded(job.layout), _is_pipeline(job)
+    schedule, per_rank, layers = layout.schedule, layout.stages_per_rank, layout.checkpointed_layers
+    group = layout.dp_shard * layout.cp * layout.tp
+    return {
+        f"precision=fp32 needs state=fp32, not {job.state}": job.precision == "fp32" and job.state != "fp32",
+        # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
+        f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2": (
+            is_sharded and layout.sharding != "fsdp2"
         ),
-        "checkpointed_layers={layout.checkpointed_layers} cannot be written: every n-th layer without pp can",
-    ),
-    (lambda job: job.layout.ep > 1 and not job.model.experts, "ep above 1 needs a model with experts"),
-    (
-        lambda job: job.layout.dp_shard * job.layout.cp * job.layout.tp % job.layout.ep,
-        "ep={layout.ep} does not divide dp_shard x cp x tp = {group}",
-    ),
-)
+        "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp": (
+            not is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1
+        ),
+        # `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
+        "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16": (
+            job.state == "amp" and layout.tp * layout.pp > 1
+        ),
+        "sequence_parallel=false cannot be written: its tensor parallelism divides the sequence": (
+            layout.tp > 1 and not layout.sequence_parallel
+        ),
+        "tp_overlap=async needs compiled=true": layout.tp_overlap == "async" and not job.compiled,
+        "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2": (
+            is_pipeline and job.model in [sizes for (name, _), sizes in FLAVORS.items() if name == "qwen3"]
+        ),
+        f"schedule={schedule} does not run with stages_per_rank={per_rank}": (
+            is_pipeline and (schedule == "1f1b") != (per_rank == 1)
+        ),
+        f"schedule={schedule} needs stages_per_rank=2, not {per_rank}": (
+            is_pipeline and schedule in V_SCHEDULES and per_rank != 2
+        ),
+        f"stages_per_rank={per_rank}: no number of layers a stage gives {layout.pp * per_rank} stages": (
+            is_pipeline and _find_stage_sizes(job)[0] is None
+        ),
+        f"checkpointed_layers={layers} cannot be written: every n-th layer without pp can": (
+            layers is not None and (layout.checkpointing != "full" or is_pipeline or find_interval(job) is None)
+        ),
+        "ep above 1 needs a model with experts": layout.ep > 1 and not job.model.experts,
+        f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}": group % layout.ep,
+    }
+
+
 SUPPORT = Support(
     "torchtitan",
     {
@@ -261,7 +243,7 @@ SUPPORT = Support(
         "offload_optimizer": (False,),
         "document_tokens": (0,),  # documents are those of the data
     },
-    RULES,
+    (_list_obstacles,),
 )
 
 
