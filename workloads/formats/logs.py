@@ -74,18 +74,13 @@ CONFIG = {name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) 
     "compile.enable": "compile",
 }
 DTYPES = {
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "bf16-mixed": "bf16",
-    "float16": "fp16",
-    "fp16": "fp16",
-    "half": "fp16",
-    "16-mixed": "fp16",
-    "16bit": "fp16",
-    "float32": "fp32",
-    "fp32": "fp32",
-    "float": "fp32",
-    "32-true": "fp32",
+    name: dtype
+    for dtype, names in {
+        "bf16": ("bfloat16", "bf16", "bf16-mixed"),
+        "fp16": ("float16", "fp16", "half", "16-mixed", "16bit"),
+        "fp32": ("float32", "fp32", "float", "32-true"),
+    }.items()
+    for name in names
 }
 
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,42 +164,25 @@ def read_printed(line: str) -> dict[str, Printed]:
         return {}
     line = strip_colours(line[:LONGEST_LINE]).rstrip()
     line = _PREFIX.sub("", line)
-    return {name: value for read in _READERS for name, value in read(line)}
-
-
-def _read_numbers(line: str) -> Iterator[tuple[str, Printed]]:
+    printed: dict[str, Printed] = {}
     for match in _NUMBER.finditer(line):
         number = int(match["value"].replace(",", ""))
-        name = next(name for name in NUMBERS if match[name])
         if number > 0:  # -1: the program chooses the value
-            yield name, number
-
-
-def _read_number_lines(line: str) -> Iterator[tuple[str, Printed]]:
+            printed[next(name for name in NUMBERS if match[name])] = number
     for text, pattern, names in _NUMBER_LINES:
-        if text in line and (match := pattern.search(line)):
-            numbers = [int(number.replace(",", "")) for number in match.groups()]
-            yield from zip(names, numbers, strict=True)
+        if text in line and (found := pattern.search(line)):
+            numbers = [int(group.replace(",", "")) for group in found.groups()]
+            printed |= dict(zip(names, numbers, strict=True))
             if "dp_shard" in names:  # a device mesh has all devices
-                yield "gpus", math.prod(numbers)
-
-
-def _read_group_ranks(line: str) -> Iterator[tuple[str, Printed]]:
+                printed["gpus"] = math.prod(numbers)
     for match in _GROUP_RANKS.finditer(line):
-        yield GROUP_RANKS[match[1]], len(match[2].split(","))
-
-
-def _read_texts(line: str) -> Iterator[tuple[str, Printed]]:
+        printed[GROUP_RANKS[match[1]]] = len(match[2].split(","))
     for text, pattern, name, value in _TEXT_LINES:
-        if text in line and (match := pattern.search(line)):
-            printed = match[1].replace(" ", "_")
-            if value == "fp8_":  # a prefix
-                yield name, f"fp8_{printed.replace('_with', '')}"
-            else:
-                yield name, value or DTYPES.get(printed, printed)
-
-
-_READERS = (_read_numbers, _read_number_lines, _read_group_ranks, _read_texts)
+        if text in line and (found := pattern.search(line)):
+            group = found[1].replace(" ", "_")
+            is_prefix = value == "fp8_"
+            printed[name] = f"fp8_{group.replace('_with', '')}" if is_prefix else value or DTYPES.get(group, group)
+    return printed
 
 
 @dataclass
