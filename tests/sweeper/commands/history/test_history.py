@@ -59,7 +59,7 @@ def test_another_schema_is_refused(content: dict, key: str, value: object, messa
     [
         ("value", "fast", "series 1, run 2: value=fast: must be a number"),
         ("value", 0, "series 1, run 2: value=0.0: must be at least"),
-        ("valeu", 1.0, "Did you mean series 1, run 2: value?"),
+        ("valeu", 1.0, "Did you mean value?"),
         ("versions", [], "series 1, run 2: versions=[]: must be a mapping"),
     ],
 )
