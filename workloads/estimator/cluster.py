@@ -109,8 +109,10 @@ UNKNOWN_CLUSTER = Cluster(
 
 
 TABLES = Path(__file__).parent / "tables"
-NUMBERS = {"gpus_per_domain": int, "link_gb_s": float, "network_gb_s": float, "oversubscription": float}
-LATENCIES = {"link_latency_s": float, "network_latency_s": float}
+NUMBERS: dict[str, type[int] | type[float]] = {
+    "gpus_per_domain": int,
+    **dict.fromkeys(("link_gb_s", "network_gb_s", "oversubscription", "link_latency_s", "network_latency_s"), float),
+}
 REQUIRED = ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s")
 WIRINGS = ("switch", "pairs", "host")
 
@@ -136,25 +138,24 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
     if values["wiring"] not in WIRINGS:
         hint = _suggest(str(values["wiring"]), WIRINGS)
         raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}{hint}")
-    numbers = {
-        key: _number(name, key, kind, values[key]) for key, kind in (NUMBERS | LATENCIES).items() if key in values
-    }
+    numbers: dict[str, Any] = {}
+    for key, kind in NUMBERS.items():
+        if key not in values:
+            continue
+        value = values[key]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name}: {key} is '{value}', which is not a number")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: {key} is {value}, but has to be above 0 and finite")
+        if kind is int and value != int(value):
+            raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
+        numbers[key] = kind(value)
     return Topology(name=str(values.get("name", "topology")), wiring=values["wiring"], **numbers)
 
 
 def _suggest(word: str, allowed: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, allowed, n=1)
     return f". Did you mean {close[0]}?" if close else ""
-
-
-def _number(name: str, key: str, kind: type, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}: {key} is '{value}', which is not a number")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name}: {key} is {value}, but has to be above 0 and finite")
-    if kind is int and value != int(value):
-        raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
-    return kind(value)
 
 
 def measured_tflops(device: str) -> dict[str, float]:

@@ -153,20 +153,19 @@ def _copies(placed: PlacedJob, places: int) -> float:
 
 def gather_s(placed: PlacedJob, weights: Weights) -> float:
     """Return the seconds of gathering sharded weights."""
-    size = placed.precision.gathered_bytes
-    shared_s = all_gather_s(placed.cluster, placed.shard_group, size * weights.shared)
-    if not weights.experts:
-        return shared_s
-    return shared_s + all_gather_s(placed.cluster, placed.expert_shard_group, size * weights.experts)
+    return _sharded_s(placed, weights, placed.precision.gathered_bytes)
 
 
 def scatter_s(placed: PlacedJob, weights: Weights) -> float:
     """Return the seconds of reducing gradients over shards."""
-    shards, experts = placed.shard_group, placed.expert_shard_group
-    total_s = all_gather_s(placed.cluster, shards, weights.shared * placed.gradient_bytes)
-    if weights.experts:
-        total_s += all_gather_s(placed.cluster, experts, weights.experts * placed.gradient_bytes)
-    return total_s
+    return _sharded_s(placed, weights, placed.gradient_bytes)
+
+
+def _sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
+    shared_s = all_gather_s(placed.cluster, placed.shard_group, element_bytes * weights.shared)
+    if not weights.experts:
+        return shared_s
+    return shared_s + all_gather_s(placed.cluster, placed.expert_shard_group, element_bytes * weights.experts)
 
 
 def average_s(placed: PlacedJob, weights: Weights) -> float:

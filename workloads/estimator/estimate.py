@@ -160,21 +160,20 @@ class Band:
 def bands() -> dict[str, Band]:
     """Return the bands by family: dense, moe and memory."""
     with BANDS.open(newline="") as lines:
-        return {row["family"]: _from_row(row) for row in csv.DictReader(lines)}
+        return {
+            row["family"]: Band(
+                error_share=float(row["error_percent"]) / 100,
+                runs=int(row["runs"]),
+                devices=frozenset(row["devices"].split()),
+                trainers=frozenset(row["trainers"].split()),
+            )
+            for row in csv.DictReader(lines)
+        }
 
 
 def find_band(job: Job) -> Band:
     """Return the band of a job's step time."""
     return bands()["moe" if job.model.experts else "dense"]
-
-
-def _from_row(row: dict[str, str]) -> Band:
-    return Band(
-        error_share=float(row["error_percent"]) / 100,
-        runs=int(row["runs"]),
-        devices=frozenset(row["devices"].split()),
-        trainers=frozenset(row["trainers"].split()),
-    )
 
 
 def half_width(errors: list[float]) -> float:

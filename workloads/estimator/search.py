@@ -116,24 +116,31 @@ class _Search:
     def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
         """Return the entry of a family with one way of checkpointing in the heap of what is to be considered."""
         layout = replace(family.template, checkpointing=family.checkpointings[way])
-        return self._estimator.bound_s(self._job_with(layout), self._cluster), next(self._order), family, way
+        bound_s = self._estimator.bound_s(replace(self._job, layout=layout), self._cluster)
+        return bound_s, next(self._order), family, way
 
     def _consider(self, layout: Layout) -> None:
         """Keep a layout that fits, if it is among the best so far."""
-        failed = self._without_room.setdefault(_list_other_choices(layout), [])
+        degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
+        others = (layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward)
+        failed = self._without_room.setdefault((*degrees, *others), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
             self.too_large += 1
             return
-        job = self._job_with(layout)
+        job = replace(self._job, layout=layout)
         if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
             self.slower += 1
-        elif self._memory_gib(job) > self._limit_gib:
+            return
+        memory_gib = self._estimator.memory_gib(job, self._cluster)
+        if memory_gib < self._smallest_gib:
+            self.smallest, self._smallest_gib = layout, memory_gib
+        if memory_gib > self._limit_gib:
             failed.append((layout.micro_batch, layout.dp_shard))
             self.too_large += 1
-        else:
-            self.estimated += 1
-            push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
-            push(self.best, (-step_s, -next(self._order), layout))
+            return
+        self.estimated += 1
+        push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
+        push(self.best, (-step_s, -next(self._order), layout))
 
     @property
     def _slowest_s(self) -> float:
@@ -142,19 +149,4 @@ class _Search:
 
     def candidate(self, layout: Layout) -> Candidate:
         """Return the layout with its estimate."""
-        return Candidate(layout, self._estimator.estimate(self._job_with(layout), self._cluster))
-
-    def _memory_gib(self, job: Job) -> float:
-        memory_gib = self._estimator.memory_gib(job, self._cluster)
-        if memory_gib < self._smallest_gib:
-            self.smallest, self._smallest_gib = job.layout, memory_gib
-        return memory_gib
-
-    def _job_with(self, layout: Layout) -> Job:
-        return replace(self._job, layout=layout)
-
-
-def _list_other_choices(layout: Layout) -> tuple[object, ...]:
-    """Return what of a layout is neither its micro-batch nor how its data parallel ranks divide."""
-    degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
-    return *degrees, layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward
+        return Candidate(layout, self._estimator.estimate(replace(self._job, layout=layout), self._cluster))
