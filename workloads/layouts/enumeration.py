@@ -71,7 +71,8 @@ def list_families(
             (checkpointing, reshard)
             for checkpointing in checkpointings
             for reshard in reshardings
-            if not find_violation(
+            if not rules[1]
+            or not find_violation(
                 replace(job, layout=replace(template, checkpointing=checkpointing, reshard_after_forward=reshard)),
                 site,
                 rules[1],
@@ -79,8 +80,9 @@ def list_families(
         ]
         if pairs:
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
-            first = replace(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
-            yield Family(first, shards, kept, reshards)
+            if pairs[0] != (template.checkpointing, template.reshard_after_forward):
+                template = replace(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
+            yield Family(template, shards, kept, reshards)
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,16 @@ class _Space:
 
     def list_templates(self) -> Iterator[tuple[Layout, tuple[int, ...], tuple[bool, ...]]]:
         """Yield a layout of each family, with the values of `dp_shard` and of `reshard_after_forward`."""
-        base = replace(self.job.layout, **self.fixed)
+        base = replace(self.job.layout, **{**self.fixed, "checkpointing": self.values("checkpointing")[0]})
         for dp, tp, cp, pp in self._list_degrees():
             for shards, is_sharded in self._list_shards(dp, cp):
                 reshardings = self.values("reshard_after_forward")
                 if not is_sharded:
                     reshardings = (True,) if self.fixed.get("reshard_after_forward", True) else ()
                 for choices in self._list_choices(dp, pp, is_sharded) if reshardings else ():
-                    sharded = replace(base, dp_shard=shards[0], dp_replicate=dp // shards[0])
-                    yield replace(sharded, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
+                    choices |= {"dp_shard": shards[0], "dp_replicate": dp // shards[0]}
+                    choices |= {"reshard_after_forward": reshardings[0]}
+                    yield replace(base, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
 
     def _list_degrees(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield dp, the GPUs that train on different sequences, with tp, cp and pp."""

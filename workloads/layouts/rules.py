@@ -61,7 +61,8 @@ class Rule(NamedTuple):
 
     Attributes:
         trainers: those that have the rule; None for all.
-        is_tradable: it depends on what trades memory for time: checkpointing and resharding.
+        is_tradable: a search checks it for each value of checkpointing and resharding, which trade memory for time.
+            Weights that nothing shards are not among them: a search reshards them in every layout.
     """
 
     name: str
@@ -419,8 +420,8 @@ RULES = (
     Rule("micro-batches fill the pipeline", _check_rounds),
     Rule("ep divides the experts", _check_experts),
     Rule("only sharded states are sharded", _check_sharding),
-    Rule("only sharded weights stay gathered", _check_resharding, OTHERS, is_tradable=True),
-    Rule("only sharded weights stay gathered", _check_own_resharding, ONLY_OWN, is_tradable=True),
+    Rule("only sharded weights stay gathered", _check_resharding, OTHERS),
+    Rule("only sharded weights stay gathered", _check_own_resharding, ONLY_OWN),
     Rule("the device has the data type", _check_dtype),
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),
     Rule("checkpointing_freq selects blocks", _check_checkpointing, ONLY_OWN, is_tradable=True),
