@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from workloads.llama.block import BlockMath
 from workloads.llama.model import loss_and_gradients
 from workloads.models.model import Model
-from workloads.offload.optimizer import AdamW
+from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import LOGIT_TOKENS, Location
 from workloads.offload.transfers import Buffer, CopyStreams
 
@@ -28,19 +28,13 @@ class EmbeddingAndHead:
         shape: Model,
         block_math: BlockMath,
         device: torch.device,
-        dtype: torch.dtype,
+        precision: Precision,
         copy_streams: CopyStreams,
-        allocate_states: Callable[[int], tuple[Buffer, ...]],
         states_on: Location,
-        has_master_weights: bool,
+        allocate_states: Callable[[int, Location], tuple[Buffer, ...]],
     ) -> None:
-        """Allocate weights, gradients and states.
-
-        Args:
-            allocate_states: returns the optimizer states of so many parameters, stored on `states_on`.
-        """
         self._math, self._copy_streams, self._states_on = block_math, copy_streams, states_on
-        self._has_master_weights = has_master_weights
+        self._has_master_weights, dtype = precision.master_weights, precision.dtype
         self.sizes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (shape.vocabulary, shape.hidden_size),
             "norm.weight": (shape.hidden_size,),
@@ -48,8 +42,8 @@ class EmbeddingAndHead:
         if not shape.tied:
             self.sizes["lm_head.weight"] = (shape.vocabulary, shape.hidden_size)
         self._weights = {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()}
-        self._gradients = {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()}
-        self._states = {name: allocate_states(math.prod(size)) for name, size in self.sizes.items()}
+        self._gradients = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
+        self._states = {name: allocate_states(math.prod(size), states_on) for name, size in self.sizes.items()}
         self._lm_head = "embedding.weight" if shape.tied else "lm_head.weight"
 
     def embed(self, tokens: Tensor) -> Tensor:

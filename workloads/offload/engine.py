@@ -24,7 +24,7 @@ from workloads.models.model import Model
 from workloads.offload.embedding_head import EmbeddingAndHead
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
-from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, LayerPlan, Location, Plan, list_saved_tensors
+from workloads.offload.plan import GRADIENT_SLOTS, WEIGHT_SLOTS, Location, Plan, list_saved_tensors
 from workloads.offload.transfers import ActivationStack, Buffer, CopyStreams, LayerSlots
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8"}
@@ -75,14 +75,32 @@ class Engine:
         with torch.device("meta"):
             self._shapes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
         self._layer_numel = sum(size.numel() for size in self._shapes.values())
-        self.rope = rope_table(shape, plan.sequence_length, device)
-        self._layers = [self._allocate_layer(layer) for layer in plan.layers]
+        self._ropes = rope_table(shape, plan.sequence_length, device).split(plan.chunk_length, dim=1)  # by segment
+        keeps_gradients = plan.accumulation_rounds > 1
+        self._layers = [
+            LayerState(
+                self._allocate(self._layer_numel, layer.weights),
+                self._allocate_states(self._layer_numel, layer.optimizer_states),
+                self._allocate(self._layer_numel, layer.gradients)
+                if keeps_gradients or layer.gradients == "device"
+                else None,
+            )
+            for layer in plan.layers
+        ]
         self._weights = self._build_slots("weights", WEIGHT_SLOTS)
         self._gradients = self._build_slots("gradients", GRADIENT_SLOTS)
         streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
         self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
         self._math = build_block_math(shape, kernel, self.precision.recipe, compiled=device.type != "cpu")
-        self._embedding_and_head = self._build_embedding_and_head()
+        self._embedding_and_head = EmbeddingAndHead(
+            shape,
+            self._math,
+            device,
+            self.precision,
+            self.copy_streams,
+            plan.embedding_and_head_states,
+            self._allocate_states,
+        )
         self._saved, self._saved_keys_values = (ActivationStack(arena, device, self.copy_streams) for _ in range(2))
         self._keys_values = self._d_keys_values = torch.empty(0)
 
@@ -96,36 +114,11 @@ class Engine:
         vectors = self.precision.list_state_vectors(numel)
         return tuple(self._allocate(size, location, dtype) for size, dtype in vectors)
 
-    def _allocate_layer(self, layer: LayerPlan) -> LayerState:
-        keeps_gradients = self.plan.accumulation_rounds > 1 or layer.gradients == "device"
-        return LayerState(
-            self._allocate(self._layer_numel, layer.weights),
-            self._allocate_states(self._layer_numel, layer.optimizer_states),
-            self._allocate(self._layer_numel, layer.gradients) if keeps_gradients else None,
-        )
-
     def _build_slots(self, name: Literal["weights", "gradients"], shared_slots: int) -> LayerSlots:
-        return LayerSlots(
-            [getattr(layer, name) for layer in self._layers],
-            [getattr(layer, name) == "device" for layer in self.plan.layers],
-            shared_slots,
-            lambda: self._allocate(self._layer_numel, "device"),
-            self._split,
-            self.copy_streams,
-        )
-
-    def _build_embedding_and_head(self) -> EmbeddingAndHead:
-        location = self.plan.embedding_and_head_states
-        return EmbeddingAndHead(
-            self.shape,
-            self._math,
-            self.device,
-            self.precision.dtype,
-            self.copy_streams,
-            lambda numel: self._allocate_states(numel, location),
-            location,
-            self.precision.master_weights,
-        )
+        stored = [getattr(layer, name) for layer in self._layers]
+        resident = [getattr(layer, name) == "device" for layer in self.plan.layers]
+        shared = [self._allocate(self._layer_numel, "device") for _ in range(min(shared_slots, resident.count(False)))]
+        return LayerSlots(stored, resident, shared, self._split, self.copy_streams)
 
     def _split(self, flat: Tensor) -> NamedTensors:
         """Return views of a layer's vector by parameter name."""
@@ -188,12 +181,13 @@ class Engine:
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
         """Run block n on chunk c and save the activations that the plan selects."""
-        plan, rope, segment = self.plan, self._slice_rope(c), c % self.plan.segments_per_sequence
+        plan, segment = self.plan, c % self.plan.segments_per_sequence
         start, end = segment * plan.chunk_length, (segment + 1) * plan.chunk_length
         if plan.segments_per_sequence > 1 and segment == 0:
             size = (plan.sequences_per_chunk, plan.sequence_length, 2 * self.shape.kv_heads, self.shape.head_size)
             self._keys_values = torch.empty(size, dtype=self.precision.dtype, device=self.device)
-        out, activations = self._math.forward(weights, x, rope, self._keys_values[:, :start] if segment else None)
+        past_kv = self._keys_values[:, :start] if segment else None
+        out, activations = self._math.forward(weights, x, self._ropes[segment], past_kv)
         choice, location = plan.layers[n].activations_of(c)
         names = list_saved_tensors(choice, plan.segments_per_sequence)
         self._saved.push({name: activations[name] for name in names}, location)
@@ -202,10 +196,6 @@ class Engine:
             if segment == plan.segments_per_sequence - 1:
                 self._saved_keys_values.push({"keys_values": self._keys_values}, plan.keys_values_on)
         return out
-
-    def _slice_rope(self, c: int) -> Tensor:
-        """Return the rotations of chunk c's positions."""
-        return self.rope.split(self.plan.chunk_length, dim=1)[c % self.plan.segments_per_sequence]
 
     def _backward_layer(self, n: int, d: list[Tensor], *, is_first: bool, is_last: bool) -> None:
         """Run backward through block n for all chunks, the last first; then store its gradients or update its weights.
@@ -240,7 +230,7 @@ class Engine:
         """Run backward through a block for chunk c, whose activations were saved last."""
         plan, segment = self.plan, c % self.plan.segments_per_sequence
         if plan.segments_per_sequence == 1:
-            return self._math.backward(weights, gradients, self._saved.pop(), self._slice_rope(c), d_out)
+            return self._math.backward(weights, gradients, self._saved.pop(), self._ropes[0], d_out)
         if segment == plan.segments_per_sequence - 1:
             self._keys_values = self._d_keys_values = torch.empty(0)  # freed before the next ones are allocated
             self._keys_values = self._saved_keys_values.pop()["keys_values"]
@@ -250,7 +240,7 @@ class Engine:
         earlier = self._keys_values[:, :start] if segment else None
         activations["kv"] = self._keys_values[:, start:end]
         d_keys_values = self._d_keys_values[:, start:end], self._d_keys_values[:, :start]
-        return self._math.backward(weights, gradients, activations, self._slice_rope(c), d_out, earlier, d_keys_values)
+        return self._math.backward(weights, gradients, activations, self._ropes[segment], d_out, earlier, d_keys_values)
 
     # ── the optimizer ──
 
@@ -322,11 +312,6 @@ class Engine:
         return self._math.recipe or DTYPE_NAMES[self._layers[0].weights.tensor.dtype]
 
     @property
-    def has_master_weights(self) -> bool:
-        """Whether the optimizer has the weights in fp32: its other vectors are two, or four with int8."""
-        return len(self._layers[0].optimizer_states) % 2 == 1
-
-    @property
     def state_format(self) -> str:
         """The data type of momentum and variance."""
         return DTYPE_NAMES[self._layers[0].optimizer_states[0].tensor.dtype]
@@ -334,11 +319,13 @@ class Engine:
     def describe_types(self) -> dict[str, str]:
         """Return the data types of the tensors that the engine trains with, read from them."""
         layer = self._layers[0]
+        # Master weights: the optimizer's other vectors are two, or four with int8.
+        has_master_weights = len(layer.optimizer_states) % 2 == 1
         types = {
             "type_of_block_products": self.matrix_dtype,
             "type_of_weights": DTYPE_NAMES[layer.weights.tensor.dtype],
             "type_of_optimizer_states": self.state_format,
-            "type_of_master_weights": "fp32" if self.has_master_weights else "none",
+            "type_of_master_weights": "fp32" if has_master_weights else "none",
             "type_of_embedding_and_head": DTYPE_NAMES[self._embedding_and_head.dtype],
         }
         return types | ({"scales_of_block_products": self._math.scales} if self._math.scales else {})

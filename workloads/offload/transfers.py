@@ -123,6 +123,8 @@ class Slot:
 class LayerSlots:
     """The slots of all layers, for their weights or for their gradients.
 
+    A resident layer has its own slot, streamed layers share a few: layer n of them has slot n modulo their number.
+
     Attributes:
         streamed_layers: the indices of the layers that share slots.
     """
@@ -131,18 +133,16 @@ class LayerSlots:
         self,
         stored: Sequence[Buffer | None],
         resident: Sequence[bool],
-        shared_slots: int,
-        allocate: Callable[[], Buffer],
+        shared: Sequence[Buffer],
         split: Callable[[Tensor], NamedTensors],
         copy_streams: CopyStreams,
     ) -> None:
-        """Allocate the slots that streamed layers share.
+        """Build the slots.
 
         Args:
             stored: the buffer that stores each layer's vector; None if nothing is stored between two uses.
             resident: whether that buffer stays on the device and is the layer's slot.
-            shared_slots: the number of slots that streamed layers share, at most one for each.
-            allocate: returns a device buffer for one layer's vector.
+            shared: the device buffers that streamed layers share.
             split: returns the parts of a layer's vector by name.
         """
         self._stored, self._copy_streams = stored, copy_streams
@@ -152,7 +152,6 @@ class LayerSlots:
             for n, buffer in enumerate(stored)
             if resident[n] and buffer is not None
         }
-        shared = [allocate() for _ in self.streamed_layers[:shared_slots]]
         self._shared = [Slot(buffer, split(buffer.tensor)) for buffer in shared]
 
     def get(self, n: int) -> Slot:
@@ -203,7 +202,8 @@ class ActivationStack:
 
     def __init__(self, arena: Arena, device: torch.device, copy_streams: CopyStreams) -> None:
         self._arena, self._device, self._copy_streams = arena, device, copy_streams
-        self._free_host_tensors: dict[tuple[int, torch.dtype], list[Tensor]] = {}  # by number of elements and type
+        # By number of elements and type.
+        self._free_host_tensors: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._chunks: list[SavedChunk] = []
         self._on_host: list[SavedChunk] = []  # those of `_chunks` whose activations are on the host alone
         self._leaving: deque[SavedChunk] = deque()
@@ -262,6 +262,6 @@ class ActivationStack:
             self._copy_streams.copy(chunk.in_flight[name], stored, "activations")
 
     def _allocate_on_host(self, template: Tensor) -> Tensor:
-        free = self._free_host_tensors.setdefault((template.numel(), template.dtype), [])
+        free = self._free_host_tensors[template.numel(), template.dtype]
         flat = free.pop() if free else self._arena.allocate(template.numel(), template.dtype)
         return flat.view(template.shape)
