@@ -239,12 +239,10 @@ class StepTimes(NamedTuple, Generic[Number]):
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass over all layers, forward or backward.
+    """A pass over all layers, `count` times in a step.
 
-    Attributes:
-        count: passes of this kind in a step.
-        h2d_vectors, d2h_vectors: vectors of a streamed layer, weights or gradients, that are copied in each direction.
-        updates: the optimizer updates each layer, and streamed optimizer states are copied in both directions.
+    In each direction it copies `h2d_vectors` and `d2h_vectors` of a streamed layer, which are weights or gradients. In
+    one that updates, the optimizer updates each layer, and streamed states are copied in both directions.
     """
 
     count: int
@@ -266,11 +264,7 @@ def _list_passes(rounds: int) -> list[_Pass]:
 
 
 def predict_block_times(
-    placement: Placement,
-    recompute_s_per_token: Array,
-    host_bytes: Array,
-    model: ModelSizes,
-    rates: DeviceRates,
+    placement: Placement, recompute_s_per_token: Array, host_bytes: Array, model: ModelSizes, rates: DeviceRates
 ) -> StepTimes[Array]:
     """Predict the part of a step in the blocks.
 

@@ -42,7 +42,7 @@ class Precision:
         return self.optimizer_states or default
 
     def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
-        """Return the length and data type of each vector that the optimizer stores for so many parameters.
+        """Return the length and data type of each vector that the optimizer stores for `numel` parameters.
 
         They are momentum, variance, with int8 the scales of both, and last the master weights if there are any.
         """
@@ -120,7 +120,16 @@ def _update(
     w32 = (masters[0] if masters else w).float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
     for target in (w, *masters):
         target.copy_(w32)
-    _write_states([m, v], scales, int8_maps, [m32, v32])
+    if not int8_maps:
+        m.copy_(m32)
+        v.copy_(v32)
+        return
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
+
+    for state, scale, table, value in zip((m, v), scales, int8_maps, (m32, v32), strict=True):
+        scaled, largest = scale_tensor(value, value.numel() // scale.numel())  # by the largest of each block
+        state.copy_(quantize_8bit_with_qmap(scaled, table))
+        scale.copy_(largest)
 
 
 def _read_states(states: list[Tensor], scales: list[Tensor], int8_maps: tuple[Tensor, ...]) -> list[Tensor]:
@@ -132,22 +141,6 @@ def _read_states(states: list[Tensor], scales: list[Tensor], int8_maps: tuple[Te
     return [
         dequant_with_qmap(state, table, scale) for state, table, scale in zip(states, int8_maps, scales, strict=True)
     ]
-
-
-def _write_states(
-    states: list[Tensor], scales: list[Tensor], int8_maps: tuple[Tensor, ...], values: list[Tensor]
-) -> None:
-    """Round the values into the states; int8 with the largest magnitude of each block as its scale."""
-    if not int8_maps:
-        for state, value in zip(states, values, strict=True):
-            state.copy_(value)
-        return
-    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
-
-    for state, scale, table, value in zip(states, scales, int8_maps, values, strict=True):
-        scaled, largest = scale_tensor(value, value.numel() // scale.numel())
-        state.copy_(quantize_8bit_with_qmap(scaled, table))
-        scale.copy_(largest)
 
 
 @cache

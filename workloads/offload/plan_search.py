@@ -19,7 +19,6 @@ from workloads.api.contract import Infeasible
 from workloads.offload.cost_model import (
     ALLOCATOR_SLACK,
     ActivationMemory,
-    Array,
     DeviceRates,
     MemoryBudget,
     ModelSizes,
@@ -191,14 +190,25 @@ def _choose_saved_activations(
     """
     if not memories:
         return {}
+    counts = _list_divisions(model.shape.layers * placement.chunks_per_round)
+    chunk_bytes = [count_chunk_saved_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS]
+    transfer_bytes = np.array([count_transfer_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS])
+    total_bytes = counts @ np.array(chunk_bytes, dtype=float)
     device_bytes = np.array([[memory.device_bytes] for memory in memories.values()])
     max_host_bytes = np.array([[memory.host_bytes] for memory in memories.values()])
-    counts = _list_divisions(model.shape.layers * placement.chunks_per_round)
-    on_device, host_bytes, fits = _fill_device(placement, counts, device_bytes, model)
+    # Arrays from here on are [memories, ways]. The choice that saves the most of those in a row needs the largest
+    # buffers for copies.
+    free_bytes = device_bytes - np.where(total_bytes <= device_bytes, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
+    host_bytes = np.zeros_like(free_bytes)
+    on_device = np.zeros((*free_bytes.shape, counts.shape[1]), dtype=np.int64)
+    for column, size in enumerate(chunk_bytes):
+        on_device[..., column] = np.clip(free_bytes // size, 0, counts[:, column])
+        free_bytes = free_bytes - on_device[..., column] * size
+        host_bytes += (counts[:, column] - on_device[..., column]) * size
     recompute_s = np.array([rates.recompute_s_per_token[saved] for saved in SAVED_ACTIVATIONS])
     mean_recompute_s = counts @ recompute_s / counts.sum(axis=1)
     blocks = predict_block_times(placement, mean_recompute_s, host_bytes, model, rates)
-    step_s = np.where(fits & (host_bytes <= max_host_bytes), blocks.step_s, np.inf)
+    step_s = np.where((free_bytes >= 0) & (host_bytes <= max_host_bytes), blocks.step_s, np.inf)
     others = predict_embedding_and_head_times(placement, model, rates)
     candidates = {}
     for row, n in enumerate(memories):
@@ -215,29 +225,6 @@ def _choose_saved_activations(
         ]
         candidates[n] = _Candidate(placement, {choice: count for choice, count in by_choice if count}, times)
     return candidates
-
-
-def _fill_device(
-    placement: Placement, counts: NDArray[np.int64], device_bytes: Array, model: ModelSizes
-) -> tuple[NDArray[np.int64], Array, NDArray[np.bool_]]:
-    """Return the chunks that are saved on the device, the bytes that are left for the host, and whether it all fits.
-
-    Args:
-        counts: the chunks by choice, [ways, choices].
-        device_bytes: of several memories, [memories, 1]; the results have the shape [memories, ways] in front.
-    """
-    chunk_bytes = [count_chunk_saved_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS]
-    transfer_bytes = np.array([count_transfer_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS])
-    total_bytes = counts @ np.array(chunk_bytes, dtype=float)
-    # The choice that saves the most of those in a row needs the largest buffers for copies.
-    free_bytes = device_bytes - np.where(total_bytes <= device_bytes, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
-    host_bytes = np.zeros_like(free_bytes)
-    on_device = np.zeros((*free_bytes.shape, counts.shape[1]), dtype=np.int64)
-    for column, size in enumerate(chunk_bytes):
-        on_device[..., column] = np.clip(free_bytes // size, 0, counts[:, column])
-        free_bytes = free_bytes - on_device[..., column] * size
-        host_bytes += (counts[:, column] - on_device[..., column]) * size
-    return on_device, host_bytes, free_bytes >= 0
 
 
 @cache

@@ -7,9 +7,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,16 +22,15 @@ from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.models.model import MODELS, TRAINED_MODELS, Model
+from workloads.models.model import MODELS, find_trained_name
 from workloads.offload import OffloadParameters, infeasible_reason, process_setup
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import MeasuredDevice, load_or_measure
 from workloads.offload.engine import Engine
 from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
-from workloads.offload.plan import GIB, RECOMPUTED_UNDER, Plan, SavedActivations, count_training_state_bytes
+from workloads.offload.plan import GIB, RECOMPUTED_UNDER, SavedActivations, count_training_state_bytes
 from workloads.offload.plan_search import Prediction, find_fastest_plan
-from workloads.offload.process_setup import keep_compiled_kernels
 
 SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "full": "all activations",
@@ -51,16 +50,12 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         ArithmeticError: the loss is not finite.
     """
     start = _Start()
-    keep_compiled_kernels()
+    process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape = MODELS[parameters.model]
-    if device.type == "cpu":
-        _require_cpu_memory(shape, precision)
-    if parameters.checkpoint:
-        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
     model = ModelSizes(
         shape,
         precision.dtype.itemsize,
@@ -68,6 +63,15 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         precision.cast_bytes_per_parameter,
         precision.token_multiple,
     )
+    if device.type == "cpu":  # where the device's memory is the host's
+        needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
+        if needed > (available := available_memory_bytes()):
+            raise Infeasible(
+                f"weights, gradients and optimizer states need {needed / GIB:.1f} GiB, this machine has no GPU and "
+                f"{available / GIB:.1f} GiB available. Use workload=llama_tiny on a CPU"
+            )
+    if parameters.checkpoint:
+        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
     with process_setup.device_memory_limit(device, parameters.device_gib):
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
@@ -103,24 +107,6 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     )
 
 
-def _require_cpu_memory(shape: Model, precision: Precision) -> None:
-    """Reject a model that this machine cannot train without a GPU, where the device's memory is the host's.
-
-    Raises:
-        Infeasible: weights, gradients and optimizer states alone need more than the available memory.
-    """
-    state_bytes = precision.state_bytes_per_parameter
-    needed, available = (
-        count_training_state_bytes(shape, precision.dtype.itemsize, state_bytes),
-        available_memory_bytes(),
-    )
-    if needed > available:
-        raise Infeasible(
-            f"weights, gradients and optimizer states need {needed / GIB:.1f} GiB, this machine has no GPU and "
-            f"{available / GIB:.1f} GiB available. Use workload=llama_tiny on a CPU"
-        )
-
-
 def _count_arena_bytes(prediction: Prediction) -> int:
     """Return the plan's host memory, and 512 bytes of alignment for each allocation.
 
@@ -139,7 +125,6 @@ class _Start:
         self.parts_s: dict[str, float] = {}
 
     def end_part(self, name: str) -> None:
-        """Say that what has run since the part before was this one."""
         now_s = time.perf_counter()
         self.parts_s[name], self._part_began_s = now_s - self._part_began_s, now_s
 
@@ -153,31 +138,55 @@ def _train(
     precision: Precision,
     start: _Start,
 ) -> Measurement:
-    plan, shape = prediction.plan, MODELS[parameters.model]
+    plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
     optimizer = AdamW(learning_rate=parameters.learning_rate)
-    batches = _load_batches(parameters, plan)
+    steps = warmup + parameters.steps
+    tokens = load_sequences(
+        parameters.data,
+        parameters.tokenizer,
+        count=steps * parameters.sequences_per_step,
+        length=plan.sequence_length + 1,
+        vocabulary=shape.vocabulary,
+        seed=parameters.seed,
+    )
+    batches = tokens.view(steps, plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, -1)
     engine = Engine(shape, plan, arena, device, measured.kernel, precision=precision, optimizer=optimizer)
-    _set_weights(engine, parameters)
+    if parameters.checkpoint:
+        engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
+    else:
+        engine.initialize(parameters.seed)
     activity = node_activity()
     start.end_part("weights")
     with monitor_gpu(device) as readings:
-        run = _run_steps(engine, batches, parameters.warmup, readings)
+        run = _run_steps(engine, batches, warmup, readings)
     copied_bytes = engine.copy_streams.copied_bytes
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
-    metrics = readings.metrics() | _compute_metrics(run, prediction) | _memory_metrics(arena, device)
     start.parts_s["first step"] = run.times_s[0] - statistics.median(run.times_s)
-    metrics["startup_s"] = sum(start.parts_s.values())
-    metrics["copied_gib_per_step"] = copied_bytes / len(batches) / GIB
+    times, step_s = prediction.times, run.times_s[-1]
+    metrics = readings.metrics() | {
+        "loss": run.losses[-1],
+        "first_loss": run.losses[0],
+        "predicted_tokens_per_s": plan.tokens_per_step / times.step_s,
+        "predicted_copy_wait_share": times.copy_wait_s / times.step_s,
+        "copy_wait_share": run.span_times_s.get("copy_wait", 0.0) / step_s,
+        "optimizer_share": run.span_times_s.get("optimizer", 0.0) / step_s,
+        "rounds": float(plan.accumulation_rounds),
+        "peak_host_gib": arena.used_bytes / GIB,
+        "startup_s": sum(start.parts_s.values()),
+        "copied_gib_per_step": copied_bytes / len(batches) / GIB,
+    }
+    if device.type == "cuda":
+        metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
-        executed=_executed_parameters(parameters, engine, batches, run),
-        step_times_s=tuple(run.times_s[parameters.warmup :]),
+        executed=_executed_parameters(parameters, engine, batches, len(run.times_s) - warmup),
+        step_times_s=tuple(run.times_s[warmup:]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
-        hardware_flops_per_step=_count_hardware_flops(shape, plan),
+        hardware_flops_per_step=_count_hardware_flops(engine),
         tokens_per_step=plan.tokens_per_step,
         matrix_dtype=parameters.dtype,
-        energy=readings.energy(len(run.times_s) - parameters.warmup),
+        energy=readings.energy(len(run.times_s) - warmup),
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | readings.machine_info()
@@ -195,66 +204,32 @@ def _train(
     )
 
 
-def _set_weights(engine: Engine, parameters: OffloadParameters) -> None:
-    if parameters.checkpoint:
-        engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
-    else:
-        engine.initialize(parameters.seed)
-
-
 def _executed_parameters(
-    parameters: OffloadParameters, engine: Engine, batches: torch.Tensor, run: _TrainingRun
+    parameters: OffloadParameters, engine: Engine, batches: torch.Tensor, steps: int
 ) -> dict[str, Scalar]:
     """Return the parameters, as far as possible read back from the engine that ran and its tokens.
 
     Budgets, files and the seed are those of the request.
     """
     requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+    types = engine.describe_types()
     _, *sequences, length = batches.shape
     return requested | {
-        "model": next(name for name, shape in TRAINED_MODELS.items() if shape == engine.shape),
+        "model": find_trained_name(engine.shape),
         "sequence_length": length - 1,
         "sequences_per_step": math.prod(sequences),
         "dtype": engine.matrix_dtype,
         # Weights in fp32 need no copies in fp32.
         "master_weights": parameters.master_weights
         if engine.matrix_dtype == "fp32"
-        else engine.describe_types()["type_of_master_weights"],
-        "optimizer_states": engine.state_format if parameters.optimizer_states else None,
-        "steps": len(run.times_s) - parameters.warmup,
+        else types["type_of_master_weights"],
+        "optimizer_states": types["type_of_optimizer_states"] if parameters.optimizer_states else None,
+        "steps": steps,
         "learning_rate": engine.optimizer.learning_rate,
     }
 
 
-def _memory_metrics(arena: Arena, device: torch.device) -> dict[str, float]:
-    metrics = {"peak_host_gib": arena.used_bytes / GIB}
-    if device.type == "cuda":
-        metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
-    return metrics
-
-
-def _load_batches(parameters: OffloadParameters, plan: Plan) -> torch.Tensor:
-    """Return the tokens of all steps: [steps, rounds, groups, sequences, sequence_length + 1] int64."""
-    step_count = parameters.warmup + parameters.steps
-    tokens = load_sequences(
-        parameters.data,
-        parameters.tokenizer,
-        count=step_count * parameters.sequences_per_step,
-        length=plan.sequence_length + 1,
-        vocabulary=MODELS[parameters.model].vocabulary,
-        seed=parameters.seed,
-    )
-    return tokens.view(
-        step_count,
-        plan.accumulation_rounds,
-        plan.groups_per_round,
-        plan.sequences_per_chunk,
-        plan.sequence_length + 1,
-    )
-
-
-@dataclass(frozen=True)
-class _TrainingRun:
+class _TrainingRun(NamedTuple):
     """The steps of a training run, warm-up included, and the time of each kind of work in the last step."""
 
     times_s: list[float]
@@ -264,44 +239,29 @@ class _TrainingRun:
 
 def _run_steps(engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings) -> _TrainingRun:
     """Train one step on each batch. Raises ArithmeticError if a loss is not finite."""
-    times_s: list[float] = []
-    losses: list[float] = []
-    span_times_s: Mapping[str, float] = {}
+    run = _TrainingRun([], [], {})
     for number, batch in enumerate(batches):
         if number == warmup:
             readings.begin_steps()
         started = time.perf_counter()
-        losses.append(float(engine.step(batch)))
+        run.losses.append(float(engine.step(batch)))
         engine.synchronize()
-        times_s.append(time.perf_counter() - started)
-        span_times_s = engine.copy_streams.take_span_times_s()
-    if not all(math.isfinite(loss) for loss in losses):
-        raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
-    return _TrainingRun(times_s, losses, span_times_s)
+        run.times_s.append(time.perf_counter() - started)
+        run = run._replace(span_times_s=engine.copy_streams.take_span_times_s())
+    if not all(math.isfinite(loss) for loss in run.losses):
+        raise ArithmeticError(f"the loss is {run.losses[-1]} after {len(run.losses)} steps")
+    return run
 
 
-def _compute_metrics(run: _TrainingRun, prediction: Prediction) -> dict[str, float]:
-    """Return the losses, the shares of the last step's time, and the planner's prediction of them."""
-    metrics = {
-        "loss": run.losses[-1],
-        "first_loss": run.losses[0],
-        "predicted_tokens_per_s": prediction.plan.tokens_per_step / prediction.times.step_s,
-        "predicted_copy_wait_share": prediction.times.copy_wait_s / prediction.times.step_s,
-        "copy_wait_share": run.span_times_s.get("copy_wait", 0.0) / run.times_s[-1],
-        "optimizer_share": run.span_times_s.get("optimizer", 0.0) / run.times_s[-1],
-        "rounds": float(prediction.plan.accumulation_rounds),
-    }
-    return metrics
-
-
-def _count_hardware_flops(shape: Model, plan: Plan) -> float:
+def _count_hardware_flops(engine: Engine) -> float:
     """Return the floating-point operations of a step, recomputation included."""
+    plan = engine.plan
     chunk_counts = Counter(plan.list_activations())
     recompute = {
         op: sum(count for (saved, _), count in chunk_counts.items() if saved in choices) / plan.chunks_per_round
         for op, choices in RECOMPUTED_UNDER.items()
     }
-    return hardware_flops_per_token(shape, plan.sequence_length, recompute) * plan.tokens_per_step
+    return hardware_flops_per_token(engine.shape, plan.sequence_length, recompute) * plan.tokens_per_step
 
 
 def describe_plan(prediction: Prediction) -> list[str]:
