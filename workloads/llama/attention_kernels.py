@@ -29,17 +29,10 @@ HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Kernel(NamedTuple):
-    """An attention kernel, forward and backward.
+    """An attention kernel: (q, k, v, causal) to (out, lse), and (d_out, q, k, v, out, lse, causal) to (dq, dk, dv)."""
 
-    Attributes:
-        name: its name in logs and results.
-        dtypes: the data types that it computes correctly. cuDNN's kernel does not refuse other ones.
-        forward: (q, k, v, causal) to (out, lse).
-        backward: (d_out, q, k, v, out, lse, causal) to (dq, dk, dv).
-    """
-
-    name: str
-    dtypes: tuple[torch.dtype, ...]
+    name: str  # in logs and results
+    dtypes: tuple[torch.dtype, ...]  # that it computes correctly; cuDNN's kernel does not refuse other ones
     forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Gradients]
 

@@ -41,8 +41,6 @@ class BlockMath:
     Attributes:
         recipe: that of the matrix products, in `workloads.api.recipes`; empty: they are in the weights' data type.
         scales: how the recipe scales their operands; empty without one.
-        shape: the model's sizes.
-        kernel: the attention kernel.
         norm: (x, weight) to the RMS norm of x[tokens, hidden_size].
         norm_backward: (x, weight, d_out, d_residual) to the norm of x, d_out's gradient with respect to x plus
             `d_residual`, and its gradient with respect to weight.
@@ -95,9 +93,7 @@ class BlockMath:
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
         """Return a block's weights as both passes take them, for all chunks of a layer.
 
-        Args:
-            forward: they are for the forward pass, or for one that recomputes activations.
-            backward: they are for the backward pass.
+        They are for the forward pass, or one that recomputes activations, for the backward pass, or for both.
         """
         return weights
 
@@ -108,11 +104,8 @@ class BlockMath:
     ) -> tuple[Tensor, Activations]:
         """Return the block's output [tokens, hidden_size] for one chunk, and all of its activations.
 
-        Args:
-            weights: the block's weights.
-            x: the block's input [tokens, hidden_size].
-            rope: `rope_table` at the chunk's positions, [2, length, head_size / 2].
-            past_kv: keys and values of the earlier pieces of the sequences; None for whole sequences.
+        `rope` is `rope_table` at the positions of the chunk, [2, length, head_size / 2]. `past_kv` has the keys and
+        values of the earlier pieces of the sequences; None for whole sequences.
         """
         activations = self._compute_missing(weights, {"x": x}, rope, past_kv)
         hidden = self._swiglu(activations["gate"], activations["up"])
@@ -168,14 +161,12 @@ class BlockMath:
     ) -> Tensor:
         """Return the gradient of x and add those of the weights to `gradients`.
 
+        `weights`, `rope` and `past_kv` are those of `forward`.
+
         Args:
-            weights: the block's weights.
-            gradients: the weights' gradients so far; may be empty.
             activations: those that were saved, at least x. Missing ones are recomputed; all but x are removed once
                 used, so that their memory is freed.
-            rope: `rope_table` at the chunk's positions, [2, length, head_size / 2].
             d_out: the gradient of the block's output [tokens, hidden_size].
-            past_kv: keys and values of the earlier pieces of the sequences; None for whole sequences.
             kv_gradients: for pieces, in fp32: the gradient of this piece's keys and values from the later pieces, and
                 the buffer to which the gradient of `past_kv` is added. Both have the layout of `KeysValues`.
         """

@@ -87,9 +87,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
 
-    Args:
-        folder: created if it does not exist.
-        weights: by their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json.
+    `weights` have their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = _split_parameters(shape, weights)

@@ -19,8 +19,6 @@ def load_sequences(
         data: the path of a file that is read from its beginning; None for synthetic tokens. Files that end in .bin or
             .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text.
         tokenizer: the path of a tokenizer.json that encodes the text; None for one token per byte.
-        vocabulary: the number of tokens that the model knows.
-        seed: of the synthetic tokens.
 
     Raises:
         ValueError: the file does not exist, has too few tokens, or has ids outside the vocabulary; or the tokenizer

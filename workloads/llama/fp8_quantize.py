@@ -32,15 +32,11 @@ SCALE_MULTIPLE = 4
 
 
 class Fp8Matrix(NamedTuple):
-    """A matrix divided by its scale, contiguous along the dimension that products sum over.
+    """A matrix divided by its scale, contiguous along the dimension that products sum over."""
 
-    Attributes:
-        data: [rows, summed] in fp8.
-        scale: fp32 on the matrix's device. One number; or of blocks [summed / 128, rows]; or of a weight's blocks
-            [rows / 128, summed / 128, in multiples of 4].
-    """
-
-    data: Tensor
+    data: Tensor  # [rows, summed] in fp8
+    # fp32 on the matrix's device. One number; or of blocks [summed / 128, rows]; or of a weight's blocks
+    # [rows / 128, summed / 128, in multiples of 4].
     scale: Tensor
 
 

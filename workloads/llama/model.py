@@ -124,9 +124,7 @@ class Llama(nn.Module):
 def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
     """Return the mean cross entropy of the logits hidden[tokens, hidden_size] @ weight[vocabulary, hidden_size]ᵀ.
 
-    Args:
-        targets: the correct tokens, [tokens] int64.
-        chunk_tokens: the most tokens whose logits exist at a time.
+    The correct tokens `targets` are [tokens] int64. The logits of at most `chunk_tokens` tokens exist at a time.
     """
     return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens)
 

@@ -31,34 +31,21 @@ ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """The measured rates of one device for one model and sequence length.
+    """The measured rates of one device for one model and sequence length."""
 
-    Attributes:
-        forward_s_per_token, backward_s_per_token: of one block, with every activation saved; for sequences of more than
-            `min_chunk_tokens` in segments of as many.
-        recompute_s_per_token: additional time of the backward pass of one block, by what is saved.
-        lm_head_s_per_token: of the LM head with its loss, forward and backward.
-        h2d_s_per_byte, d2h_s_per_byte: of copies from the host to the device and back, while both run.
-        optimizer_s_per_byte: of AdamW, for each byte of weights.
-        workspace_bytes_per_token: peak memory that the backward pass of one block allocates.
-        min_chunk_tokens: the fewest tokens of a chunk that these rates hold for.
-        weight_cast_s: of casting the weights of one block for a pass over it; 0 if its products take them as they are.
-        gradient_sum_s: of adding a chunk's weight gradients of one block to those so far; 0 if the products add them.
-        split_forward_s_per_token, split_backward_s_per_token: of one block, for each further segment of a sequence.
-    """
-
+    # Of one block with every activation saved; for sequences of more than `min_chunk_tokens` in segments of as many.
     forward_s_per_token: float
     backward_s_per_token: float
-    recompute_s_per_token: Mapping[SavedActivations, float]
-    lm_head_s_per_token: float
-    h2d_s_per_byte: float
+    recompute_s_per_token: Mapping[SavedActivations, float]  # added to the backward pass of one block
+    lm_head_s_per_token: float  # of the LM head with its loss, forward and backward
+    h2d_s_per_byte: float  # of copies from the host to the device, while those back run too
     d2h_s_per_byte: float
-    optimizer_s_per_byte: float
-    workspace_bytes_per_token: float
-    min_chunk_tokens: int
-    weight_cast_s: float = 0.0
-    gradient_sum_s: float = 0.0
-    split_forward_s_per_token: float = 0.0
+    optimizer_s_per_byte: float  # of AdamW, for each byte of weights
+    workspace_bytes_per_token: float  # the most that the backward pass of one block allocates
+    min_chunk_tokens: int  # the fewest tokens of a chunk that these rates hold for
+    weight_cast_s: float = 0.0  # of one block for a pass over it; 0 if its products take the weights as they are
+    gradient_sum_s: float = 0.0  # of adding a chunk's weight gradients of one block; 0 if the products add them
+    split_forward_s_per_token: float = 0.0  # of one block, for each further segment of a sequence
     split_backward_s_per_token: float = 0.0
 
     def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
@@ -78,20 +65,13 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of the model to train.
-
-    Attributes:
-        element_bytes: bytes of one number of weights, gradients and activations.
-        state_bytes_per_parameter: bytes of the optimizer's states of one parameter.
-        cast_bytes_per_parameter: bytes of a weight of the block that computes, cast for its products.
-        token_multiple: the number that the tokens of a chunk must be a multiple of.
-    """
+    """The sizes of the model to train."""
 
     shape: Model
-    element_bytes: int
-    state_bytes_per_parameter: float
-    cast_bytes_per_parameter: int = 0
-    token_multiple: int = 1
+    element_bytes: int  # of one number of weights, gradients and activations
+    state_bytes_per_parameter: float  # of the optimizer's states
+    cast_bytes_per_parameter: int = 0  # of the block that computes, cast for its products
+    token_multiple: int = 1  # the tokens of a chunk are a multiple of it
 
     @cached_property
     def embedding_and_head_parameters(self) -> int:
@@ -112,15 +92,10 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Placement(Division):
-    """The division of a step and the state that stays on the device, before the saved activations are chosen.
+    """The division of a step and the state that stays on the device, before the saved activations are chosen."""
 
-    Attributes:
-        resident_layers: number of layers whose weights and gradients stay on the device.
-        resident_state_layers: number of layers whose optimizer states stay on the device.
-    """
-
-    resident_layers: int
-    resident_state_layers: int
+    resident_layers: int  # whose weights and gradients stay on the device
+    resident_state_layers: int  # whose optimizer states stay on the device
 
 
 # ── memory ──
@@ -225,31 +200,22 @@ def count_fixed_host_bytes(placement: Placement, model: ModelSizes) -> float:
 
 
 class StepTimes(NamedTuple, Generic[Number]):
-    """The predicted time of a step, or of a part of it; as arrays, for several choices of saved activations.
-
-    Attributes:
-        copy_wait_s: the seconds of `step_s` in which computation waits for copies.
-        copied_bytes: bytes copied in both directions.
-    """
+    """The predicted time of a step, or of a part of it; as arrays, for several choices of saved activations."""
 
     step_s: Number
-    copy_wait_s: Number
-    copied_bytes: Number
+    copy_wait_s: Number  # of `step_s`, in which computation waits for copies
+    copied_bytes: Number  # in both directions
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass over all layers, `count` times in a step.
+    """A pass over all layers, forward or backward."""
 
-    In each direction it copies `h2d_vectors` and `d2h_vectors` of a streamed layer, which are weights or gradients. In
-    one that updates, the optimizer updates each layer, and streamed states are copied in both directions.
-    """
-
-    count: int
-    h2d_vectors: int
+    count: int  # passes of this kind in a step
+    h2d_vectors: int  # weights or gradients of a streamed layer that are copied
     d2h_vectors: int = 0
     backward: bool = False
-    updates: bool = False
+    updates: bool = False  # the optimizer updates each layer, and streamed states are copied in both directions
 
 
 def _list_passes(rounds: int) -> list[_Pass]:
@@ -273,9 +239,9 @@ def predict_block_times(
     every layer copies as many activations.
 
     Args:
-        recompute_s_per_token: the time in which the backward pass recomputes activations; mean over layers and chunks.
-        host_bytes: the saved activations of a round that are copied to the host, of all layers; its last dimension is
-            that of `recompute_s_per_token`.
+        recompute_s_per_token: mean over layers and chunks.
+        host_bytes: the activations of a round, of all layers, that are saved on the host; its last dimension is that of
+            `recompute_s_per_token`.
     """
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
     # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.

@@ -24,7 +24,7 @@ from workloads.instruments import device as devices
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import KERNELS, Kernel
-from workloads.llama.block import BlockMath, NamedTensors
+from workloads.llama.block import Activations, BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.models.model import MODELS, Model
@@ -47,16 +47,11 @@ ENVIRONMENT = ("AITER_", "CUBLAS", "CUDA_", "GPU_", "HIP", "HSA_", "MIOPEN_", "P
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """What a plan rests on.
-
-    Attributes:
-        attention: the name of the fastest attention kernel.
-        measured_at: seconds since 1970.
-    """
+    """What a plan rests on."""
 
     rates: DeviceRates
-    attention: str
-    measured_at: float
+    attention: str  # the name of the fastest attention kernel
+    measured_at: float  # seconds since 1970
 
     @property
     def kernel(self) -> Kernel:
@@ -77,9 +72,8 @@ def load_or_measure(model: str, sequence_length: int, device: torch.device, prec
     folder = cache_folder("rates") if device.type == "cuda" else None
     if folder is None:
         return measure()
-    return keep(
-        folder, {"model": model, "length": sequence_length, "precision": precision} | _identity(device), measure
-    )
+    key = {"model": model, "length": sequence_length, "precision": precision} | _identity(device)
+    return keep(folder, key, measure)
 
 
 def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], MeasuredDevice]) -> MeasuredDevice:
@@ -256,21 +250,18 @@ def _draw_weights(shape: Model, device: torch.device, dtype: torch.dtype) -> Nam
 
 
 class _BlockState(NamedTuple):
-    """The weights of a block, as stored and as its passes take them, and their gradients."""
-
-    weights: NamedTensors
-    operands: NamedTensors
+    operands: NamedTensors  # the weights of a block as its passes take them
     gradients: NamedTensors
 
     @staticmethod
     def draw(block_math: BlockMath, device: torch.device, dtype: torch.dtype) -> _BlockState:
         weights = _draw_weights(block_math.shape, device, dtype)
         gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        return _BlockState(weights, block_math.cast_weights(weights), gradients)
+        return _BlockState(block_math.cast_weights(weights), gradients)
 
     @property
     def device(self) -> torch.device:
-        return self.weights["output.weight"].device
+        return self.gradients["output.weight"].device
 
 
 def _build_passes(
@@ -281,8 +272,8 @@ def _build_passes(
     They run over `tokens` tokens: whole sequences of `length`, or segments of `length` with `tokens_before` tokens of
     their sequence before each.
     """
-    shape, operands, gradients = block_math.shape, state.operands, state.gradients
-    device, dtype = state.device, state.weights["output.weight"].dtype
+    shape, (operands, gradients) = block_math.shape, state
+    device, dtype = state.device, gradients["output.weight"].dtype
 
     def draw(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02
@@ -295,10 +286,11 @@ def _build_passes(
         sizes = ((sequences, count, 2 * shape.kv_heads, shape.head_size) for count in (length, tokens_before))
         d_kv, d_earlier = (torch.zeros(size, device=device) for size in sizes)
         d_keys_values = d_kv, d_earlier
-    activations = block_math.forward(operands, x, rope, earlier)[1]
 
-    def forward() -> None:
-        block_math.forward(operands, x, rope, earlier)
+    def forward() -> Activations:
+        return block_math.forward(operands, x, rope, earlier)[1]
+
+    activations = forward()
 
     def build_backward(saved_activations: SavedActivations) -> Callable[[], object]:
         saved = {name: activations[name] for name in SAVED_TENSORS[saved_activations]}
@@ -360,7 +352,6 @@ def _measure_copies(device: torch.device) -> tuple[float, float]:
         on_host = [arena.allocate(size, torch.uint8) for _ in range(2)]
         on_device = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
         h2d, d2h = torch.cuda.Stream(device), torch.cuda.Stream(device)
-
         times_s = []
         for _ in range(6):
             started = time.perf_counter()

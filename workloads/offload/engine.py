@@ -32,16 +32,11 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8
 
 @dataclass
 class LayerState:
-    """The stored tensors of one layer, each where the plan says.
-
-    Attributes:
-        optimizer_states: the vectors that `Precision.list_state_vectors` lists.
-        gradients: None if they stay in their slot, because a step has one round.
-    """
+    """The stored tensors of one layer, each where the plan says."""
 
     weights: Buffer
-    optimizer_states: tuple[Buffer, ...]
-    gradients: Buffer | None = None
+    optimizer_states: tuple[Buffer, ...]  # the vectors that `Precision.list_state_vectors` lists
+    gradients: Buffer | None = None  # None if they stay in their slot, because a step has one round
 
 
 class Engine:
@@ -129,11 +124,7 @@ class Engine:
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device.
-
-        Raises:
-            ValueError: the tokens have another shape than the plan.
-        """
+        """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device."""
         plan = self.plan
         expected = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
         if tuple(tokens.shape) != expected:

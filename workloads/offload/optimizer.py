@@ -21,19 +21,13 @@ STATE_DTYPES: dict[StateFormat, torch.dtype] = {"fp32": torch.float32, "bf16": t
 
 @dataclass(frozen=True)
 class Precision:
-    """The data types of a training run.
+    """The data types of a training run."""
 
-    Attributes:
-        dtype: of weights, gradients and activations.
-        master_weights: the optimizer has a copy of the weights in fp32.
-        optimizer_states: of momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale for each
-            block of INT8_BLOCK. None: as the weights, but fp32 with master weights.
-        recipe: of `workloads.api.recipes`, for the matrix products of blocks; empty: they are in `dtype`.
-    """
-
-    dtype: torch.dtype = torch.bfloat16
-    master_weights: bool = False
-    recipe: str = ""
+    dtype: torch.dtype = torch.bfloat16  # of weights, gradients and activations
+    master_weights: bool = False  # the optimizer has a copy of the weights in fp32
+    recipe: str = ""  # of `workloads.api.recipes`, for the matrix products of blocks; empty: they are in `dtype`
+    # Of momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale for each block of INT8_BLOCK.
+    # None: as the weights, but fp32 with master weights.
     optimizer_states: StateFormat | None = None
 
     @property

@@ -23,7 +23,8 @@ CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
 # The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
-# fewest. The backward pass recomputes the others.
+# fewest: all but one of the MLP's two wide ones (gate), all but both (projections), the block's input and the output of
+# attention (attention), or the block's input alone (input). The backward pass recomputes the others.
 SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
     "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
@@ -45,13 +46,7 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 
 
 class ActivationPlan(NamedTuple):
-    """What a block saves of one chunk for the backward pass.
-
-    Attributes:
-        saved: every activation (full), all but one of the MLP's two wide ones (gate), all but both (projections), the
-            block's input and the output of attention (attention), or the block's input alone (input).
-        location: where they are stored.
-    """
+    """What a block saves of one chunk for the backward pass, and where it is stored."""
 
     saved: SavedActivations = "full"
     location: Location = "device"

@@ -108,25 +108,17 @@ class CopyStreams:
 
 @dataclass
 class Slot:
-    """One layer's vector on the device.
-
-    Attributes:
-        tensors: views of the vector's parts by parameter name.
-        layer: the index of the layer whose vector it holds; -1: none yet.
-    """
+    """One layer's vector on the device."""
 
     buffer: Buffer
-    tensors: NamedTensors
-    layer: int = -1
+    tensors: NamedTensors  # views of the vector's parts by parameter name
+    layer: int = -1  # the index of the layer whose vector it holds; -1: none yet
 
 
 class LayerSlots:
     """The slots of all layers, for their weights or for their gradients.
 
-    A resident layer has its own slot, streamed layers share a few: layer n of them has slot n modulo their number.
-
-    Attributes:
-        streamed_layers: the indices of the layers that share slots.
+    A resident layer has its own slot; `streamed_layers`, by their indices, share a few.
     """
 
     def __init__(
@@ -137,13 +129,12 @@ class LayerSlots:
         split: Callable[[Tensor], NamedTensors],
         copy_streams: CopyStreams,
     ) -> None:
-        """Build the slots.
+        """Build the slots. `split` returns the parts of a layer's vector by name.
 
         Args:
             stored: the buffer that stores each layer's vector; None if nothing is stored between two uses.
             resident: whether that buffer stays on the device and is the layer's slot.
             shared: the device buffers that streamed layers share.
-            split: returns the parts of a layer's vector by name.
         """
         self._stored, self._copy_streams = stored, copy_streams
         self.streamed_layers = [n for n, is_resident in enumerate(resident) if not is_resident]
@@ -186,15 +177,11 @@ class LayerSlots:
 
 @dataclass
 class SavedChunk:
-    """The saved activations of one chunk at one layer by name: on the device, or on the host and being copied.
-
-    Attributes:
-        in_flight: the buffers on the device that are being copied to the host or back.
-    """
+    """The saved activations of one chunk at one layer by name: on the device, or on the host and being copied."""
 
     on_device: Activations = field(default_factory=dict)
     on_host: dict[str, Buffer] = field(default_factory=dict)
-    in_flight: dict[str, Buffer] = field(default_factory=dict)
+    in_flight: dict[str, Buffer] = field(default_factory=dict)  # on the device, being copied to the host or back
 
 
 class ActivationStack:
