@@ -29,12 +29,11 @@ def derive(
     achieved_tflops: Mapping[str, float] | None = None,
     bandwidth_tb_s: float | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of one complete trial.
+    """Return the metrics of one complete trial, whose measurements are one entry a rank.
 
     Step times of ranks are matched step by step where their counts agree, else each rank's median is taken.
 
     Args:
-        measurements: one entry a rank.
         dense_peak_tflops: the vendor's TFLOP/s of one device by data type.
         achieved_tflops: TFLOP/s of the best matrix product on such a device by data type.
         bandwidth_tb_s: the bandwidth of one device's memory.
@@ -47,11 +46,13 @@ def derive(
     if not len(times_s):
         return metrics
     step_time = _summarize(times_s, first.statistic)
-    metrics |= {"steps": float(len(times_s)), **_effective_steps(times_s, first.statistic)}
+    metrics["steps"] = float(len(times_s))
+    if first.statistic != "fastest":  # which has no interval
+        metrics["effective_steps"] = len(times_s) / estimate_correlation(times_s, first.statistic).time_steps
     metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
     metrics |= _flops_metrics(measurements, step_time, dense_peak_tflops.get(first.matrix_dtype), world_size)
     if first.baseline_step_times_s:
-        metrics |= _ratio("speedup", np.array(first.baseline_step_times_s), times_s, first.statistic)
+        metrics |= _speedup(np.array(first.baseline_step_times_s), times_s, first.statistic)
     if moved_bytes := sum(m.bytes_per_step for m in measurements):
         metrics |= _rate("gb_per_s", moved_bytes / 1e9, step_time)
         if bandwidth_tb_s:
@@ -62,8 +63,10 @@ def derive(
             metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
     metrics |= energy_metrics(measurements, world_size)
     if world_size > 1:
-        if first.independent:
-            metrics |= _compare_devices(measurements)
+        if first.independent:  # devices that were measured at once, each on its own
+            rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in measurements]
+            metrics |= {"tflops_slowest_gpu": min(rates), "tflops_fastest_gpu": max(rates)}
+            metrics["gpu_spread"] = max(rates) / min(rates) - 1
         for name in ("tflops", "tokens_per_s"):
             if name in metrics:
                 metrics[f"{name}_per_gpu"] = metrics[name] / world_size
@@ -71,11 +74,9 @@ def derive(
 
 
 def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
-    """Return why no device can have reached these metrics; empty if one can.
+    """Return why no device can have reached what `derive` returned; empty if one can.
 
-    Args:
-        metrics: what `derive` returned.
-        clock_headroom: by which factor the device's clock may exceed the one of the vendor's peak.
+    `clock_headroom` is the factor by which the device's clock may exceed the one of the vendor's peak.
     """
     for name in ("mfu", "mfu_sustained", "hfu"):
         if metrics.get(name, 0.0) > clock_headroom:
@@ -107,16 +108,6 @@ def _flops_metrics(
     return metrics
 
 
-def _compare_devices(measurements: Sequence[Measurement]) -> dict[str, float]:
-    """Return the slowest and the fastest of devices that were measured at once, each on its own."""
-    rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in measurements]
-    return {
-        "tflops_slowest_gpu": min(rates),
-        "tflops_fastest_gpu": max(rates),
-        "gpu_spread": max(rates) / min(rates) - 1,
-    }
-
-
 def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:
     """Return the TFLOP/s of one rank."""
     return flops_per_step / 1e12 / float(STATISTICS[statistic](times_s))
@@ -145,14 +136,14 @@ def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, f
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
 
 
-def _ratio(name: str, above_s: np.ndarray, below_s: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return one statistic over another with the 95% interval of the ratio, if both have one."""
-    above, below = (interval_of_steps(times_s, statistic) for times_s in (above_s, below_s))
+def _speedup(baseline_s: np.ndarray, times_s: np.ndarray, statistic: str) -> dict[str, float]:
+    """Return the speedup with the 95% interval of the ratio, if both times have one."""
+    above, below = (interval_of_steps(times, statistic) for times in (baseline_s, times_s))
     if above is None or below is None:
         reduce = STATISTICS[statistic]
-        return {name: float(reduce(above_s) / reduce(below_s))}
-    ratio = ratio_interval(above, below)
-    return {name: ratio.value, f"{name}_ci_low": ratio.low, f"{name}_ci_high": ratio.high}
+        return {"speedup": float(reduce(baseline_s) / reduce(times_s))}
+    value, low, high = ratio_interval(above, below).bounds
+    return {"speedup": value, "speedup_ci_low": low, "speedup_ci_high": high}
 
 
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
@@ -167,13 +158,6 @@ def _summarize(times_s: np.ndarray, statistic: str) -> dict[str, float]:
     if interval := interval_of_steps(times_s, statistic):
         summary |= {"_ci_low": interval.low, "_ci_high": interval.high}
     return summary
-
-
-def _effective_steps(times_s: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return how many independent steps tell as much as these; nothing for the fastest, which has no interval."""
-    if statistic == "fastest":
-        return {}
-    return {"effective_steps": len(times_s) / estimate_correlation(times_s, statistic).time_steps}
 
 
 JOULES_PER_KWH = 3.6e6
@@ -196,9 +180,7 @@ class Prices:
 def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict[str, float]:
     """Return the energy of a step of the gang and what follows from it; empty unless every rank has its energy.
 
-    Args:
-        measurements: one entry a rank, or the one that describes the gang.
-        world_size: the devices of the gang.
+    The measurements are one entry a rank, or the one that describes the gang.
     """
     if missing_energy(measurements):
         return {}

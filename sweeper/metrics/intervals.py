@@ -144,7 +144,9 @@ def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
     count = len(times)
     if count < MIN_STEPS or times.min() == times.max():
         return Correlation()
-    ranks = _autocorrelations(_mean_ranks(times))
+    # The rank of each value, for equal values the mean of theirs: logs print few digits.
+    _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
+    ranks = _autocorrelations((np.cumsum(counts) - (counts + 1) / 2)[inverse])
     if ranks[1] * math.sqrt(count) + 1 / math.sqrt(count) < SIGNIFICANT_Z:
         return Correlation()
     # The error of a median follows from the signs about it. They are less alike than the ranks.
@@ -152,14 +154,10 @@ def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
     time_steps, lags = _sum_autocorrelations(_autocorrelations(signs) if statistic == "median" else ranks)
     # The relative variance of the estimate (Madras and Sokal 1988), which is too low as often as it is too high.
     time_steps *= 1 + 4 * lags / count
-    is_too_short = count / time_steps < MIN_EFFECTIVE_STEPS or _count_crossings(times) < MIN_CROSSINGS
+    is_above = times > np.percentile(times, [10, 90]).mean()
+    crossings = int((is_above[1:] != is_above[:-1]).sum())
+    is_too_short = count / time_steps < MIN_EFFECTIVE_STEPS or crossings < MIN_CROSSINGS
     return Correlation(time_steps, count / lags, is_too_short)
-
-
-def _mean_ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each value, for equal values the mean of theirs: logs print few digits."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
 def _autocorrelations(values: np.ndarray) -> np.ndarray:
@@ -181,12 +179,6 @@ def _sum_autocorrelations(autocorrelations: np.ndarray) -> tuple[float, int]:
     remaining = 1 + 2 * (total - lags) / count
     time_steps = (1 + 2 * total) / remaining if remaining > 0 else math.inf
     return max(1.0, time_steps), max(1, lags)
-
-
-def _count_crossings(times: np.ndarray) -> int:
-    """Return how often the series crosses the middle between its 10th and 90th percentiles."""
-    is_above = times > np.percentile(times, [10, 90]).mean()
-    return int((is_above[1:] != is_above[:-1]).sum())
 
 
 def _median_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, float]:

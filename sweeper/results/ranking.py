@@ -157,41 +157,29 @@ def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
         complete = complete[~complete["is_beyond_limit"].astype(bool)]
     if not len(complete):
         return []
+    groups: dict[Hashable, list[int]] = {}  # the positions of the trials of each platform and kind of work
+    for position, row in enumerate(complete.to_dict("records")):
+        groups.setdefault((tuple(sorted(read_work(row).items())), *_read_platform(row)), []).append(position)
     results = []
-    for rows in _group_by_platform_and_work(complete):
+    for rows in groups.values():
         group = complete.iloc[rows]
         metric = find_speed_metric(group)
         if metric is None:
             continue
         ranked = group[group[f"metric.{metric}"].notna()]
-        best, rounds = _select_best(ranked, metric)
+        best, rounds = ranked.iloc[int(rank_speeds(ranked, metric).to_numpy().argmax())].copy(), 0
+        if _won_finals(ranked.loc[[best.name]], metric).iloc[0]:
+            rounds = int(best["final.rounds"])
+            _apply_finals(best, metric)
         device, devices = _read_platform(best)
-        results.append(
-            BestResult(
-                work=read_work(best),
-                device=device,
-                devices=devices,
-                speed_metric=metric,
-                speed=read_value(best, metric),
-                trial=best,
-                trials=ranked,
-                rounds=rounds,
-            )
-        )
-    return sorted(results, key=_sort_key)
+        work, speed = read_work(best), read_value(best, metric)
+        results.append(BestResult(work, device, devices, metric, speed, best, ranked, rounds))
 
+    def sort_key(result: BestResult) -> tuple[list[str], list[tuple[str, str]], str, float]:
+        main = [result.work.get(name, "") for name in MAIN_WORK_NAMES]
+        return main, sorted(result.work.items()), result.speed_metric, -result.speed.value
 
-def _sort_key(result: BestResult) -> tuple[list[str], list[tuple[str, str]], str, float]:
-    main = [result.work.get(name, "") for name in MAIN_WORK_NAMES]
-    return main, sorted(result.work.items()), result.speed_metric, -result.speed.value
-
-
-def _group_by_platform_and_work(trials: pd.DataFrame) -> list[list[int]]:
-    """Return the positions of the trials of each platform and kind of work."""
-    groups: dict[Hashable, list[int]] = {}
-    for position, row in enumerate(trials.to_dict("records")):
-        groups.setdefault((tuple(sorted(read_work(row).items())), *_read_platform(row)), []).append(position)
-    return list(groups.values())
+    return sorted(results, key=sort_key)
 
 
 def _read_platform(row: Any) -> tuple[str, int]:
@@ -199,14 +187,6 @@ def _read_platform(row: Any) -> tuple[str, int]:
     device = row.get("tag.device")
     count = row.get("param.sweep.gpus")
     return device if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
-
-
-def _select_best(ranked: pd.DataFrame, metric: str) -> tuple[pd.Series, int]:
-    """Return the best of these trials and the rounds of the finals that it won, 0 if it won none."""
-    best = ranked.iloc[int(rank_speeds(ranked, metric).to_numpy().argmax())].copy()
-    if not _won_finals(ranked.loc[[best.name]], metric).iloc[0]:
-        return best, 0
-    return _apply_finals(best, metric), int(best["final.rounds"])
 
 
 def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
@@ -232,7 +212,7 @@ def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
     return (trials["final.speed"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
 
 
-def _apply_finals(best: pd.Series, metric: str) -> pd.Series:
+def _apply_finals(best: pd.Series, metric: str) -> None:
     """Replace the rates of a single trial, their intervals and its step time by those of its rounds in the finals."""
     factor = best["final.value"] / best[f"metric.{metric}"]
     prefixes = tuple(f"metric.{rate}" for rate in RATES)
@@ -241,13 +221,10 @@ def _apply_finals(best: pd.Series, metric: str) -> pd.Series:
             best[column] *= factor
     if "metric.step_time_ms" in best:
         best["metric.step_time_ms"] /= factor
-    for rate in RATES:
+    for name in (f"metric.{rate}" for rate in RATES):
         for bound in ("low", "high"):
-            if f"metric.{rate}_ci_{bound}" in best or rate == metric:
-                best[f"metric.{rate}_ci_{bound}"] = (
-                    best[f"metric.{rate}"] * best[f"final.{bound}"] / best["final.value"]
-                )
-    return best
+            if f"{name}_ci_{bound}" in best or name == f"metric.{metric}":
+                best[f"{name}_ci_{bound}"] = best[name] * best[f"final.{bound}"] / best["final.value"]
 
 
 def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -262,22 +239,26 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     kinds = [dict(work) for work, rows in rows_by_work.items() if complete & set(trials.index[rows])]
     for kind in kinds:
         positions = [
-            position for work, rows in rows_by_work.items() if _may_be(dict(work), kind, kinds) for position in rows
+            position
+            for work, rows in rows_by_work.items()
+            # Of this kind, or none of the kinds and contradicts this one in nothing.
+            if dict(work) == kind or (dict(work) not in kinds and all(kind.get(name) == value for name, value in work))
+            for position in rows
         ]
         distinct = [name for name in kind if len({other.get(name) for other in kinds}) > 1]
         label = " ".join(kind[name] if name in MAIN_WORK_NAMES else f"{name}={kind[name]}" for name in distinct)
         yield label, trials.iloc[sorted(positions)]
 
 
-def _may_be(work: dict[str, str], kind: dict[str, str], kinds: Sequence[dict[str, str]]) -> bool:
-    """Return whether `work` is of this kind, or is none of the kinds and contradicts this one in nothing."""
-    return work == kind or (work not in kinds and all(kind.get(name) == value for name, value in work.items()))
-
-
-def describe_differences(work: dict[str, str], other: dict[str, str]) -> list[str]:
+def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return a text for each value in which two kinds of work differ."""
     names = [name for name in {**work, **other} if work.get(name) != other.get(name)]
     return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
+
+
+def describe_closest(work: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
+    """Return in what a kind of work differs from the most similar one of several."""
+    return "; ".join(min((describe_differences(work, other) for other in others), key=len))
 
 
 def list_varying_parameters(trials: pd.DataFrame) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Config
@@ -217,7 +217,9 @@ def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner
 
 def find_sweeps(directory: Path) -> list[StoredSweep]:
     """Return the sweeps of a results directory, the last one first."""
-    sweeps = [StoredSweep(path) for path in _folders(directory)]
+    root = directory / "sweeps"  # Hydra keeps its own below one that begins with a dot
+    folders = root.iterdir() if root.is_dir() else ()
+    sweeps = [StoredSweep(path) for path in folders if path.is_dir() and (path / "lock").exists()]
     return sorted(sweeps, key=lambda sweep: sweep.changed_at_s, reverse=True)
 
 
@@ -235,18 +237,7 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
     for sweep in sweeps:
         if sweep.name == name:
             return sweep
-    raise UserInputError(f"{option}{name}: there is no such sweep. {suggest(name, _names(sweeps))}")
-
-
-def _names(sweeps: Sequence[StoredSweep]) -> list[str]:
-    return [sweep.name for sweep in sweeps]
-
-
-def _folders(directory: Path) -> Iterator[Path]:
-    """Yield the folders of sweeps; Hydra keeps its own below one that begins with a dot."""
-    root: Any = directory / "sweeps"
-    if root.is_dir():
-        yield from (path for path in root.iterdir() if path.is_dir() and (path / "lock").exists())
+    raise UserInputError(f"{option}{name}: there is no such sweep. {suggest(name, [sweep.name for sweep in sweeps])}")
 
 
 def _modified_s(path: Path) -> float:

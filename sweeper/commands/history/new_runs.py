@@ -1,4 +1,4 @@
-"""From a sweep in the MLflow store to the runs of a history: one for each kind of work and device."""
+"""New runs: read from the MLflow store, one for each kind of work and device, and compared with the history."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ import pandas as pd
 
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, Series, round_value
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import (
-    SPEED_UNITS,
-    BestResult,
-    describe_differences,
-    find_best_results,
-    list_varying_parameters,
-)
+from sweeper.results.ranking import SPEED_UNITS, describe_closest, find_best_results, list_varying_parameters
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs
 from workloads.api.errors import UserInputError, suggest
 
 VERSION_TAG = "tag.version."
-SWEEPER = "gpu-sweeper"
 RUNNING, INTERRUPTED = "RUNNING", "KILLED"  # MLflow's names
 
 
@@ -61,43 +54,34 @@ def _read_sweep(sweep: dict[Any, Any], trials: pd.DataFrame) -> list[NewRun]:
     results = find_best_results(of_sweep)
     if not results:
         raise UserInputError(f"{name}: the sweep has no complete trial with a speed")
-    return [NewRun(_identify(result), _record(result, sweep)) for result in results]
-
-
-def _identify(result: BestResult) -> Identity:
-    return Identity(
-        metric=result.speed_metric,
-        unit=SPEED_UNITS[result.speed_metric],
-        direction="maximize",
-        work=result.work,
-        device=result.device,
-        devices=result.devices,
-        basis="finals" if result.rounds else "single trial",
-    )
-
-
-def _record(result: BestResult, sweep: dict[Any, Any]) -> RecordedRun:
-    names = list_varying_parameters(result.trials)
-    point = {name: result.trial[f"param.{name}"] for name in names}
-    run = RecordedRun(
-        sweep=sweep["run"],
-        date=sweep["start"].strftime("%Y-%m-%dT%H:%M:%SZ"),
-        value=round_value(result.speed.value),
-        point={name: value for name, value in point.items() if isinstance(value, str)},
-        versions=_read_versions(sweep),
-        commit=_text(sweep.get("tag.git_commit"))[-40:][:12],  # the last one, of 40 digits
-    )
-    if not result.speed.has_interval:
-        return run
-    return replace(run, low=round_value(result.speed.low), high=round_value(result.speed.high))
-
-
-def _read_versions(sweep: dict[Any, Any]) -> dict[str, str]:
-    """Return the versions of the software and of the driver, which sweeps before 0.2 did not record."""
-    tags = {str(name): _text(value) for name, value in sweep.items()}
-    versions = {name.removeprefix(VERSION_TAG): value for name, value in tags.items() if name.startswith(VERSION_TAG)}
+    # Sweeps before 0.2 did not record the driver.
+    tags = {str(key): _text(value) for key, value in sweep.items()}
+    versions = {key.removeprefix(VERSION_TAG): text for key, text in tags.items() if key.startswith(VERSION_TAG)}
     versions["driver"] = tags.get("tag.driver", "")
-    return {name: version for name, version in sorted(versions.items()) if version}
+    runs = []
+    for result in results:
+        identity = Identity(
+            metric=result.speed_metric,
+            unit=SPEED_UNITS[result.speed_metric],
+            direction="maximize",
+            work=result.work,
+            device=result.device,
+            devices=result.devices,
+            basis="finals" if result.rounds else "single trial",
+        )
+        point = {key: result.trial[f"param.{key}"] for key in list_varying_parameters(result.trials)}
+        run = RecordedRun(
+            sweep=name,
+            date=sweep["start"].strftime("%Y-%m-%dT%H:%M:%SZ"),
+            value=round_value(result.speed.value),
+            point={key: value for key, value in point.items() if isinstance(value, str)},
+            versions={key: version for key, version in sorted(versions.items()) if version},
+            commit=tags.get("tag.git_commit", "")[-40:][:12],  # the last one, of 40 digits
+        )
+        if result.speed.has_interval:
+            run = replace(run, low=round_value(result.speed.low), high=round_value(result.speed.high))
+        runs.append(NewRun(identity, run))
+    return runs
 
 
 def _text(value: Any) -> str:
@@ -197,6 +181,5 @@ def _explain(history: History, identity: Identity, series: Series | None) -> str
         return "the history has no other run of this work at its present level"
     if not history.series:
         return "the history is empty: `python -m sweeper history append` adds the last sweep"
-    differences = [describe_differences(identity.details, known.identity.details) for known in history.series]
-    fewest = min(differences, key=len)
-    return f"not in the history: {'; '.join(fewest)}"
+    known = [series.identity.details for series in history.series]
+    return f"not in the history: {describe_closest(identity.details, known)}"

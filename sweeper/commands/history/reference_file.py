@@ -138,9 +138,36 @@ def read(path: Path) -> History:
         raise UserInputError(f"file={path}: {error}") from error
 
 
+def _parse(content: Any) -> History:
+    schema = content.get("schema") if isinstance(content, Mapping) else None
+    if not isinstance(schema, int) or not isinstance(content.get("series"), list):
+        raise UserInputError('not a history: it must have "schema" and a list of "series"')
+    if schema != SCHEMA:
+        raise UserInputError(f"schema {schema}: this version of sweeper reads {SCHEMA}")
+    series = []
+    for n, values in enumerate(content["series"], 1):
+        place, runs = f"series {n}", []
+        if not isinstance(values, Mapping) or not isinstance(values.get("runs"), list):
+            raise UserInputError(f'{place}: must be an object with a list of "runs"')
+        identity = build(Identity, {name: value for name, value in values.items() if name != "runs"}, f"{place}: ")
+        for number, run in enumerate(values["runs"], 1):
+            if not isinstance(run, Mapping):
+                raise UserInputError(f"{place}, run {number}: must be an object")
+            runs.append(build(RecordedRun, run, f"{place}, run {number}: "))
+        series.append(Series(identity, tuple(runs)))
+    return History(tuple(series))
+
+
 def write(path: Path, history: History) -> None:
     """Write the file as a whole, so that an interrupted command leaves the earlier one."""
-    text = json.dumps({"schema": SCHEMA, "series": [_to_dict(series) for series in history.series]}, indent=1)
+    content = [
+        {  # what a run does not have is left out
+            **asdict(series.identity),
+            "runs": [{key: v for key, v in asdict(run).items() if v or key == "value"} for run in series.runs],
+        }
+        for series in history.series
+    ]
+    text = json.dumps({"schema": SCHEMA, "series": content}, indent=1)
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
             file.write(f"{text}\n")
@@ -153,32 +180,3 @@ def write(path: Path, history: History) -> None:
 def round_value(value: float) -> float:
     """Return a value with as many digits as the file keeps."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-
-
-def _to_dict(series: Series) -> dict[str, Any]:
-    """Return a series as plain values; what a run does not have is left out."""
-    runs = [{name: value for name, value in asdict(run).items() if value or name == "value"} for run in series.runs]
-    return {**asdict(series.identity), "runs": runs}
-
-
-def _parse(content: Any) -> History:
-    schema = content.get("schema") if isinstance(content, Mapping) else None
-    if not isinstance(schema, int) or not isinstance(content.get("series"), list):
-        raise UserInputError('not a history: it must have "schema" and a list of "series"')
-    if schema != SCHEMA:
-        raise UserInputError(f"schema {schema}: this version of sweeper reads {SCHEMA}")
-    return History(tuple(_parse_series(values, f"series {n}") for n, values in enumerate(content["series"], 1)))
-
-
-def _parse_series(values: Any, place: str) -> Series:
-    if not isinstance(values, Mapping) or not isinstance(values.get("runs"), list):
-        raise UserInputError(f'{place}: must be an object with a list of "runs"')
-    identity = build(Identity, {name: value for name, value in values.items() if name != "runs"}, f"{place}: ")
-    runs = tuple(_parse_run(run, f"{place}, run {n}") for n, run in enumerate(values["runs"], 1))
-    return Series(identity, runs)
-
-
-def _parse_run(values: Any, place: str) -> RecordedRun:
-    if not isinstance(values, Mapping):
-        raise UserInputError(f"{place}: must be an object")
-    return build(RecordedRun, values, f"{place}: ")
