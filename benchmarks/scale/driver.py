@@ -90,7 +90,7 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     """Build a plan of the matmul workload on so many simulated nodes, as the command does."""
     from hydra import compose, initialize_config_dir
 
-    from sweeper.cli import overrides
+    from sweeper.cli.composition import quote_spaces
     from sweeper.config import resolution
     from sweeper.config.hardware import Node
     from sweeper.execution import cluster
@@ -105,7 +105,7 @@ def build_plan(folder: Path, nodes: int, gpus: int, *arguments: str) -> Any:
     sweep = ["hardware=h200", f"gpus={gpus}", "space.m=range(64,65536,64)", "space.n=range(64,65536,64)"]
     sweep += ["space.k=range(64,65536,64)", "finals.top=0", "progress=never", f"dir={folder}", *arguments]
     with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
-        resolved = resolution.resolve(compose("config", overrides=overrides.quote_spaces(sweep)))
+        resolved = resolution.resolve(compose("config", overrides=quote_spaces(sweep)))
         return sweep_plan.plan_sweep(resolved, simulated)
 
 

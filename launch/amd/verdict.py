@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeper.commands.doctor.identifiers import mask_text
+from sweeper.commands.doctor.record import mask_text
 
 ANCHORS = Path(__file__).with_name("anchors.csv")
 TIMED_OUT = (124, 137)  # exit codes of `timeout`

@@ -156,6 +156,13 @@ class Subcommand:
         cls, run = self.verbs[verb]
         return run(_Reader(self, verb, cls).read(arguments[1:] if named else arguments))
 
+    def owner(self, name: str) -> str:
+        """Return the command of the first verb that has this setting or switch; empty if none has."""
+        for verb, (cls, _) in self.verbs.items():
+            if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
+                return self.usage(verb)
+        return ""
+
     def usage(self, verb: str) -> str:
         """Return the command of a verb without its settings."""
         shown = f"[{verb}]" if verb and verb == self.default else verb
@@ -264,7 +271,7 @@ class _Reader:
             return f"{flag}: a switch has no value: --{name}"
         if key in self.command.verbs:
             return f"{flag}: written without dashes: sweeper {self.command.name} {key} {' '.join(following)}".rstrip()
-        if owner := self._owner(key):
+        if owner := self.command.owner(key):
             return f"{flag}: belongs to `{owner}`"
         forms = {key.name: _name_of(key) for key in [*self.settings.values(), *self.switches.values()]}
         close = nearest(key, forms)
@@ -277,7 +284,7 @@ class _Reader:
             return f"{argument}: not of the form key=value. Available: {', '.join(self.settings)}."
         if (flag := f"--{name.replace('_', '-')}") in self.switches:
             return f"{argument}: a switch is written {flag}"
-        if owner := self._owner(name):
+        if owner := self.command.owner(name):
             return f"{argument}: belongs to `{owner}`"
         if (key := SETTING_NAMES.get(name)) in self.settings:
             return f"{name}: unknown key. It is written {key}{argument[len(name) :]}"
@@ -287,13 +294,6 @@ class _Reader:
             hint = f" Did you mean {close}=?" if close else ""
             return f"{argument}: a key of a sweep (`sweeper {argument}`), not of `sweeper {self.command.name}`.{hint}"
         return f"{name}: unknown key. {suggest(last, self.settings)}"
-
-    def _owner(self, name: str) -> str:
-        """Return the command of another verb that has this setting or switch; empty if none has."""
-        for verb, (cls, _) in self.command.verbs.items():
-            if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
-                return self.command.usage(verb)
-        return ""
 
 
 def _as_settings(arguments: Sequence[str]) -> list[str]:

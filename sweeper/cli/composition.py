@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import MissingConfigException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from yaml import YAMLError
 
-from sweeper.cli import overrides
 from sweeper.cli.arguments import Arguments
 from sweeper.cli.explanation import explain
-from sweeper.cli.groups import GROUPS
-from sweeper.cli.location import locate
+from sweeper.cli.sources import GROUPS, locate
 from sweeper.config.catalogue import use_config_dir
+from sweeper.config.environment import check_name
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
+from sweeper.config.schema import Config
+from sweeper.config.validation import keys_of
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
+
+# Sections whose keys a YAML file need not list, since the schema knows them.
+OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "topology.")
+# Keys whose value Hydra would otherwise expand into several runs.
+VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
+MAX_SWEEPS = 1000  # of one command with -m
+VARIABLES = "space.env."
+NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
 
 
 @dataclass(frozen=True)
@@ -61,33 +73,6 @@ class ComposedSweep:
             raise UserInputError(locate(str(error), self.arguments, shipped=shipped)) from error
 
 
-def _check_groups(arguments: Arguments) -> None:
-    """Check that no group has a list, of which Hydra would compose all, each over the one before."""
-    for override in arguments.overrides:
-        if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
-            raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
-
-
-def _check_launcher(arguments: Arguments) -> None:
-    """Check that Hydra composes with its own launcher and sweeper: another would compose where nobody runs the result.
-
-    They are plugins for programs that Hydra starts. Here Ray starts trials and Optuna chooses them.
-    """
-    for override in arguments.overrides:
-        plugin = re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override)
-        if plugin:
-            remedy = "on Slurm submit launch/slurm/sweep.sbatch" if plugin[1] == "launcher" else "set search=NAME"
-            raise UserInputError(f"{override}: only Hydra's basic {plugin[1]} is supported; {remedy}")
-
-
-def _explain(error: Exception, arguments: Arguments) -> str:
-    """Return the error in a line; where what is allowed cannot be composed either, the error of that."""
-    try:
-        return explain(error, arguments)
-    except (YAMLError, MissingConfigException) as nearer:
-        return explain(nearer, arguments)
-
-
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     """Return the sweeps of a command; none with a flag such as --cfg, for which Hydra prints what it asks for.
 
@@ -99,16 +84,15 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def collect(composed: DictConfig) -> None:
-        typed = overrides.unquote(HydraConfig.get().overrides.task)
-        sweeps.append(ComposedSweep(composed, Arguments(folder, tuple(typed))))
+        sweeps.append(ComposedSweep(composed, Arguments(folder, unquote(HydraConfig.get().overrides.task))))
 
-    use_config_dir(arguments.config_dir)
-    _check_groups(arguments)
-    _check_launcher(arguments)
+    for override in arguments.overrides:
+        _check_override(override)
     is_multirun = "multirun" in arguments.flags
-    quoted = overrides.quote_spaces(arguments.overrides, multirun=is_multirun)
+    quoted = quote_spaces(arguments.overrides, multirun=is_multirun)
     if is_multirun:
-        overrides.check_count(quoted)
+        _check_count(quoted)
+    use_config_dir(arguments.config_dir)
     sys.argv = ["sweeper", *arguments.format_flags(), *quoted]  # the name in Hydra's messages
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra prints what is wrong with the arguments, or with this raises it
     try:
@@ -116,7 +100,93 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     except BrokenPipeError:  # of --cfg and --info
         raise
     except Exception as error:
-        raise UserInputError(_explain(error, arguments)) from error
+        try:
+            explanation = explain(error, arguments)
+        except (YAMLError, MissingConfigException) as nearer:  # what is allowed cannot be composed either
+            explanation = explain(nearer, arguments)
+        raise UserInputError(explanation) from error
     if not sweeps and is_multirun:  # a file of the user's has selected a plugin
         raise UserInputError("-m: only Hydra's basic launcher and sweeper are supported (hydra/launcher=basic)")
     return sweeps
+
+
+def _check_override(override: str) -> None:
+    """Check that an override chooses one of a group, and Hydra's own launcher and sweeper.
+
+    Hydra composes all choices of a list, each over the one before. Other launchers and sweepers, plugins for programs
+    that Hydra starts, compose where nobody runs the result: here Ray starts trials and Optuna chooses them.
+    """
+    if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
+        raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
+    if plugin := re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override):
+        remedy = "on Slurm submit launch/slurm/sweep.sbatch" if plugin[1] == "launcher" else "set search=NAME"
+        raise UserInputError(f"{override}: only Hydra's basic {plugin[1]} is supported; {remedy}")
+
+
+def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[str]:
+    """Return the overrides with ranges, choices and lists of the space quoted, so that they reach it as text.
+
+    Hydra expands a range or a choice into one run for each value, with -m only. Under `space.` it is what the sampler
+    chooses from. With -m, the short form a,b keeps Hydra's meaning: one sweep for each value. A list is quoted because
+    Hydra refuses one where the YAML has a mapping for cpu and gpu.
+
+    A deletion of a key that is null by default becomes that null: Hydra takes a key that is null for a missing one.
+
+    Raises:
+        UserInputError: for an environment variable that cannot be a parameter.
+    """
+    quoted = []
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key.startswith(VARIABLES):
+            check_name(key.removeprefix(VARIABLES))  # Hydra has no name for another
+        if override.startswith("~") and override[1:] in NULL_BY_DEFAULT:
+            quoted.append(f"++{override[1:]}=null")
+        else:
+            added = "++" if override.startswith(OPTIONAL_SECTIONS) else ""
+            quoted.append(added + _quote(override, multirun))
+    return quoted
+
+
+def unquote(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a composed sweep as they are typed for it alone."""
+    added = tuple(f"++{section}" for section in OPTIONAL_SECTIONS)
+    return tuple(override.removeprefix("++") if override.startswith(added) else override for override in overrides)
+
+
+def _quote(override: str, multirun: bool) -> str:
+    """Return the override with its value quoted if Hydra would expand or refuse it."""
+    if not VALUE_KEYS.match(override):
+        return override
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return override  # Hydra reports what is wrong with it
+    key, _, text = override.partition("=")
+    if parsed.is_sweep_override():
+        is_short = getattr(parsed.value(), "simple_form", False)
+        if multirun and is_short:
+            return override
+        text = f"choice({text})" if is_short else text  # as a person writes it in YAML
+    elif key.lstrip("+").startswith(VARIABLES) and text[:1] in ("'", '"') and "," in text:
+        pass  # its commas belong to the value: the quotes stay for the space's grammar
+    elif not isinstance(parsed.value(), list):
+        return override
+    return f'{key}="{text}"' if '"' not in text else f"{key}='{text}'"
+
+
+def _check_count(overrides: Sequence[str]) -> None:
+    """Check that -m makes a number of sweeps that a person can want: Hydra makes all of them before the first runs."""
+    total, parser = 1.0, OverridesParser.create()
+    for override in overrides:
+        try:
+            value = parser.parse_override(override).value()
+        except HydraException:
+            return  # Hydra reports what is wrong with it
+        if isinstance(value, ChoiceSweep):
+            total *= len(value.list)
+        elif isinstance(value, RangeSweep):  # not a finite number where it has no end
+            assert value.start is not None and value.stop is not None
+            total *= max(0.0, (value.stop - value.start) / value.step) if value.step else math.inf
+        if not total <= MAX_SWEEPS:
+            raise UserInputError(f"{override}: -m runs one sweep for each value, at most {MAX_SWEEPS:,} in all")

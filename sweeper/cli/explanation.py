@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -11,9 +12,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from sweeper.cli.arguments import Arguments
-from sweeper.cli.groups import GROUPS, choices_of, chosen_files, compose_groups, find_file
-from sweeper.cli.location import display, locate_text
-from sweeper.cli.synonyms import suggest_choice
+from sweeper.cli.sources import GROUPS, choices_of, chosen_files, compose_groups, display, find_file, locate_text
 from sweeper.config.files import ConfigFile
 from sweeper.config.space import ALLOWED_FORMS
 from workloads.api.errors import describe_os_error, first_line, nearest, suggest
@@ -102,10 +101,25 @@ def _explain_encoding(error: UnicodeDecodeError, arguments: Arguments) -> str:
 def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str:
     name = str(error.missing_cfg_file)
     group, _, choice = name.partition("/") if name.split("/")[0] in GROUPS else name.rpartition("/")
-    unknown = f"unknown {group} '{choice}'. {suggest_choice(group, choice, error.options or ())}"
+    options = list(error.options or ())
+    presets = [name for name in options if group == "workload" and _workload_of(arguments, name) == choice]
+    if presets:
+        return (
+            f"{group}={choice}: {choice} is a workload that these presets run: {', '.join(presets)}. Choose one of them"
+        )
+    unknown = f"unknown {group} '{choice}'. {suggest_choice(group, choice, options)}"
     parent = re.match(r"In '([^']+)'", str(error))
     path = find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
     return f"{display(path)}: defaults: {unknown}" if path else f"{group}={choice}: {unknown}"
+
+
+def _workload_of(arguments: Arguments, preset: str) -> str | None:
+    """Return the `workload.name` of a preset; None for one that cannot be read."""
+    path = find_file(arguments, f"workload/{preset}")
+    try:
+        return None if path is None else str(yaml.safe_load(path.read_text())["workload"]["name"])
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return None
 
 
 def _explain_syntax(override: str) -> str:
@@ -166,3 +180,41 @@ def _flatten(node: Any, prefix: str = "") -> list[str]:
     if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
         return [prefix]
     return [key for name, inner in node.items() for key in _flatten(inner, f"{prefix}.{name}" if prefix else str(name))]
+
+
+SYNONYMS = {
+    "search": {
+        "tpe": "bayes bayesian bayesian_optimization optuna hyperopt parzen smac default",
+        "gp": "gaussian gaussian_process kriging botorch bo",
+        "qmc": "sobol halton quasi_random quasirandom lhs latin_hypercube",
+        "grid": "exhaustive brute_force bruteforce all full cartesian product",
+        "cmaes": "cma cma-es cma_es evolution evolutionary",
+        "random": "uniform rand monte_carlo",
+    },
+    "workload": {
+        "matmul": "gemm mm matrix cublas flops",
+        "matmul_layers": "gemms layers",
+        "allreduce": "all_reduce all-reduce",
+        "collectives": "nccl rccl nccl_tests nccl-tests all_gather reduce_scatter all_to_all sendrecv",
+        "llama8b": "llama llama3 llama3_8b training train",
+        "llama1b": "llama3_1b",
+        "parallel": "fsdp fsdp2 ddp distributed pipeline layout llama3_70b llama70b",
+        "megatron": "megatron_lm megatron-lm mcore",
+        "precision": "fp8 torchao quantization",
+        "command": "custom script shell",
+    },
+    "hardware": {
+        "auto": "gpu cuda rocm nvidia amd any",
+        "h100": "h100_sxm h100-sxm hopper",
+        "mi300x": "mi300 mi300a",
+    },
+}
+
+
+def suggest_choice(group: str, choice: str, allowed: Iterable[str]) -> str:
+    """Return the sentences that follow an unknown choice: the available ones, and the one that it stands for."""
+    names = list(allowed)
+    targets = [name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others.split()]
+    if not targets or targets[0] not in names:
+        return suggest(choice, names)
+    return f"Available: {', '.join(sorted(names))}. Did you mean {targets[0]}?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from dataclasses import MISSING, replace
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+import sweeper
 from sweeper.cli.arguments import FLAGS, Arguments
 from sweeper.cli.command import SUBCOMMANDS, rows, wrap
 from sweeper.cli.explanation import explain
-from sweeper.cli.groups import GROUPS, compose_groups, list_choices, loaded_files
+from sweeper.cli.sources import GROUPS, compose_groups, list_choices, loaded_files
 from sweeper.config.files import ConfigFile
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
@@ -20,6 +22,7 @@ from sweeper.config.validation import Key, attribute_docs, build, keys_of, liter
 from workloads.api import registry
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, suggest
+from workloads.api.host import version_of
 
 MAX_DEFAULT = 70  # characters of a default; a longer one, such as a command line, is cut
 HEADER = """\
@@ -161,3 +164,13 @@ def _examples(width: int) -> str:
         lines = wrap(command, width - 2, "    ").replace("    ", "  ", 1)
         blocks += [lines.replace("\n", " \\\n"), wrap(effect, width, "      ")]
     return "\n".join(blocks)
+
+
+PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
+
+
+def describe_versions() -> str:
+    """Return the versions of sweeper, Python and the main packages. Imports none of them."""
+    versions = {"Python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
+    others = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"sweeper {sweeper.__version__}\n{others}"

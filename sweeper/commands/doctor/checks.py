@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sweeper.commands.doctor.amd import check_amd_node
-from sweeper.commands.doctor.findings import Finding
-from sweeper.commands.doctor.remedies import remedies_of
 from sweeper.common.trials import TrialRecord, TrialResult, TrialStatus
 from sweeper.config.hardware import FOREIGN_USE_GIB, Node
 from sweeper.pages import per_gpu
@@ -140,3 +137,94 @@ def check_relative_rates(result: TrialResult, vendor: str) -> Iterator[Finding]:
                 f"its matrix products run at {member.relative:.2f} of the median GPU's rate",
                 remedies_of(vendor).slow,
             )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem and its remedy.
+
+    Attributes:
+        location: the node, GPU or store that has the problem.
+        affects_results: measurements are wrong or slow because of it.
+    """
+
+    location: str
+    problem: str
+    remedy: str
+    affects_results: bool = True
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """The remedies for one vendor's GPUs; `{number}` and `{watts}` are the GPU's number and its default power limit."""
+
+    no_response: str
+    foreign_use: str
+    power_limit: str
+    clock_limit: str
+    retired_pages: str
+    slow: str
+
+
+REMEDIES = {
+    "nvidia": Remedies(
+        no_response="look for its Xid error in dmesg; reset the GPU or restart the node",
+        foreign_use="run nvidia-smi to see which processes use it",
+        power_limit="nvidia-smi -i {number} -pl {watts:.0f}, unless the limit is intended",
+        clock_limit="nvidia-smi -i {number} -rac, unless the limit is intended",
+        retired_pages="nvidia-smi -i {number} -q -d PAGE_RETIREMENT; replace it if their number grows",
+        slow="compare its clock, power and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE)",
+    ),
+    # amd-smi comes with ROCm 6 and later; rocm-smi does the same in older releases.
+    "amd": Remedies(
+        no_response="look for errors of amdgpu in dmesg; amd-smi reset --gpu {number} --gpureset, or restart the node",
+        foreign_use="run amd-smi process --gpu {number} (rocm-smi --showpids) to see which processes use it",
+        power_limit="amd-smi set --gpu {number} --power-cap {watts:.0f}, unless the limit is intended",
+        clock_limit="amd-smi reset --gpu {number} --clocks, unless the limit is intended",
+        retired_pages="amd-smi bad-pages --gpu {number} lists them; replace it if their number grows",
+        slow="compare its clock, power and temperature (amd-smi metric --clock --power --temperature)",
+    ),
+}
+
+
+def remedies_of(vendor: str) -> Remedies:
+    """Return the remedies for GPUs of a vendor; NVIDIA's for an unknown one."""
+    return REMEDIES.get(vendor, REMEDIES["nvidia"])
+
+
+# Any of these words of the kernel's command line lets the GPUs reach memory without translation of addresses.
+UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
+UNDIVIDED = ("SPX", "NPS1")
+
+
+def check_amd_node(state: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check the kernel's settings and the partitions of a node; nothing for one without AMD GPUs."""
+    gpus = [gpu for gpu in state["gpus"] if gpu.get("vendor") == "amd"]
+    if gpus:
+        yield from _check_kernel(str(state["node"]), state["kernel"])
+        yield from _check_partitions(str(state["node"]), gpus)
+
+
+def _check_kernel(node: str, kernel: Mapping[str, Any]) -> Iterator[Finding]:
+    if kernel.get("numa_balancing", "0") != "0":
+        problem = "the kernel moves memory between NUMA nodes (kernel.numa_balancing=1), which interrupts the GPUs"
+        yield Finding(node, problem, "sysctl kernel.numa_balancing=0 as root; in /etc/sysctl.d to keep it")
+    # In a guest the host's command line counts, which nobody here can read.
+    if not kernel["is_guest"] and not UNTRANSLATED & set(kernel["command_line"]):
+        problem = "iommu=pt is not on the kernel's command line: traffic between GPUs is slow, and RCCL may hang"
+        yield Finding(node, problem, "add iommu=pt to GRUB_CMDLINE_LINUX, run update-grub, restart the node")
+
+
+def _check_partitions(node: str, gpus: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Report each way in which GPUs are divided: one finding for all partitions, of which a node may have 64."""
+    modes = Counter((gpu.get("compute_partition"), gpu.get("memory_partition")) for gpu in gpus)
+    for (compute, memory), count in modes.items():
+        if compute in (None, UNDIVIDED[0]) and memory in (None, UNDIVIDED[1]):
+            continue
+        yield Finding(
+            node,
+            f"{count} of its GPUs are divided ({compute or '?'}, {memory or '?'}): each has a part of a GPU's units or "
+            "memory",
+            "amd-smi set --gpu all --compute-partition SPX, then --memory-partition NPS1, as root on idle GPUs, "
+            "unless the partitions are intended",
+        )

@@ -9,11 +9,15 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from sweeper.common.trials import Trial, TrialResult, TrialStatus
-from sweeper.config.hardware import Target
+from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.metrics import derivation
+from workloads.api import host
 
 GPU_PRODUCT = {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "repeats": 50}
 CPU_PRODUCT = {"m": 512, "n": 512, "k": 512, "dtype": "fp32", "repeats": 20}
@@ -69,3 +73,18 @@ def _run_trial(target: Target, workload: str, parameters: Mapping[str, Any]) -> 
         return TrialResult(TrialStatus.FAILED, 0.0, 0.0, str(error))
     finally:
         pool.close()
+
+
+def read_node_state(node: Node, folder: str) -> dict[str, Any]:
+    """Return the state of a node: read by a task there, or in this process for a node without a Ray id.
+
+    Args:
+        folder: where a sweep writes; its free disk space is part of the state.
+    """
+    if node.id is None:
+        return host.read_node_state(folder)
+    on_node = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+    state: dict[str, Any] = ray.get(
+        ray.remote(read_node_state).options(num_cpus=0, scheduling_strategy=on_node).remote(folder)
+    )
+    return state

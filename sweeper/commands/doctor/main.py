@@ -23,8 +23,14 @@ from pathlib import Path
 from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
-from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_relative_rates, check_store, check_trial
-from sweeper.commands.doctor.findings import Finding
+from sweeper.commands.doctor.checks import (
+    Finding,
+    check_gpu_setup,
+    check_nodes,
+    check_relative_rates,
+    check_store,
+    check_trial,
+)
 from sweeper.common.format import format_number
 from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target, hardware_of
@@ -77,7 +83,7 @@ def record_machine(request: RecordRequest) -> int:
 def examine(request: DoctorRequest) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
-    from sweeper.commands.doctor.inventory import read_node_state
+    from sweeper.commands.doctor.exercise import read_node_state
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 
-from sweeper.cli.signals import StopRequests
+from sweeper.cli.exits import StopRequests
 from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
 from sweeper.common.clock import PhaseClock

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
 from pathlib import Path
 
 from sweeper.cli.arguments import parse_arguments
+from sweeper.cli.command import SUBCOMMANDS
 from sweeper.cli.composition import ComposedSweep, compose_sweeps
 from sweeper.cli.exits import fail
-from sweeper.cli.help_page import render_help
+from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
-from sweeper.cli.versions import describe_versions
 from sweeper.common.exit_codes import COMPLETE, SOME_FAILED
-from workloads.api.errors import describe_os_error
+from workloads.api.errors import UserInputError, describe_os_error
 
 
 def run(words: list[str], program: list[str]) -> int:
@@ -23,7 +25,16 @@ def run(words: list[str], program: list[str]) -> int:
     if "help" in arguments.flags:
         print(render_help(arguments))
         return COMPLETE
-    sweeps = compose_sweeps(arguments)
+    try:
+        sweeps = compose_sweeps(arguments)
+    except UserInputError as error:
+        unknown = re.match(r"(\w+): unknown key\.", str(error))
+        modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS if unknown]
+        commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
+        owner = next((owner for command in commands if unknown and (owner := command.owner(unknown[1]))), "")
+        if not owner:
+            raise
+        raise UserInputError(f"{error} `{owner}` has it.") from error
     if len(sweeps) > 1:
         return run_queues(_queue(sweeps))
     return run_sweep(sweeps[0], [*program, *words]) if sweeps else COMPLETE

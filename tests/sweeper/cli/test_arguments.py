@@ -6,8 +6,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from sweeper.cli.arguments import FLAGS, parse_arguments
-from sweeper.cli.composition import compose_sweeps
-from sweeper.cli.overrides import quote_spaces
+from sweeper.cli.composition import compose_sweeps, quote_spaces
 from workloads.api.errors import UserInputError
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweeper.cli.arguments import parse_arguments
-from sweeper.cli.groups import compose_groups, loaded_files
 from sweeper.cli.help_page import render_help, sweep_rows, workload_rows
+from sweeper.cli.sources import compose_groups, loaded_files
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
 from sweeper.config.validation import attribute_docs, keys_of

@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 
 from sweeper.cli import multirun
 from sweeper.cli.arguments import Arguments
-from sweeper.cli.composition import ComposedSweep
-from sweeper.cli.overrides import unquote
+from sweeper.cli.composition import ComposedSweep, unquote
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([], 1)])
@@ -29,9 +28,7 @@ def test_a_sweep_that_was_killed_is_not_complete(codes: list[int], worst: int, m
 
 
 def test_each_sweep_of_a_multirun_gets_the_flags_of_the_command() -> None:
-    sweep = ComposedSweep(
-        OmegaConf.create(), Arguments({"config_dir": "mine"}, tuple(unquote(["seed=1", "++space.x=3"])))
-    )
+    sweep = ComposedSweep(OmegaConf.create(), Arguments({"config_dir": "mine"}, unquote(["seed=1", "++space.x=3"])))
     assert sweep.command_line == ["--config-dir=mine", "seed=1", "space.x=3"]
 
 

@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.cli.overrides import quote_spaces
+from sweeper.cli.composition import quote_spaces
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from sweeper.config.space import Choice, Interval, Range, Space, parse, parse_entry
 from sweeper.config.space_checks import read_space

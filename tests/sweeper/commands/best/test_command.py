@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
-from sweeper.commands.best.command_line import command_words, overrides_file
+from sweeper.commands.best.files import command_words, overrides_file
 from sweeper.config import space as spaces
 from sweeper.config.resolution import ResolvedConfig
 from tests.support.factories import sweep_description, trial_record

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sweeper.commands.calibrate import rates
-from sweeper.commands.calibrate.links import measured_topology
+from sweeper.commands.calibrate.rates import measured_topology
 from sweeper.preflight.calibration import Calibration, Figure, calibrate_device
 from tests.support.calibrations import attention_rows, collective_rows, product_rows
 from tests.support.planner import H100

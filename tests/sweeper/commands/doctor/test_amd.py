@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.doctor.checks import check_nodes
-from sweeper.commands.doctor.findings import Finding
-from sweeper.commands.doctor.remedies import REMEDIES, Remedies
+from sweeper.commands.doctor.checks import REMEDIES, Finding, Remedies, check_nodes
 from tests.support.amd import use_stand_in
 from workloads.api.host import read_kernel, read_node_state
 

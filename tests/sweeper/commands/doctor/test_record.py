@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.doctor.identifiers import mask_text
-from sweeper.commands.doctor.record import record_calls, write_record
+from sweeper.commands.doctor.record import mask_text, record_calls, write_record
 from sweeper.config.hardware import Node
 from tests.support.amd import use_stand_in
 from workloads.api.gpus import amd, open_gpus

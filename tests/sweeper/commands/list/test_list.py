@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeper.commands.list.deletion import delete
 from sweeper.commands.list.follow import Follower, follow
 from sweeper.commands.list.main import AGES_S as AGES
-from sweeper.commands.list.main import COMMAND, HEADING, MIN_COLUMNS, describe_row, format_amount
+from sweeper.commands.list.main import COMMAND, HEADING, MIN_COLUMNS, delete, describe_row, format_amount
 from sweeper.pages.terminal import draw
 from sweeper.results.stored import StoredSweep, find_sweep
 from sweeper.search.journal import JournalFile
