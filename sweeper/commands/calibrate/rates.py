@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from sweeper.preflight.calibration import Attention, Figure
 from workloads.api.recipes import RECIPES
-from workloads.layouts.layout import AttentionKernel
 from workloads.estimator.cluster import Topology, Wiring
 from workloads.estimator.communication import LINK_SHARE, NETWORK_SHARE
+from workloads.layouts.layout import AttentionKernel
 
 Row = dict[str, str]
 # The planner's names of attention kernels. FlashAttention 3 and 4 have one rate there; AMD's kernels are

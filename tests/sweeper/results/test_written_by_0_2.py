@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sweeper.cli import overrides
+from sweeper.cli.composition import quote_spaces
 from sweeper.commands.history import reference_file
 from sweeper.config import resolution
 from sweeper.execution.node_description import describe_local_node
@@ -61,7 +61,7 @@ def test_the_same_command_is_the_same_sweep(stored: Path, name: str) -> None:
     assert description is not None
     words = [word for word in description.arguments if "=" in word]
     with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
-        resolved = resolution.resolve(compose("config", overrides=overrides.quote_spaces([*words, f"dir={stored}"])))
+        resolved = resolution.resolve(compose("config", overrides=quote_spaces([*words, f"dir={stored}"])))
         plan = plan_sweep(resolved, [describe_local_node()])
     lines = (plan.folder / "study.journal").read_text().splitlines()
     (identity,) = [
