@@ -26,15 +26,25 @@ RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_ste
 
 @dataclass(frozen=True)
 class FunctionSettings:
-    """A packed function."""
+    """A packed function. --help prints what the keys mean.
+
+    Attributes:
+        name: of the function.
+        digest: of its source: another function is another benchmark.
+        code: the function as cloudpickle packs it, in base64.
+        parameters: its parameters that a space may have.
+        defaults: the defaults of those that have one.
+        takes_rank: it has a parameter `rank`.
+        takes_report: it has a parameter `report`, and its trials may be pruned.
+    """
 
     name: str
-    digest: str  # of its source: another function is another benchmark
-    code: str  # as cloudpickle packs it, in base64
-    parameters: list[str]  # that a space may have
+    digest: str
+    code: str
+    parameters: list[str]
     defaults: dict[str, Scalar] = field(default_factory=dict)
-    takes_rank: bool = False  # it has a parameter `rank`
-    takes_report: bool = False  # it has a parameter `report`, and its trials may be pruned
+    takes_rank: bool = False
+    takes_report: bool = False
 
 
 @cache
