@@ -209,9 +209,9 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
 
     Each start has a name of its own: with the same one it would find its trial done, and measure nothing.
     """
-    program, _ = _split_program(description.arguments)
-    words = command_words(description, record)[len(program) :]
-    command = shlex.join([description.python, "-m", program[-1], *words])
+    words = command_words(description, record)
+    words = words[3:] if words[1:2] == ["-m"] else words[1:]
+    command = shlex.join([description.python, "-m", "sweeper", *words])
     return f'{command} name="{description.name}-trial{record.number}-$(date -u +%Y%m%dT%H%M%S)"'
 
 
@@ -292,9 +292,12 @@ def _sections(values: Mapping[str, Value]) -> Iterator[tuple[str, Any]]:
 
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
-    """Return the words that start the program, and those that it is given."""
+    """Return the words that start the program, a packed function's file included, and those that it is given."""
     words = list(arguments)
+    if words[1:3] == ["-m", "sweeper.function"]:  # as 0.2 recorded it
+        words[2:3] = ["sweeper", "function"]
     size = 3 if words[1:2] == ["-m"] else 1
+    size += 2 if words[size : size + 1] == ["function"] else 0
     return words[:size], words[size:]
 
 

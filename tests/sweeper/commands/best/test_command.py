@@ -61,6 +61,18 @@ def test_the_command_keeps_what_was_typed_and_fixes_the_space() -> None:
     assert words == [*kept, "hardware=cpu", "gpus=1", "space.seed=0", "space.x=2", "search=grid", "finals.top=0"]
 
 
+@pytest.mark.parametrize(
+    "program",
+    [["python", "-m", "sweeper", "function"], ["sweeper", "function"], ["python", "-m", "sweeper.function"]],
+)
+def test_the_command_of_a_packed_function_keeps_its_file(program: list[str]) -> None:
+    """The last form is that of 0.2."""
+    words = command_words(sweep_description([*program, "f.json", "name=a"]), trial_record(params={"x": 2}))
+    start = words[: words.index("f.json") + 1]
+    assert start[-2:] == ["function", "f.json"] and start[:-2] in (["python", "-m", "sweeper"], ["sweeper"])
+    assert "space.x=2" in words and "name=a" not in words
+
+
 def test_a_commands_settings_stand_in_the_file(tmp_path: Path) -> None:
     """They may come from a file of the user's that changes; what a shell expands reaches it."""
     settings = {"run": "echo ${HOME} {x}", "environment": {"A": "${B}"}, "steps": 4, "directory": str(tmp_path)}
