@@ -47,8 +47,7 @@ def catalogue() -> dict[str, Hardware]:
 
     A file of the user's is a choice of `hardware=` by its name, and does not replace one of ours, as in Hydra.
 
-    Raises:
-        UserInputError: a file of the user's is not valid.
+    Raises UserInputError if a file of the user's is not valid.
     """
     entries: dict[str, Hardware] = {}
     files: dict[str, dict[str, Any]] = {}
@@ -129,8 +128,7 @@ def partition_of(gpu: GpuIdentity) -> str | None:
 def check_partition(hardware: Hardware) -> None:
     """Check the partition modes that a configuration asks for.
 
-    Raises:
-        UserInputError: there are no such modes, or no partitions of this kind of GPU are known.
+    Raises UserInputError if there are no such modes, or no partitions of this kind of GPU are known.
     """
     if hardware.partition is None:
         return

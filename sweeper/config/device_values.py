@@ -40,15 +40,27 @@ FROM_NODES = "the nodes' environment"
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
     """Return the configuration with the values that this number of GPUs gives, and the layout of its strategy.
 
-    Raises:
-        UserInputError: the strategy is unknown, has no row for this vendor and model, or its degrees do not divide the
-            number of GPUs.
+    Raises UserInputError if the strategy is unknown, has no row for this vendor and model, or its degrees do not divide
+    the number of GPUs.
     """
     resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
-    if resolved.config.workload.strategy is None:
+    strategy = resolved.config.workload.strategy
+    if strategy is None:
         return resolved
+    strategies = read_strategies()
+    if strategy not in strategies:
+        raise UserInputError(f"workload.strategy={strategy}: unknown strategy. {suggest(strategy, strategies)}")
+    is_amd = (target.architecture or "").startswith("gfx")
+    vendor = "amd" if is_amd else "nvidia"  # a CPU takes either
+    model = spaces.parse(resolved.config.space, target.hardware.kind).constants.get("model")
+    model = model or (resolved.settings or {}).get("model")
+    rows = {row.model: row for row in strategies[strategy] if row.vendor == vendor}
+    if model not in rows:
+        available = ", ".join(sorted(rows))
+        key = f"workload.strategy={strategy}"
+        raise UserInputError(f"{key}: no layout for model {model} on {vendor}. Available: {available}")
     parameters = {field.name for field in fields(resolved.workload.Parameters)}
-    layout = {**DEFAULTS, **_strategy_layout(resolved, target, gpus)}
+    layout = {**DEFAULTS, **layout_on(gpus, strategy, rows[str(model)])}
     return resolved.with_space({name: value for name, value in layout.items() if name in parameters})
 
 
@@ -81,26 +93,10 @@ def read_strategies() -> dict[str, list[Strategy]]:
     return {name: [build(Strategy, row, f"{name}.") for row in rows] for name, rows in table.items()}
 
 
-def _strategy_layout(resolved: ResolvedConfig, target: Target, gpus: int) -> dict[str, Any]:
-    name, strategies = str(resolved.config.workload.strategy), read_strategies()
-    if name not in strategies:
-        raise UserInputError(f"workload.strategy={name}: unknown strategy. {suggest(name, strategies)}")
-    is_amd = (target.architecture or "").startswith("gfx")
-    vendor = "amd" if is_amd else "nvidia"  # a CPU takes either
-    model = spaces.parse(resolved.config.space, target.hardware.kind).constants.get("model")
-    model = model or (resolved.settings or {}).get("model")
-    row = next((row for row in strategies[name] if (row.vendor, row.model) == (vendor, model)), None)
-    if row is None:
-        models = ", ".join(sorted({row.model for row in strategies[name] if row.vendor == vendor}))
-        raise UserInputError(f"workload.strategy={name}: no layout for model {model} on {vendor}. Available: {models}")
-    return layout_on(gpus, name, row)
-
-
 def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
     """Return the values of a row on this number of GPUs: those that tp and pp leave are sharded data parallel.
 
-    Raises:
-        UserInputError: tp and pp do not divide the number of GPUs.
+    Raises UserInputError if tp and pp do not divide the number of GPUs.
     """
     divided = row.space["tp"] * row.space["pp"]
     if gpus % divided:
@@ -126,8 +122,7 @@ class DefaultVariable:
 def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
     """Return the device's variables by name; null in the place of one removes it.
 
-    Raises:
-        UserInputError: for one without value, reason or source, or that a trial may not set.
+    Raises UserInputError for one without value, reason or source, or that a trial may not set.
     """
     defaults = {}
     for name, entry in hardware.environment.items():
@@ -152,8 +147,7 @@ def apply_defaults(space: Space, target: Target) -> tuple[Space, dict[str, str]]
 
     What the space sets comes first, then what the nodes have in their own environment, then the device's default.
 
-    Raises:
-        UserInputError: if the nodes differ in one.
+    Raises UserInputError if the nodes differ in one.
     """
     constants: dict[str, str] = {}
     sources = dict.fromkeys(only_variables(space.constants), FROM_SPACE)

@@ -14,14 +14,10 @@ HEADER = "# @package _global_"
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """One file of a composed configuration.
-
-    Attributes:
-        package: the section that Hydra puts its keys into; empty for the root.
-    """
+    """One file of a composed configuration."""
 
     path: Path
-    package: str = ""
+    package: str = ""  # the section that Hydra puts its keys into; empty for the root
 
     @cached_property
     def _text(self) -> str:

@@ -22,15 +22,9 @@ class Node:
     """A machine as the scheduler sees it.
 
     Attributes:
-        accelerator: Ray's label for its GPUs.
-        gpu_identities: what the driver reports of each GPU.
         gpus_used_gib: GiB that other processes use, by the driver's GPU number; known of this machine only, before a
             sweep starts.
-        gpu_problems: what keeps GPUs that it has from being used.
-        id: Ray's id of a node of a running cluster.
-        memory_gib: what the scheduler may give out; None before a cluster runs.
         gpu_domain: Ray's label of the NVLink domain that the node shares with others, as of GB200 NVL72.
-        code_problem: why it cannot run the sweep's code, for a node that joins.
         environment: those variables of its processes that `discover_nodes` was called with.
     """
 
@@ -38,16 +32,16 @@ class Node:
     cpus: int
     cpu_name: str
     gpus: int = 0
-    accelerator: str | None = None
-    gpu_identities: tuple[GpuIdentity, ...] = ()
+    accelerator: str | None = None  # Ray's label for its GPUs
+    gpu_identities: tuple[GpuIdentity, ...] = ()  # what the driver reports of each GPU
     gpus_used_gib: tuple[tuple[int, float], ...] = ()
-    gpu_problems: tuple[GpuProblem, ...] = ()
-    id: str | None = None
+    gpu_problems: tuple[GpuProblem, ...] = ()  # what keeps GPUs that it has from being used
+    id: str | None = None  # Ray's id of a node of a running cluster
     cpu_architecture: str = "cpu"
-    memory_gib: float | None = None
+    memory_gib: float | None = None  # what the scheduler may give out; None before a cluster runs
     gpu_domain: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    code_problem: str = ""
+    code_problem: str = ""  # why it cannot run the sweep's code, for a node that joins
 
     def capacity(self, host_gib: float) -> int:
         """Return how many processes fit that take a GPU and `host_gib` of memory each."""

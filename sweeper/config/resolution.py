@@ -31,18 +31,12 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked configuration with what it names.
-
-    Attributes:
-        workload: with its settings.
-        criteria: what ranks the trials.
-        projection_nodes: numbers of nodes that the best point is projected to; empty if none were requested.
-    """
+    """A checked configuration with what it names."""
 
     config: Config
-    workload: Workload
-    criteria: Criteria
-    projection_nodes: list[int]
+    workload: Workload  # with its settings
+    criteria: Criteria  # what ranks the trials
+    projection_nodes: list[int]  # numbers of nodes that the best point is projected to; empty if none were requested
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
@@ -176,8 +170,7 @@ def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
 def check_program(resolved: ResolvedConfig) -> None:
     """Check that a command's program and directory exist, where it is to run on this machine.
 
-    Raises:
-        UserInputError: if one does not.
+    Raises UserInputError if one does not.
     """
     settings = resolved.settings
     if settings is None or resolved.config.plan or not resolved.is_local:

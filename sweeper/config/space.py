@@ -141,8 +141,7 @@ class Space:
     def points(self) -> Iterator[Parameters]:
         """Yield every combination of values, the last parameter fastest; or the points of `only` in their order.
 
-        Raises:
-            UserInputError: if a dimension is an interval.
+        Raises UserInputError if a dimension is an interval.
         """
         if self.only is not None:
             yield from map(dict, self.only)
@@ -168,8 +167,7 @@ def point_key(params: Mapping[str, Any]) -> str:
 def parse(entries: Mapping[str, Any], kind: str) -> Space:
     """Return the space that a configuration's mapping describes for a device of `kind` ("cpu" or "gpu").
 
-    Raises:
-        UserInputError: for an entry that is empty or cannot be parsed.
+    Raises UserInputError for an entry that is empty or cannot be parsed.
     """
     dimensions: dict[str, Dimension] = {}
     constants: Parameters = {}

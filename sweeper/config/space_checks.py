@@ -22,8 +22,7 @@ from workloads.api.secrets import is_secret
 def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[str], dict[str, str]]:
     """Return the space on these devices with their variables, its excluded values, and what has set each variable.
 
-    Raises:
-        UserInputError: as `read_space` and `apply_defaults`, or where this machine, without a GPU, lacks memory.
+    Raises UserInputError as `read_space` and `apply_defaults`, or where this machine, without a GPU, lacks memory.
     """
     space, excluded = read_space(resolved, target.hardware.kind, target.architecture)
     space, sources = apply_defaults(space, target)
@@ -37,9 +36,8 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
 
     Values are excluded that the architecture does not support.
 
-    Raises:
-        UserInputError: for an unknown parameter, a value of the wrong type or out of bounds, or a parameter without
-            any supported value.
+    Raises UserInputError for an unknown parameter, a value of the wrong type or out of bounds, or a parameter without
+    any supported value.
     """
     whole_space = spaces.parse(resolved.config.space, kind)
     variables = _read_variables(resolved, whole_space)
@@ -165,8 +163,7 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
 
     Points outside of the space are skipped.
 
-    Raises:
-        UserInputError: for an unknown parameter or a wrong type; if `strict`, also for a point outside of the space.
+    Raises UserInputError for an unknown parameter or a wrong type; if `strict`, also for a point outside of the space.
     """
     key = "search.initial_points"
     points = spaces.select_kind(resolved.config.search.initial_points, kind, key) or []

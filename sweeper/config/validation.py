@@ -38,8 +38,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     and mappings, and Any, are taken as they are. `metadata={"min": …, "max": …}` bounds a number. `prefix` stands
     before each key in messages.
 
-    Raises:
-        UserInputError: for an unknown key, a missing one, a wrong type or a number out of bounds.
+    Raises UserInputError for an unknown key, a missing one, a wrong type or a number out of bounds.
     """
     hints = get_type_hints(cls)
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
@@ -63,8 +62,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 def convert(annotation: Any, value: Any, key: str) -> Any:
     """Return `value` as the annotation's type. A whole float passes for an int, an int for a float, nothing else.
 
-    Raises:
-        UserInputError: if the value is of another type.
+    Raises UserInputError if the value is of another type.
     """
     if annotation is Any:
         return value
@@ -141,17 +139,12 @@ def _format_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a configuration.
-
-    Attributes:
-        meaning: from the dataclass's docstring; empty if it has none.
-        default: MISSING for a required key.
-    """
+    """A key of a configuration."""
 
     name: str
     annotation: Any
-    default: Any
-    meaning: str = ""
+    default: Any  # MISSING for a required key
+    meaning: str = ""  # from the dataclass's docstring; empty if it has none
     bounds: Mapping[str, Any] = field(default_factory=dict)
 
     @property

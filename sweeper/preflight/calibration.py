@@ -47,26 +47,19 @@ class Calibration:
     """The measured rates of a device.
 
     Attributes:
-        hardware: its name in conf/hardware.
-        device: the driver's name of it.
-        date: of the measurement.
-        torch: its version.
-        conditions: how long the load lasted, at which clock and power.
         sustained_tflops: of large products under lasting load, by data type.
         power_headroom: by which factor a short run is faster than a lasting one.
-        copy_gb_s: bytes that copies read and write in a second.
-        attention: by the planner's names of kernels.
     """
 
-    hardware: str
-    device: str
-    date: str
-    torch: str = ""
-    conditions: str = ""
+    hardware: str  # its name in conf/hardware
+    device: str  # the driver's name of it
+    date: str  # of the measurement
+    torch: str = ""  # its version
+    conditions: str = ""  # how long the load lasted, at which clock and power
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})
-    copy_gb_s: Figure | None = None
-    attention: dict[str, Attention] = field(default_factory=dict)
+    copy_gb_s: Figure | None = None  # bytes that copies read and write in a second
+    attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's names of kernels
 
     def describe(self) -> str:
         """Return on what and when these rates were measured."""

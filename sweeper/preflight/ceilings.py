@@ -24,16 +24,11 @@ FILE = "matmul_ceilings.json"
 
 @dataclass(frozen=True)
 class MatmulCeiling:
-    """The highest rate measured on one model of device, in one number format, by one statistic. TFLOP/s of one device.
-
-    Attributes:
-        matrix_dtype: the type that its peak belongs to: `fp8` for all 8-bit formats.
-        rounds: the finals' rounds that it is the mean of; 0 for a single trial of `repeats`.
-    """
+    """The highest rate of one model of device, in one number format, by one statistic, in TFLOP/s of one device."""
 
     device: str
     dtype: str
-    matrix_dtype: str
+    matrix_dtype: str  # the type that its peak belongs to: `fp8` for all 8-bit formats
     statistic: str
     tflops: float
     tflops_low: float | None
@@ -42,7 +37,7 @@ class MatmulCeiling:
     shape: str
     layout: str
     backend: str
-    rounds: int
+    rounds: int  # the finals' rounds that it is the mean of; 0 for a single trial of `repeats`
     repeats: int
     torch: str
     date: str

@@ -48,8 +48,7 @@ def build_cluster(
     Without a topology it is the one that was measured with the calibration, else nodes of eight with the GPU's own
     links and a NIC of 400 Gb/s for each GPU.
 
-    Raises:
-        UserInputError: the catalogue has no such GPU, or the topology is not known or not valid.
+    Raises UserInputError if the catalogue has no such GPU, or the topology is not known or not valid.
     """
     if hardware not in catalogue():
         raise UserInputError(f"unknown hardware '{hardware}'. Available: {', '.join(catalogue())}")
@@ -71,8 +70,7 @@ def known_topologies() -> dict[str, Topology]:
 def find_topology(name: str) -> Topology:
     """Return the topology of a name, or of a YAML file with the same keys.
 
-    Raises:
-        UserInputError: there is none of that name, or the file is not valid.
+    Raises UserInputError if there is none of that name, or the file is not valid.
     """
     if name.endswith((".yaml", ".yml")):
         return _read_topology(Path(name).expanduser())
@@ -111,8 +109,7 @@ def choose_topology(
 
     Of `auto` without a measured topology, the nodes of the cluster are the domains.
 
-    Raises:
-        UserInputError: a key is missing, or a file is not valid.
+    Raises UserInputError if a key is missing, or a file is not valid.
     """
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:
@@ -151,8 +148,7 @@ def default_topology(hardware: Hardware) -> Topology:
 def build_device(hardware: Hardware) -> Device:
     """Return the planner's view of a GPU of the catalogue.
 
-    Raises:
-        UserInputError: the catalogue has no peaks, memory or bandwidth of it, since none are published.
+    Raises UserInputError if the catalogue has no peaks, memory or bandwidth of it, since none are published.
     """
     figures = {
         "peaks": hardware.dense_peak_tflops,

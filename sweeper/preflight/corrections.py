@@ -34,19 +34,16 @@ class Place:
     """What a correction belongs to: devices of one kind on a cluster, a trainer and its version.
 
     Attributes:
-        device: the name in the catalogue with its partition mode; of a CPU its model.
-        trainer: what trains: the workload.
         gpus, gpus_per_node: ranks of a trial.
-        topology: the name of its links and network.
         calibrated: when the rates that the estimates rest on were measured (`python -m sweeper calibrate`); empty for
             those of the tables.
     """
 
-    device: str
-    trainer: str
+    device: str  # the name in the catalogue with its partition mode; of a CPU its model
+    trainer: str  # what trains: the workload
     gpus: int
     gpus_per_node: int
-    topology: str
+    topology: str  # the name of its links and network
     benchmark_version: str
     calibrated: str = ""
 
@@ -56,18 +53,15 @@ class Correction:
     """By how much steps take longer than planned at a place, the median of measured layouts.
 
     Attributes:
-        factor: measured seconds of a step over planned ones.
-        rows: measured layouts.
         low, high: the smallest and the largest factor among them.
-        date: of the last one.
     """
 
     place: Place
-    factor: float
-    rows: int
+    factor: float  # measured seconds of a step over planned ones
+    rows: int  # measured layouts
     low: float
     high: float
-    date: str
+    date: str  # of the last one
 
     def describe(self) -> str:
         place = self.place

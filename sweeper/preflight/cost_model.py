@@ -47,8 +47,7 @@ def estimate_space(
 ) -> CostEstimates | None:
     """Estimate every point of the space; None for a workload without estimates.
 
-    Raises:
-        UserInputError: if the space is too large or has an interval, or if no point of it is valid.
+    Raises UserInputError if the space is too large or has an interval, or if no point of it is valid.
     """
     workload, criteria = resolved.workload, resolved.criteria
     if not workload.has_estimates:
@@ -131,17 +130,11 @@ def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Projection:
-    """The objective of a point on more devices, estimated.
+    """The objective of a point on more devices, estimated."""
 
-    Attributes:
-        by_devices: the objective by the number of devices, ascending.
-        gpus_per_node: devices of a node.
-        assumptions: what the estimates assume, in a sentence.
-    """
-
-    by_devices: dict[int, float]
-    gpus_per_node: int
-    assumptions: str
+    by_devices: dict[int, float]  # the objective by the number of devices, ascending
+    gpus_per_node: int  # devices of a node
+    assumptions: str  # what the estimates assume, in a sentence
 
     @property
     def shares_of_linear(self) -> list[float]:

@@ -22,8 +22,7 @@ SHOWN_NODES = 3  # that have the same problem
 def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
     """Return the target of a sweep and the ranks of one trial.
 
-    Raises:
-        UserInputError: the cluster does not have the devices, or they cannot be used.
+    Raises UserInputError if the cluster does not have the devices, or they cannot be used.
     """
     config = resolved.config
     ranks = config.gpus if isinstance(config.gpus, int) else 1
@@ -43,8 +42,7 @@ def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Tar
 def planned_target(hardware: Hardware, gpus: int) -> Target:
     """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist.
 
-    Raises:
-        UserInputError: these GPUs have no such partitions.
+    Raises UserInputError if these GPUs have no such partitions.
     """
     check_partition(hardware)
     if hardware.partition == UNDIVIDED:
@@ -59,9 +57,8 @@ def planned_target(hardware: Hardware, gpus: int) -> Target:
 def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
     """Return the target of a sweep whose trials have this number of ranks, of nodes that can use their GPUs.
 
-    Raises:
-        UserInputError: as `select_target`, or if no node can use its GPUs. A plan for a named GPU is possible without,
-            and a command may have a torch of its own.
+    Raises UserInputError as `select_target`, or if no node can use its GPUs. A plan for a named GPU is possible
+    without, and a command may have a torch of its own.
     """
     config, problems = resolved.config, describe_problems(nodes)
     if config.hardware.name == "auto" and problems and not any(node.gpus for node in nodes):
@@ -101,8 +98,7 @@ def describe_problems(nodes: Sequence[Node]) -> list[str]:
 def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
     """Return the nodes that a sweep for this hardware runs on.
 
-    Raises:
-        UserInputError: if the cluster has none of it, several kinds for `auto`, or fewer devices than `gpus`.
+    Raises UserInputError if the cluster has none of it, several kinds for `auto`, or fewer devices than `gpus`.
     """
     if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
         # Different processors do not belong into one study: take the most frequent model.

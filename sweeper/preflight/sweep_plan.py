@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,13 @@ SAMPLED_POINTS = 500  # of the many thousands whose steps are averaged
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a sweep's trials.
+    """The resources of a sweep's trials."""
 
-    Attributes:
-        target: the devices.
-        gpus: ranks of one trial.
-        gangs: trials that run at once.
-        whole_nodes: no two trials share a node.
-        host_gib: memory of its node that is reserved for each process of a trial.
-    """
-
-    target: Target
-    gpus: int
-    gangs: int
-    whole_nodes: bool
-    host_gib: float
+    target: Target  # the devices
+    gpus: int  # ranks of one trial
+    gangs: int  # trials that run at once
+    whole_nodes: bool  # no two trials share a node
+    host_gib: float  # memory of its node that is reserved for each process of a trial
 
 
 @dataclass(frozen=True)
@@ -66,30 +58,23 @@ class SweepPlan:
     """The checked plan of a sweep.
 
     Attributes:
-        gpu_problems: what keeps GPUs of the nodes from being used, a line each.
-        excluded: values of the space that the devices do not support, a line each.
-        initial_points: points to try first.
-        identity: what must be equal for a sweep to be resumed.
-        achieved_tflops: measured matmul ceilings of the device by data type, of one rank.
-        machine: what is known about the devices of a trial.
         calibration: measured rates that estimates rest on; None for those of the tables and the ceilings.
-        estimates: the cost model's estimates; None for a workload without any.
         variable_sources: by what each environment variable that all trials have is set.
     """
 
     resolved: ResolvedConfig
     resources: Resources
     space: Space
-    gpu_problems: list[str]
-    excluded: list[str]
-    initial_points: list[Parameters]
-    identity: dict[str, Any]
+    gpu_problems: list[str]  # what keeps GPUs of the nodes from being used, a line each
+    excluded: list[str]  # values of the space that the devices do not support, a line each
+    initial_points: list[Parameters]  # points to try first
+    identity: dict[str, Any]  # what must be equal for a sweep to be resumed
     name: str
     folder: Path
-    achieved_tflops: dict[str, float]
-    machine: Machine
+    achieved_tflops: dict[str, float]  # measured matmul ceilings of the device by data type, of one rank
+    machine: Machine  # what is known about the devices of a trial
     calibration: CalibrationFile | None
-    estimates: CostEstimates | None
+    estimates: CostEstimates | None  # the cost model's estimates; None for a workload without any
     variable_sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -306,17 +291,12 @@ def estimate_steps_s(plan: SweepPlan) -> float | None:
     limit = plan.config.budget.trials
     if plan.estimates is None or limit is None:
         return None
-    valid = plan.estimates.valid
-    sample = valid[:: 1 + len(valid) // SAMPLED_POINTS]
-    seconds = [_steps_s(plan, candidate.point, candidate.estimate.metrics) for candidate in sample]
-    known = [value for value in seconds if value is not None]
-    return sum(known) / len(known) * min(limit, len(valid)) / max(1, plan.resources.gangs) if known else None
-
-
-def _steps_s(plan: SweepPlan, point: Parameters, metrics: Mapping[str, float]) -> float | None:
-    parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **point}))
-    rate = metrics.get("tokens_per_s")
-    if not rate or not all(hasattr(parameters, name) for name in PARAMETERS_OF_STEPS):
-        return None
-    batch, length, warmup, steps = (getattr(parameters, name) for name in PARAMETERS_OF_STEPS)
-    return float((warmup + steps) * batch * length / rate)
+    valid, seconds = plan.estimates.valid, list[float]()
+    for candidate in valid[:: 1 + len(valid) // SAMPLED_POINTS]:
+        parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **candidate.point}))
+        rate = candidate.estimate.metrics.get("tokens_per_s")
+        if rate and all(hasattr(parameters, name) for name in PARAMETERS_OF_STEPS):
+            batch, length, warmup, steps = (getattr(parameters, name) for name in PARAMETERS_OF_STEPS)
+            seconds.append((warmup + steps) * batch * length / rate)
+    trials = min(limit, len(valid))
+    return sum(seconds) / len(seconds) * trials / max(1, plan.resources.gangs) if seconds else None

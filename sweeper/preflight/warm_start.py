@@ -13,17 +13,11 @@ POINTS = 5  # of many, the first ones gain most: they differ in what matters, an
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The points of another sweep.
+    """The points of another sweep."""
 
-    Attributes:
-        sweep: as the configuration names it.
-        study: the id of its study.
-        points: every parameter of its better trials, the best first.
-    """
-
-    sweep: str
-    study: str
-    points: tuple[Mapping[str, Value], ...]
+    sweep: str  # as the configuration names it
+    study: str  # the id of its study
+    points: tuple[Mapping[str, Value], ...]  # every parameter of its better trials, the best first
 
     def legal_points(self, space: Space) -> list[Parameters]:
         """Return the best points that this space has, each with the parameters that vary here.
@@ -32,8 +26,7 @@ class WarmStart:
         layouts of another number of GPUs, the allowed point that agrees in the most parameters stands for one that is
         not.
 
-        Raises:
-            UserInputError: the space has none of them.
+        Raises UserInputError if the space has none of them.
         """
         legal: list[Parameters] = []
         for point in self.points:

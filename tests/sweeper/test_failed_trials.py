@@ -28,6 +28,8 @@ def test_each_kind_of_failure_has_an_outcome_and_the_sweep_continues(workspace: 
         "space.y=0",
         "trial.timeout_s=8",
         "trial.retries=1",
+        "finals.top=1",
+        "finals.rounds=2",
     ]
     result = workspace.run(*overrides, "budget.trials=6")
     assert result.code == 1, result.err
@@ -42,6 +44,7 @@ def test_each_kind_of_failure_has_an_outcome_and_the_sweep_continues(workspace: 
     assert by_behaviour["killed"].data.tags["attempts"] == "2"
     assert by_behaviour["ok"].info.status == "FINISHED" and by_behaviour["hang"].info.status == "KILLED"
     assert all("score" not in run.data.metrics for run in runs if run.data.tags["outcome"] != "complete")
+    assert "remeasuring" not in result.err  # a single complete trial has been measured alone anyway
     # A worker that failed is not used again.
     pids = [run.data.tags["pid"] for run in runs]
     assert len(set(pids)) >= 5

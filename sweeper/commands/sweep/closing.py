@@ -49,26 +49,18 @@ MANY_PENDING = 20  # records that take long enough to write that a note is due
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One run of a sweep whose loop has ended.
-
-    Attributes:
-        arguments: the command line that resumes the sweep.
-        drained: a line for each node that was drained.
-        error: why the loop ended before the budget; empty if it did not.
-        is_interrupted: a person or a batch system stopped it.
-        is_over: the budget is used up and no finals are left.
-    """
+    """One run of a sweep whose loop has ended."""
 
     plan: SweepPlan
     study: Study
     progress: SweepProgress
-    arguments: Sequence[str]
+    arguments: Sequence[str]  # the command line that resumes the sweep
     description: SweepDescription
-    drained: Sequence[str]
+    drained: Sequence[str]  # a line for each node that was drained
     clock: PhaseClock
-    error: str
-    is_interrupted: bool
-    is_over: bool
+    error: str  # why the loop ended before the budget; empty if it did not
+    is_interrupted: bool  # a person or a batch system stopped it
+    is_over: bool  # the budget is used up and no finals are left
 
     def close(self, tracking: TrackingClient, display: Progress) -> int:
         """Store the results, end the parent run and print the summary. Returns the exit code."""
