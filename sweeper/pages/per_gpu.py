@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from sweeper.common.trials import TrialRecord
-from sweeper.metrics import derivation
+from sweeper.metrics.derivation import tflops_of
 
 
 @dataclass(frozen=True)
@@ -33,34 +32,25 @@ def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
 
     Empty if several gangs had some of the GPUs each: only what is measured side by side is compared.
     """
-    relative = defaultdict[tuple[str, str], list[float]](list)
-    absolute = defaultdict[tuple[str, str], list[float]](list)
+    rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute, by GPU
     largest_gang = 0
     for record in records:
         ranks = [rank for rank in record.measurements if rank.get("independent")]
         if len(ranks) < 2:
             continue
         largest_gang = max(largest_gang, len(ranks))
-        rates = [
-            derivation.tflops_of(rank["flops_per_step"], rank["step_times_s"], rank["statistic"]) for rank in ranks
-        ]
-        median_rate = statistics.median(rates)
-        for number, (rank, rate) in enumerate(zip(ranks, rates, strict=True)):
-            gpu = _identify(rank["machine_info"], number)
-            relative[gpu].append(rate / median_rate)
-            absolute[gpu].append(rate)
-    if len(relative) > largest_gang:
+        tflops = [tflops_of(rank["flops_per_step"], rank["step_times_s"], rank["statistic"]) for rank in ranks]
+        for number, (rank, rate) in enumerate(zip(ranks, tflops, strict=True)):
+            info = rank["machine_info"]
+            key = str(info.get("host", "")), str(info.get("gpu_uuid") or f"process {number}")  # on a CPU the rank
+            rates_of[key].append((rate / statistics.median(tflops), rate))
+    if len(rates_of) > largest_gang:
         return []
-    results = [
-        GpuResult(host, gpu, statistics.median(ratios), statistics.median(absolute[host, gpu]), len(ratios))
-        for (host, gpu), ratios in relative.items()
-    ]
+    results = []
+    for (host, gpu), rates in rates_of.items():
+        relative, absolute = (statistics.median(values) for values in zip(*rates, strict=True))
+        results.append(GpuResult(host, gpu, relative, absolute, len(rates)))
     return sorted(results, key=lambda result: result.relative)
-
-
-def _identify(machine_info: Mapping[str, Any], rank: int) -> tuple[str, str]:
-    """Return the host and the GPU's UUID, on a CPU the rank."""
-    return str(machine_info.get("host", "")), str(machine_info.get("gpu_uuid") or f"process {rank}")
 
 
 def describe(results: list[GpuResult]) -> str:

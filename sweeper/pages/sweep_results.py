@@ -83,7 +83,6 @@ class Results:
 
     @property
     def has_failures(self) -> bool:
-        """Return whether any trial failed, was lost or timed out."""
         return any(record.status in BAD for record in (*self.records, *self.remeasured))
 
     @property
@@ -109,11 +108,10 @@ class Results:
 
     def _front_columns(self) -> dict[int, dict[str, object]]:
         """Return of each trial on the front, and of those measured again, the columns that say so."""
-        if self.front is None:
-            return {}
-        shares = {point.trial.number: {"front_share": point.share} for point in self.front.certified}
-        on_front = {number: {"front": "yes"} for number in self.front.numbers}
-        return {number: {**on_front.get(number, {}), **shares.get(number, {})} for number in {**on_front, **shares}}
+        columns: dict[int, dict[str, object]] = {number: {"front": "yes"} for number in self.front_numbers}
+        for point in self.front.certified if self.front else ():
+            columns.setdefault(point.trial.number, {})["front_share"] = point.share
+        return columns
 
     @property
     def front_numbers(self) -> list[int]:
@@ -168,8 +166,8 @@ class Results:
         plan = self.plan
         if not (plan.estimates and self.winner):
             return {}
-        point, gpus, per_node = dict(self.winner.params), plan.resources.gpus, plan.devices_per_node
-        step = cost_model.nodes_step(gpus, per_node)
+        point, per_node = dict(self.winner.params), plan.devices_per_node
+        step = cost_model.nodes_step(plan.resources.gpus, per_node)
         nodes = plan.projection_nodes or [step * count for count in PROJECTED_NODES]
         projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)
         if projection is None:
@@ -196,8 +194,8 @@ class Results:
         """Store the rates of a search for the highest matmul rate, for training on such devices later."""
         is_search_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
         if is_search_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
-            device = self.plan.target.model
-            ceilings.keep(self.plan.directory, ceilings.from_sweep(device, self.best, self.finalists))
+            rates = ceilings.from_sweep(self.plan.target.model, self.best, self.finalists)
+            ceilings.keep(self.plan.directory, rates)
 
     @cached_property
     def correction(self) -> Correction | None:

@@ -1,4 +1,4 @@
-"""Log the report on one sweep as an artifact of its parent run, and name it in the run's description.
+"""The report as a page; the one on a sweep as an artifact of its parent run, named in the run's description.
 
     MLFLOW_TRACKING_URI=URI python -m sweeper.commands.report.artifact PARENT_RUN_ID
 
@@ -8,16 +8,28 @@ The recording process runs it after everything else of a sweep is written.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mlflow import MlflowClient
-
-from sweeper.commands.report import charts, fronts, overview, report_tables
+from sweeper.commands.report import charts, fronts, imported_charts, overview, report_tables
 from sweeper.pages import html_page
+from sweeper.pages.html_page import Table
 from sweeper.results import mlflow_results
+from sweeper.results.mlflow_results import Stored
 from sweeper.tracking import mlflow_store
 from workloads.api.secrets import mask
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 REPORT = "report.html"
+
+
+def build_page(title: str, stored: Stored, tables: Sequence[Table], found: Sequence[fronts.SweepFront]) -> str:
+    """Return the HTML of the report: the overview, the tables and the charts."""
+    drawn = [*(front.chart for front in found), *charts.build_charts(stored)]
+    drawn += imported_charts.build_charts(stored.imported)
+    return html_page.build_page(title, tables, drawn, overview.describe(stored, found))
 
 
 def log_report(client: MlflowClient, run_id: str) -> None:
@@ -26,13 +38,8 @@ def log_report(client: MlflowClient, run_id: str) -> None:
     experiment_id = run.info.experiment_id
     stored = mlflow_results.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])
     found = fronts.find_fronts(stored)
-    html = html_page.build_page(
-        f"sweeper: {run.info.run_name}",
-        report_tables.build_tables(stored, None, map(fronts.build_table, found)),
-        [*map(fronts.build_chart, found), *charts.build_charts(stored)],
-        overview.describe(stored, found),
-    )
-    client.log_text(run_id, html, REPORT)
+    tables = report_tables.build_tables(stored, None, [front.table for front in found])
+    client.log_text(run_id, build_page(f"sweeper: {run.info.run_name}", stored, tables, found), REPORT)
     link = mlflow_store.artifact_link(experiment_id, run_id, REPORT)
     description = client.get_run(run_id).data.tags.get(mlflow_store.DESCRIPTION, "")
     description += f"\n\nReport: [{REPORT}]({link}), among the artifacts"
@@ -41,6 +48,8 @@ def log_report(client: MlflowClient, run_id: str) -> None:
 
 def main() -> None:
     """Run the command line. Exit code 1 where the report could not be logged."""
+    from mlflow import MlflowClient  # takes seconds, which a report from SQLite is spared
+
     try:
         log_report(MlflowClient(), sys.argv[1])
     except Exception as error:  # of whatever kind: the sweep's results are written without it

@@ -56,12 +56,19 @@ class SweepFront:
     is_cut: bool = False
 
     @property
-    def title(self) -> str:
-        return f"Pareto front of {self.sweep}"
-
-    @property
     def plot(self) -> FrontPlot:
         return build_front_plot(self.records, self.criteria.metrics, self.front.numbers)
+
+    @property
+    def chart(self) -> Chart:
+        """A figure for each pair of objectives."""
+        return Chart(f"Pareto front of {self.sweep}", build_panel_figures(self.plot), PICTURE_NOTE)
+
+    @property
+    def table(self) -> Table:
+        """The points that were measured again, then the rest of the front."""
+        heading, rows, _ = front_rows(self.front, self.criteria.metrics)
+        return Table(f"Pareto front of {self.sweep}", heading, rows, self.note)
 
     @property
     def note(self) -> str:
@@ -97,59 +104,37 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
     criteria = Criteria.of(
         json.loads(sweep[f"tag.{mlflow_store.OBJECTIVES}"]), json.loads(limits) if isinstance(limits, str) else {}
     )
-    names = list_varying_parameters(trials)
-    rows = {int(row["tag.sweeper.trial"]): row for row in select_complete(trials).to_dict("records")}
-    records = {number: _to_record(number, row, names) for number, row in rows.items()}
-    ranked = criteria.rank(records.values())
-    rounds = sweep.get("metric.front_rounds", math.nan)
-    points = [] if is_cut else [_to_point(records[number], row, criteria, rounds) for number, row in rows.items()]
+    names, rounds = list_varying_parameters(trials), sweep.get("metric.front_rounds", math.nan)
+    records, certified = [], []
+    for row in select_complete(trials).to_dict("records"):
+        metrics = {str(name).removeprefix("metric."): row[name] for name in row if str(name).startswith("metric.")}
+        known = {name: float(value) for name, value in metrics.items() if not pd.isna(value)}
+        params = {name: str(row.get(f"param.{name}")) for name in names}
+        number = int(row["tag.sweeper.trial"])
+        records.append(TrialRecord(number, params, TrialStatus.COMPLETE, "", "", known, [], {}, 0.0, 0.0, 0.0))
+        verdict, share = row.get(f"tag.{mlflow_store.FRONT_VERDICT}"), known.get(mlflow_store.FRONT_SHARE)
+        if is_cut or not isinstance(verdict, str) or share is None:
+            continue
+        same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
+        certified.append(
+            FrontPoint(
+                trial=records[-1],
+                values={
+                    name: Interval(*(known.get(f"final_{name}{end}", math.nan) for end in ("", "_ci_low", "_ci_high")))
+                    for name in criteria.metrics
+                },
+                share=share,
+                is_dominated=verdict == "dominated",
+                is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
+                same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
+                rounds=0 if math.isnan(rounds) else int(rounds),
+                exceeded=(exceeded,) if isinstance(exceeded, str) else (),
+            )
+        )
     leading = criteria.objectives[0]
-    certified = sorted(
-        [point for point in points if point], key=lambda point: leading.loss(point.values[leading.metric].value)
-    )
+    certified.sort(key=lambda point: leading.loss(point.values[leading.metric].value))
     exceeding = {point.trial.number for point in certified if point.exceeded}
+    ranked = criteria.rank(records)
     front = Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
     by_number = sorted(ranked, key=lambda record: record.number)
     return SweepFront(str(sweep["run"]), str(sweep["tag.sweeper.study"]), criteria, by_number, front, is_cut)
-
-
-def _to_record(number: int, row: Mapping[Any, Any], parameters: Sequence[str]) -> TrialRecord:
-    """Return what the store has of a complete trial."""
-    metrics = {str(name).removeprefix("metric."): row[name] for name in row if str(name).startswith("metric.")}
-    known = {name: float(value) for name, value in metrics.items() if not pd.isna(value)}
-    params = {name: str(row.get(f"param.{name}")) for name in parameters}
-    return TrialRecord(number, params, TrialStatus.COMPLETE, "", "", known, [], {}, 0.0, 0.0, 0.0)
-
-
-def _to_point(record: TrialRecord, row: Mapping[Any, Any], criteria: Criteria, rounds: float) -> FrontPoint | None:
-    """Return a point that was measured again; None of a trial that was not."""
-    verdict, share = row.get(f"tag.{mlflow_store.FRONT_VERDICT}"), record.metrics.get(mlflow_store.FRONT_SHARE)
-    if not isinstance(verdict, str) or share is None:
-        return None
-    same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
-    return FrontPoint(
-        trial=record,
-        values={name: _final_interval(record, name) for name in criteria.metrics},
-        share=share,
-        is_dominated=verdict == "dominated",
-        is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
-        same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
-        rounds=0 if math.isnan(rounds) else int(rounds),
-        exceeded=(exceeded,) if isinstance(exceeded, str) else (),
-    )
-
-
-def _final_interval(record: TrialRecord, metric: str) -> Interval:
-    values = (record.metrics.get(f"final_{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
-    return Interval(*values)
-
-
-def build_table(front: SweepFront) -> Table:
-    """Return the points of the front that were measured again, then the rest of it."""
-    heading, rows, _ = front_rows(front.front, front.criteria.metrics)
-    return Table(front.title, heading, rows, front.note)
-
-
-def build_chart(front: SweepFront) -> Chart:
-    """Return a figure for each pair of objectives."""
-    return Chart(front.title, build_panel_figures(front.plot), PICTURE_NOTE)

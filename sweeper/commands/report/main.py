@@ -221,7 +221,7 @@ def write_report(request: ReportRequest) -> int:
     from sweeper.commands.report import fronts, report_tables
 
     found = fronts.find_fronts(stored)
-    tables = report_tables.build_tables(stored, prices, map(fronts.build_table, found))
+    tables = report_tables.build_tables(stored, prices, [front.table for front in found])
     if not tables:
         raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")
     if request.format == "html":
@@ -244,16 +244,10 @@ def write_images(stored: Stored, path: Path) -> None:
 
 def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFront], path: Path) -> None:
     """Write the HTML report and print its path."""
-    from sweeper.commands.report import charts, fronts, imported_charts, overview
-    from sweeper.pages import html_page
+    from sweeper.commands.report.artifact import build_page
 
-    drawn = [
-        *map(fronts.build_chart, found),
-        *charts.build_charts(stored),
-        *imported_charts.build_charts(stored.imported),
-    ]
     with writing("out", path):
-        path.write_text(html_page.build_page("sweeper: results", tables, drawn, overview.describe(stored, found)))
+        path.write_text(build_page("sweeper: results", stored, tables, found))
     print(path)
 
 
