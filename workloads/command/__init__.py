@@ -78,13 +78,20 @@ class CommandSettings:
         if not self.run or not (isinstance(self.run, str) or all(isinstance(word, str) for word in self.run)):
             raise ValueError("run has to be a list of words, or one text for a shell")
         self._check_log()
-        self._check_files()
+        for name in map(str, self.files):
+            if not is_file_name(name):
+                raise ValueError(
+                    f"files.{name}: must be the name of a file, without a folder; it is written to {{output}}"
+                )
         if self.model and not find_placeholders(self.model) and self.model not in TRAINED_MODELS:
             raise ValueError(f"model={self.model}: it has to be one of {', '.join(TRAINED_MODELS)}")
         if self.trainer and self.trainer not in TRAINERS:
             raise ValueError(f"trainer={self.trainer}: it has to be one of {', '.join(TRAINERS)}")
-        if self.layout:
-            self._check_layout()
+        if unknown := set(self.layout) - set(SETTABLE_FIELDS):
+            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(SETTABLE_FIELDS)}")
+        missing = [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]
+        if self.layout and missing:
+            raise ValueError(f"layout: needs {missing[0]} as well")
         if "pipeline_batch" in find_placeholders(self._templates) and "micro_batch" not in self.layout:
             raise ValueError("{pipeline_batch}: needs layout.micro_batch")
 
@@ -101,19 +108,6 @@ class CommandSettings:
         rates = (*STEP_TIME_UNITS_S, "tokens_per_s")
         if self.log and not set(rates) & set(self.log):
             raise ValueError(f"log: has none of {', '.join(rates)}, one of which is needed for a rate")
-
-    def _check_files(self) -> None:
-        for name in map(str, self.files):
-            if not is_file_name(name):
-                raise ValueError(
-                    f"files.{name}: must be the name of a file, without a folder; it is written to {{output}}"
-                )
-
-    def _check_layout(self) -> None:
-        if unknown := set(self.layout) - set(SETTABLE_FIELDS):
-            raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(SETTABLE_FIELDS)}")
-        if missing := [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]:
-            raise ValueError(f"layout: needs {missing[0]} as well")
 
     @property
     def parameter_names(self) -> list[str]:

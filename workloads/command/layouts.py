@@ -29,9 +29,6 @@ COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
 # The planner's names of what programs call differently. Megatron-LM and NeMo train in fp8 with delayed scales unless
 # told otherwise.
 PRECISION_NAMES = {"fp8_hybrid": "fp8_te_delayed", **DTYPES}
-# `selective` of Megatron-LM (--recompute-granularity) is core attention; torchtitan 0.2.2 checkpoints every second
-# layer (activation_checkpoint.selective_ac_option).
-CORE_ATTENTION_TRAINERS = ("megatron", "megatron-core", "megatron-lm", "megatron-bridge", "nemo", "primus")
 
 
 def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Estimate:
@@ -76,59 +73,48 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
     Raises:
         ValueError: a value is not allowed.
     """
-    trainer, model = settings.trainer or OWN, MODELS[fill(settings.model, values)]
+    trainer, model = find_trainer(settings.trainer or OWN), MODELS[fill(settings.model, values)]
+    name, device = settings.trainer or OWN, machine.cluster.device
     given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
     if given.get("checkpointing") == "selective":
-        given |= _translate_selective(trainer, model.layers)
-    if reason := find_trainer(trainer).find_unsupported(given):
+        # torchtitan 0.2.2 checkpoints every second layer (activation_checkpoint.selective_ac_option), Megatron-LM the
+        # core of attention (--recompute-granularity).
+        if name == "torchtitan":
+            given |= {"checkpointing": "full", "checkpointed_layers": model.layers // 2}
+        elif trainer.core == "megatron":
+            given["checkpointing"] = "core_attention"
+    if reason := trainer.find_unsupported(given):
         raise ValueError(reason)
-    of_job = {name: given.pop(name) for name in JOB_FIELDS if name in given}
-    layout = _fill_ranks(Layout(**given), machine.world_size, is_replicated="dp_shard" in given)
-    if trainer == "torchtitan" and "reshard_after_forward" not in given:
+    of_job = {field: given.pop(field) for field in JOB_FIELDS if field in given}
+    given_state = str(of_job.get("state", "fp32"))
+    state: Any = DTYPES.get(given_state, given_state)
+    layout = Layout(**given)
+    for field in COUNTS:
+        if not isinstance(number := getattr(layout, field), int) or number < 1:
+            raise ValueError(f"{field}={number}, it has to be a whole number from 1")
+    remaining = max(1, machine.world_size // layout.gpus)
+    if "dp_shard" in given:
+        layout = replace(layout, dp_replicate=layout.dp_replicate * remaining)
+    else:
+        layout = replace(layout, dp_shard=remaining)
+    if name == "torchtitan" and "reshard_after_forward" not in given:
         layout = replace(layout, reshard_after_forward=layout.pp == 1)  # its fsdp_reshard_after_forward=default
     if layout.dp_shard * layout.cp == 1:
         layout = replace(layout, sharding="none", reshard_after_forward=True)
     elif "sharding" not in given:
-        layout = replace(
-            layout, sharding=next(value for value in find_trainer(trainer).search["sharding"] if value != "none")
-        )
+        layout = replace(layout, sharding=next(value for value in trainer.search["sharding"] if value != "none"))
     precision = fill(settings.dtype, values)
     precision = PRECISION_NAMES.get(precision, precision)
+    dtypes = {*device.peak_tflops, *device.sustained_tflops}
+    is_known = precision in PRECISIONS and PRECISIONS[precision].dtype in dtypes
+    if state not in get_args(State):
+        raise ValueError(f"state={given_state}, it has to be one of {', '.join(get_args(State))}")
     return Job(
         model=model,
         layout=layout,
         sequence_length=int(fill(settings.sequence_length, values)),
-        trainer=trainer,
-        precision=precision if _is_known(precision, machine) else "bf16",
-        state=_read_state(of_job.get("state", "fp32")),
+        trainer=name,
+        precision=precision if is_known else "bf16",
+        state=state,
         compiled=bool(of_job.get("compiled", False)),
     )
-
-
-def _translate_selective(trainer: str, layers: int) -> dict[str, Any]:
-    if trainer == "torchtitan":
-        return {"checkpointing": "full", "checkpointed_layers": layers // 2}
-    return {"checkpointing": "core_attention"} if trainer in CORE_ATTENTION_TRAINERS else {}
-
-
-def _fill_ranks(layout: Layout, ranks: int, *, is_replicated: bool) -> Layout:
-    """Return the layout with the ranks that no degree names."""
-    for name in COUNTS:
-        if not isinstance(number := getattr(layout, name), int) or number < 1:
-            raise ValueError(f"{name}={number}, it has to be a whole number from 1")
-    remaining = max(1, ranks // layout.gpus)
-    if is_replicated:
-        return replace(layout, dp_replicate=layout.dp_replicate * remaining)
-    return replace(layout, dp_shard=remaining)
-
-
-def _read_state(name: Any) -> State:
-    state: Any = DTYPES.get(str(name), str(name))
-    if state not in get_args(State):
-        raise ValueError(f"state={name}, it has to be one of {', '.join(get_args(State))}")
-    return state
-
-
-def _is_known(precision: str, machine: Machine) -> bool:
-    device = machine.cluster.device
-    return precision in PRECISIONS and PRECISIONS[precision].dtype in {*device.peak_tflops, *device.sustained_tflops}

@@ -40,7 +40,8 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
     """
     new_store.create_if_missing(uri)
     client = MlflowClient(tracking_uri=uri)
-    digest = _digest(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
     existing = client.get_experiment_by_name(experiment)
     experiment_id = str(existing.experiment_id if existing else client.create_experiment(experiment))
     same_content = {mlflow_store.CONTENT: digest, mlflow_store.KIND: mlflow_store.IMPORT_KIND}
@@ -51,7 +52,10 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
         if is_complete and all(run.data.tags.get(name, "") == value for name, value in settings.items()):
             return "already imported"
         done = f"imported again into {experiment}" if is_complete else done  # else: it was interrupted
-        _delete_with_children(client, experiment_id, run.info.run_id)
+        # A deleted run leaves the search, and would shift what the next page holds: list all of them first.
+        children = list(mlflow_store.search_runs(client, [experiment_id], {mlflow_store.PARENT_RUN: run.info.run_id}))
+        for deleted in (*children, run):
+            client.delete_run(deleted.info.run_id)
     tags = {**same_content, **settings, "file": path.name, "warmup": WARMUP_RULE}
     parent_id = client.create_run(experiment_id, run_name=path.name, tags=tags).info.run_id
     for result in results:
@@ -61,31 +65,12 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
     return done
 
 
-def _delete_with_children(client: MlflowClient, experiment_id: str, run_id: str) -> None:
-    # A deleted run leaves the search, and would shift what the next page holds: list all of them first.
-    for child in list(mlflow_store.search_runs(client, [experiment_id], {mlflow_store.PARENT_RUN: run_id})):
-        client.delete_run(child.info.run_id)
-    client.delete_run(run_id)
-
-
 def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, result: ImportedResult) -> None:
     now_ms = int(time.time() * 1e3)
     derived = derive_metrics(result)
     claims = {f"claimed_{name}": value for name, value in result.claims.values.items()}
     metrics = {name: value for name, value in {**result.metrics, **derived, **claims}.items() if math.isfinite(value)}
-    tags = _build_tags(result, derived) | {mlflow_store.PARENT_RUN: parent_id}
-    run_id = client.create_run(experiment_id, run_name=result.name).info.run_id
-    client.log_batch(
-        run_id,
-        metrics=[Metric(name, value, now_ms, 0) for name, value in metrics.items()],
-        params=[Param(name, exact_value(value)) for name, value in result.params.items()],
-        tags=[RunTag(name, value[:MAX_TAG_LENGTH]) for name, value in tags.items() if value],
-    )
-    client.set_terminated(run_id, "FINISHED")
-
-
-def _build_tags(result: ImportedResult, derived: Mapping[str, float]) -> dict[str, str]:
-    return {
+    tags = {
         mlflow_store.KIND: mlflow_store.IMPORTED_KIND,
         mlflow_store.OUTCOME: "complete" if result.feasible else "infeasible",
         "device": result.device,
@@ -95,9 +80,13 @@ def _build_tags(result: ImportedResult, derived: Mapping[str, float]) -> dict[st
         "claims_statistic": result.claims.statistic if result.claims.values else "",
         "claims_flops": result.claims.flops if result.claims.values.keys() & FLOPS_CLAIMS else "",
         **{name: str(value) for name, value in result.machine_info.items()},
+        mlflow_store.PARENT_RUN: parent_id,
     }
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    run_id = client.create_run(experiment_id, run_name=result.name).info.run_id
+    client.log_batch(
+        run_id,
+        metrics=[Metric(name, value, now_ms, 0) for name, value in metrics.items()],
+        params=[Param(name, exact_value(value)) for name, value in result.params.items()],
+        tags=[RunTag(name, value[:MAX_TAG_LENGTH]) for name, value in tags.items() if value],
+    )
+    client.set_terminated(run_id, "FINISHED")

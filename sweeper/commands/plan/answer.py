@@ -74,21 +74,16 @@ def answer(request: PlanRequest) -> Answer:
         rates = _find_gpus(problem, request.tokens_per_day, request.gpus or 1)
         problem = problem.on(max(rates))
     result = search(problem)
-    faster = _find_faster(problem, result.best[0])
-    training = None
+    estimate, faster, comparison, training = result.best[0].estimate, None, None, None
+    if problem.given:  # is another layout faster, which the given fields exclude?
+        fixed = find_trainer(problem.job.trainer).fixed_degrees()
+        free = search(replace(problem, fixed=fixed, given={}), keep=1).best[0]
+        if free.estimate.step.total_s < 0.999 * estimate.step.total_s:
+            faster, comparison = free, compare(estimate, free.estimate)
     if request.train_tokens is not None:
-        estimate = result.best[0].estimate
         training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
-    return Answer(
-        model=request.model,
-        problem=problem,
-        result=result,
-        faster=faster,
-        comparison=compare(result.best[0].estimate, faster.estimate) if faster else None,
-        alternatives=_estimate_alternatives(problem, result),
-        training=training,
-        rates=rates,
-    )
+    others = _estimate_alternatives(problem, result)
+    return Answer(request.model, problem, result, faster, comparison, others, training, rates)
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
@@ -102,7 +97,14 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:
-        raise UserInputError(_explain_none_valid(problem))
+        # The rule that the given fields break, as far as one layout shows it.
+        layout = replace(problem.job.layout, **problem.fixed)
+        job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
+        if violation := find_violation(job, cluster):
+            is_common = find_violation(job, cluster, COMMON_RULES) is not None
+            raise UserInputError(violation.reason if is_common else f"{violation.reason}, with trainer=own")
+        given = {**problem.given, "global_batch": problem.job.layout.global_batch}
+        raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     memory, device = result.smallest.estimate.memory, problem.cluster.device
     usable_gib = USABLE_MEMORY * device.memory_gib
     raise UserInputError(
@@ -117,27 +119,6 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
         return candidate
     estimate = candidate.estimate
     return replace(candidate, estimate=replace(estimate, step=estimate.step.scaled(problem.correction.factor)))
-
-
-def _explain_none_valid(problem: Problem) -> str:
-    """Return the rule that the given fields break, as far as one layout shows it."""
-    layout = replace(problem.job.layout, **problem.fixed)
-    job = replace(problem.job, layout=layout)
-    cluster = replace(problem.cluster, gpus=layout.gpus)
-    if violation := find_violation(job, cluster):
-        return (
-            violation.reason if find_violation(job, cluster, COMMON_RULES) else f"{violation.reason}, with trainer=own"
-        )
-    given = {**problem.given, "global_batch": problem.job.layout.global_batch}
-    return f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}"
-
-
-def _find_faster(problem: Problem, best: Candidate) -> Candidate | None:
-    """Return the fastest layout of all, if the given fields exclude it."""
-    if not problem.given:
-        return None
-    free = search(replace(problem, fixed=find_trainer(problem.job.trainer).fixed_degrees(), given={}), keep=1).best[0]
-    return free if free.estimate.step.total_s < 0.999 * best.estimate.step.total_s else None
 
 
 def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, Candidate]:
