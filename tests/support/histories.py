@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 from sweeper.commands.history.main import main
 from sweeper.commands.history.new_runs import NewRun
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun
-from tests.conftest import CommandResult
+from tests.conftest import CommandResult, run_in_process
 
 IDENTITY = Identity(
     metric="tflops",
@@ -45,13 +43,4 @@ def new_run(value: float, number: int = 100, **changes: object) -> NewRun:
 
 
 def run_track(folder: Path, *arguments: str) -> CommandResult:
-    """Run the command in this process: MLflow takes seconds to import."""
-    code, out, err = 0, io.StringIO(), io.StringIO()
-    with contextlib.ExitStack() as stack:
-        for context in (contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
-            stack.enter_context(context)
-        try:
-            main(list(arguments))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    return CommandResult(code, out.getvalue(), err.getvalue())
+    return run_in_process(main, folder, *arguments)

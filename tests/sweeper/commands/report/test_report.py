@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
@@ -26,7 +25,7 @@ from sweeper.results.ranking import find_best_results
 from sweeper.results.runs import Gate, Verdict
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.process import Store
-from tests.conftest import CommandResult
+from tests.conftest import CommandResult, run_in_process
 from tests.support.factories import trial_record
 
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
@@ -84,16 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_report(folder: Path, *arguments: str) -> CommandResult:
-    """Run the command in this process: MLflow takes seconds to import."""
-    code, out, err = 0, io.StringIO(), io.StringIO()
-    with contextlib.ExitStack() as stack:
-        for context in (contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
-            stack.enter_context(context)
-        try:
-            main(list(arguments))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    return CommandResult(code, out.getvalue(), err.getvalue())
+    return run_in_process(main, folder, *arguments)
 
 
 def best_of(folder: Path, *arguments: str) -> dict[str, str]:
