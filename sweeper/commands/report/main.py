@@ -94,33 +94,32 @@ class ReportRequest(ResultsRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRequest(ResultsRequest):
-    """The sweeps to compare.
+class ComparisonRequest(ResultsRequest):
+    """How two sweeps are compared.
 
     Attributes:
         threshold: the loss that is tolerated, as a fraction or in percent.
         between_runs: standard deviation of equal runs, as a fraction or in percent.
     """
 
-    first: str = word("A")
-    second: str = word("B")
     threshold: float = 0.02
     between_runs: float = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaselineRequest(ResultsRequest):
-    """The sweep to compare with an earlier one.
+class CompareRequest(ComparisonRequest):
+    """The sweeps to compare."""
 
-    Attributes:
-        threshold: the loss that is tolerated, as a fraction or in percent.
-        between_runs: standard deviation of equal runs, as a fraction or in percent.
-    """
+    first: str = word("A")
+    second: str = word("B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineRequest(ComparisonRequest):
+    """The sweep to compare with an earlier one."""
 
     baseline: str = word("BASELINE")
     sweep: str | None = word("SWEEP", None)
-    threshold: float = 0.02
-    between_runs: float = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
