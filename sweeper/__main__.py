@@ -15,10 +15,11 @@ def main() -> None:
     words = sys.argv[1:]
     if words and words[0] in SUBCOMMANDS:
         import_module(f"sweeper.commands.{words[0]}.main").main(words[1:])
-    from sweeper.commands.sweep.main import run
+    else:
+        from sweeper.commands.sweep.main import run
 
-    program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [interpreter(), "-m", "sweeper"]
-    exit_with(lambda: run(words, program))
+        program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [interpreter(), "-m", "sweeper"]
+        exit_with(lambda: run(words, program))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 
 from sweeper.cli.exits import exit_with
+from sweeper.cli.help_text import rows, wrap
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
@@ -63,9 +63,6 @@ SETTING_NAMES = {
     "html": "out",
 }
 KEY = re.compile(r"[A-Za-z_][\w.]*")
-# Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
-COLUMN, NARROW_COLUMN = 28, 8
-NARROW = 72
 
 
 def word(name: str, default: Any = MISSING) -> Any:
@@ -298,8 +295,14 @@ class _Reader:
 
 def _as_settings(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--config-dir DIR`, a sweep's flag, as the setting `config_dir=DIR`."""
-    joined = re.sub(r"(^|\0)(?:--config-dir|-cd)[=\0](?=[^\0])", r"\1config_dir=", "\0".join(arguments))
-    return joined.split("\0") if arguments else []
+    settings = list[str]()
+    rest = iter(arguments)
+    for argument in rest:
+        flag, sign, value = argument.partition("=")
+        if flag in ("--config-dir", "-cd") and (value := value if sign else next(rest, "")):
+            argument = f"config_dir={value}"
+        settings.append(argument)
+    return settings
 
 
 def read_value(key: Key, text: str) -> Any:
@@ -348,38 +351,6 @@ def describe_key(key: Key) -> str:
     shown = "required" if key.default is MISSING else f"default: {default}" if key.default not in (None, "") else ""
     details = [key.unit, "" if is_plain and "least" not in allowed else allowed, shown]
     return f"{meaning} [{'; '.join(filter(None, details))}]" if any(details) else meaning
-
-
-def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Return names with their meaning beside them, or below a long name."""
-    column = COLUMN if width >= NARROW else NARROW_COLUMN
-    lines = list[str]()
-    for name, meaning in pairs:
-        wrapped = wrap(meaning, width, " " * column).splitlines()
-        if len(name) + 4 <= column and wrapped:
-            wrapped[0] = f"  {name}{wrapped[0][len(name) + 2 :]}"
-        else:
-            lines.append(f"  {name}")
-        lines += wrapped
-    return "\n".join(lines)
-
-
-def wrap(text: str, width: int, indent: str = "") -> str:
-    """Return the text in lines of at most `width`. A line that is indented already stays as it is."""
-    lines = list[str]()
-    for paragraph in text.splitlines() or [""]:
-        if paragraph.startswith(" ") or not paragraph:
-            lines.append(paragraph)
-        else:
-            lines += textwrap.wrap(
-                paragraph,
-                width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines)
 
 
 def check_output_file(key: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How every command ends: its exit code, and the line of an error."""
+"""How every command ends: its exit code, the line of an error, and what SIGINT and SIGTERM do to a sweep."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 import sweeper
 from sweeper.cli.arguments import FLAGS, Arguments
-from sweeper.cli.command import SUBCOMMANDS, rows, wrap
+from sweeper.cli.command import SUBCOMMANDS
 from sweeper.cli.explanation import explain
+from sweeper.cli.help_text import rows, wrap
 from sweeper.cli.sources import GROUPS, compose_groups, list_choices, loaded_files
 from sweeper.config.files import ConfigFile
 from sweeper.config.resolution import CONF

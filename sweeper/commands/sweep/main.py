@@ -28,16 +28,19 @@ def run(words: list[str], program: list[str]) -> int:
     try:
         sweeps = compose_sweeps(arguments)
     except UserInputError as error:
-        unknown = re.match(r"(\w+): unknown key\.", str(error))
-        modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS if unknown]
-        commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
-        owner = next((owner for command in commands if unknown and (owner := command.owner(unknown[1]))), "")
-        if not owner:
-            raise
-        raise UserInputError(f"{error} `{owner}` has it.") from error
+        if (unknown := re.match(r"(\w+): unknown key\.", str(error))) and (owner := _find_owner(unknown[1])):
+            raise UserInputError(f"{error} `{owner}` has it.") from error
+        raise
     if len(sweeps) > 1:
         return run_queues(_queue(sweeps))
     return run_sweep(sweeps[0], [*program, *words]) if sweeps else COMPLETE
+
+
+def _find_owner(key: str) -> str:
+    """Return the command of the subcommand that has this setting; empty if none has."""
+    modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS]
+    commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]  # function takes a sweep's keys
+    return next((owner for command in commands if (owner := command.owner(key))), "")
 
 
 def _queue(sweeps: list[ComposedSweep]) -> list[SweepQueue]:
