@@ -95,7 +95,7 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """Return the text, or its beginning and its end with … between them, in at most so many characters."""
+    """Return the text, or its beginning and its end with … between them, in at most `length` characters."""
     if len(text) <= length:
         return text
     end = length // 3

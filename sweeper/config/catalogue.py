@@ -45,7 +45,7 @@ def use_config_dir(folder: str | Path | None) -> None:
 def catalogue() -> dict[str, Hardware]:
     """Return every kind of GPU by its name: of `conf/hardware/`, then those of the user's own files.
 
-    A file of the user's is a choice of `hardware=` by its name, and does not replace one of ours, as in Hydra.
+    A user's file is a choice of `hardware=` by its name. It does not replace a file of this project, as in Hydra.
 
     Raises UserInputError if a file of the user's is not valid.
     """

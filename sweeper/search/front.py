@@ -1,9 +1,9 @@
 """The front of several objectives, measured again: how sure it is that each of its points belongs to it.
 
-The points of the front run again in turns, as finalists of one objective do (`finals.py`). A point's share is the part
-of draws of the rounds' means in which no other point is at least as good in all objectives and better in one
-(`share_points`). A point is dominated if the same other point dominates it in so many draws that a point of the front
-is called dominated in at most 5% of fronts, however many points there are (Bonferroni). Two points cannot be told apart
+The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). A point's share
+is the part of draws of the rounds' means in which no other point is at least as good in all objectives and better in
+one (`share_points`). A point is dominated if the same other point dominates it so often that a point of the front is
+called dominated in at most 5% of fronts, however many points there are (Bonferroni). Two points cannot be told apart
 if no objective differs between them: the difference is within the objective's resolution, or Student's interval of the
 paired differences contains zero, for all pairs and objectives at once (Bonferroni).
 

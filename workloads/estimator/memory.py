@@ -13,7 +13,7 @@ from workloads.layouts.layout import Job
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
 OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
-LOSS_CHUNK_TOKENS = 2048  # the loss takes so many tokens at a time, so that the full logits never exist
+LOSS_CHUNK_TOKENS = 2048  # the loss takes its tokens in chunks of this size, so that the full logits never exist
 STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # of a weight and of its moments
 
 

@@ -66,7 +66,7 @@ def _experts(placed: PlacedJob) -> Iterator[Product]:
 
 
 GROUPED_SHARE = 0.85  # of a single product's rate that grouped kernels reach
-GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed in so many at a time
+GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed tile by tile
 
 
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:

@@ -164,7 +164,7 @@ def _number(steps: Iterable[str]) -> Iterator[Action]:
 
 
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
-    """Yield the passes where each rank has every `pp`-th stage: after a warm-up one forward and one backward in turns.
+    """Yield the passes where each rank has every `pp`-th stage: after a warm-up alternating forward and backward.
 
     Args:
         hops: forward passes more in the warm-up for each rank that follows.
@@ -260,7 +260,7 @@ class PassTimes:
 
 
 def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
-    """Return the passes of a step with so many micro-batches, in the order in which they end.
+    """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
 
     Sends take no time, and a rank does one thing at a time: a forward and a backward pass that DualPipeV has together
     are one after the other, as PyTorch runs them.

@@ -88,7 +88,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
 def time_against_bf16(
     steps: Sequence[Callable[[], object]], device: torch.device, parameters: GemmParameters | LinearParameters
 ) -> tuple[tuple[tuple[float, ...], ...], Energy | None, dict[str, float]]:
-    """Time steps in turns. Returns the times of each, the energy of the first one, and the GPU's metrics."""
+    """Time steps, interleaved. Returns the times of each, the energy of the first one, and the GPU's metrics."""
     with monitor_gpu(device) as watch:
         times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
     energy = measure_energy(steps[0], device, median(times_s[0]))

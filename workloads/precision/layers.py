@@ -159,7 +159,7 @@ class SwiGLU(nn.Module):
 
 
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
-    """Time forward and backward of the layers in the recipe and in bf16 in turns.
+    """Time forward and backward of the layers in the recipe and in bf16, interleaved.
 
     The errors of the output and of both gradients are against the same layers in fp32. `predicted_speedup` is the
     prediction of `predict_speedup`.

@@ -82,7 +82,7 @@ class PlanRequest:
         layout: a trainer's file or log, whose layout and batch are given ones.
         file: the trainer for which the fastest layout is written as a file.
         train_tokens: tokens of a whole training, for its duration and cost.
-        tokens_per_day: find the number of GPUs that trains on so many.
+        tokens_per_day: find the number of GPUs that trains on this many tokens.
         price_per_hour: of one GPU.
         failures_per_gpu_day: unexpected interruptions; by default those of Llama 3's training.
         restart_s: from a failure until training goes on.
