@@ -14,7 +14,7 @@ from sweeper.common.trials import TrialStatus
 from sweeper.config.environment import PREFIX, without_variables
 from sweeper.config.schema import Config
 from sweeper.metrics.derivation import LINEAR_BANDS
-from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.terminal import draw, open_console
 from sweeper.pages.trial_tables import csv_of, format_counts
 from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
@@ -104,7 +104,7 @@ def _describe_limits(plan: SweepPlan) -> list[str]:
 
 def show_plan(plan: SweepPlan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
-    console = Console(width=terminal_width(), markup=False, emoji=False, highlight=False)
+    console = open_console(soft_wrap=False)
     console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}")
     for line in (*describe_criteria(plan), *_describe_limits(plan)):
         console.print(line, soft_wrap=True)

@@ -25,9 +25,9 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
 
 
-def open_console(file: IO[str] | None = None) -> Console:
+def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Console:
     """Return a console as wide as standard output that prints text as it is, to standard output or the file."""
-    return Console(file=file, width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
+    return Console(file=file, width=terminal_width(), highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False)
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, width: int) -> Table:

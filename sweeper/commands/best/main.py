@@ -22,14 +22,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from sweeper.cli.command import Subcommand, word
 from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFiles, build_files
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.criteria import Criteria
-from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.terminal import draw, open_console
 from sweeper.pages.trial_tables import front_rows
 from sweeper.results.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
 from sweeper.search.front import Front
@@ -66,11 +64,10 @@ def run(request: BestRequest) -> int:
 def show_front(sweep: StoredSweep, front: Front) -> None:
     """Print the table of the front, and how to choose one of its trials."""
     assert sweep.description is not None
-    width = terminal_width()
-    console = Console(width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = open_console()
     metrics, numbers = sweep.description.criteria.metrics, front.numbers
     console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
-    console.print(draw(*front_rows(front, metrics), width))
+    console.print(draw(*front_rows(front, metrics), console.width))
     if not front.certified:
         console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
     if numbers:

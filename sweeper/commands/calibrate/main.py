@@ -21,8 +21,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
-
 from sweeper.cli.command import Cluster as ClusterSection
 from sweeper.cli.command import Subcommand
 from sweeper.cli.multirun import SweepQueue, run_queues
@@ -35,7 +33,7 @@ from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware
 from sweeper.execution import ray_environment
-from sweeper.pages.terminal import terminal_width
+from sweeper.pages.terminal import open_console
 from sweeper.preflight.calibration import (
     FOLDER,
     Calibration,
@@ -177,7 +175,7 @@ def _print_result(
     sweeps: Mapping[str, CalibrationSweep],
     rows: Mapping[str, list[Row]],
 ) -> None:
-    console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
+    console = open_console(soft_wrap=False)
     topology_path = CalibrationFile(path, Calibration("", "", "")).topology_path
     console.print(draw_replacements(replacements))
     console.print(f"method   {rates.describe_conditions(rows['matmul'])}", soft_wrap=True)

@@ -153,13 +153,11 @@ def append_runs(request: AppendRequest) -> int:
 
 def show_history(request: FileRequest) -> int:
     """Print the figures of the file."""
-    from rich.console import Console
-
     from sweeper.commands.history import output, reference_file
-    from sweeper.pages.terminal import draw, terminal_width
+    from sweeper.pages.terminal import draw, open_console
 
     table = output.build_table(reference_file.read(request.path))
-    console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = open_console()
     console.print(draw(table.heading, table.rows, output.MIN_COLUMNS, console.width))
     return 0
 

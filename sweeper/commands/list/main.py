@@ -24,12 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from sweeper.cli.command import Subcommand, Tracking, Verbs, switch, word
 from sweeper.commands.list.follow import follow
 from sweeper.common.format import count, format_number
-from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.terminal import draw, open_console
 from sweeper.results.stored import StoredSweep, find_sweep, find_sweeps
 from sweeper.tracking import mlflow_store
 from workloads.api.errors import UserInputError
@@ -105,9 +103,8 @@ def show(sweeps: Sequence[StoredSweep], directory: Path) -> int:
     if not sweeps:
         print(f"no sweep in {directory.resolve()}; `python -m sweeper` runs one")
         return 0
-    width = terminal_width()
-    console = Console(width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
-    console.print(draw(HEADING, [describe_row(sweep) for sweep in sweeps], MIN_COLUMNS, width))
+    console = open_console()
+    console.print(draw(HEADING, [describe_row(sweep) for sweep in sweeps], MIN_COLUMNS, console.width))
     return 0
 
 

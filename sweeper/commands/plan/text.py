@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.common.format import count, format_number
-from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.terminal import draw, open_console
 from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.words import describe, layout_words, write_words
@@ -25,7 +25,7 @@ Rows = tuple[list[str], list[list[str]]]
 def show(answer: Answer) -> None:
     """Print the answer."""
     error_share = find_band(answer.problem.job).error_share
-    console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
+    console = open_console(soft_wrap=False)
     _print_lines(console, head_lines(answer))
     console.print(draw(*parts_table(answer.best.estimate, error_share), 3, console.width))
     console.print(draw(*layouts_table(answer, error_share), 5, console.width))

@@ -32,12 +32,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-
 from sweeper.cli.command import StoreRequest, Subcommand, Tracking, Verbs, check_output_file, switch, word, writing
 from sweeper.commands.report import leaderboard
 from sweeper.metrics.derivation import Prices
-from sweeper.pages.terminal import draw, terminal_width
+from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight import ceilings
 from workloads.api.errors import UserInputError, suggest
 
@@ -282,7 +280,7 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
         raise UserInputError(
             f"type={request.type}: unknown type. {suggest(request.type or '', {cells[1] for cells in all_rows})}"
         )
-    console = Console(width=terminal_width(), highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = open_console()
     console.print(draw(leaderboard.HEADING, rows, MIN_LEADERBOARD_COLUMNS, console.width))
     if not rates:
         console.print(no_rates)
