@@ -11,7 +11,7 @@ from sweeper.cli.exits import exit_with, interpreter
 
 
 def main() -> None:
-    """Run the command and exit with a code of `sweeper.common.exit_codes`."""
+    """Run the command and exit with a code of `sweeper.cli.exits`."""
     words = sys.argv[1:]
     if words and words[0] in SUBCOMMANDS:
         import_module(f"sweeper.commands.{words[0]}.main").main(words[1:])

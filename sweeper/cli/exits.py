@@ -9,9 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, INVALID_INPUT
 from sweeper.common.format import printable
 from workloads.api.errors import UserInputError
+
+COMPLETE = 0
+SOME_FAILED = 1  # trials failed, or the sweep could not end as it should
+INVALID_INPUT = 2
+INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
@@ -39,9 +44,6 @@ def interpreter() -> str:
     interpreter = Path(sys.executable)
     below = interpreter.is_relative_to(Path.cwd())
     return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequests:
@@ -72,7 +74,7 @@ class StopRequests:
         self._count += 1
 
     def _handle(self, *_: object) -> None:
-        self._count += 1
+        self.add()
         if self._count > 1 or self.leave_at_once:
             self.leave("left at once", INTERRUPTED)
 

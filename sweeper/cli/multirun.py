@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, TextIO
 
-from sweeper.common.exit_codes import INTERRUPTED, SOME_FAILED
+from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import sweeper
-from sweeper.common.exit_codes import INVALID_INPUT
+from sweeper.cli.exits import INVALID_INPUT
 from sweeper.notebook.display import make_display
 from sweeper.notebook.packing import space_words, write_function
 from sweeper.notebook.result import SweepError, SweepResult, read_result

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from sweeper.cli.command import Cluster as ClusterSection
 from sweeper.cli.command import Subcommand
+from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
 from sweeper.cli.multirun import SweepQueue, run_queues
 from sweeper.commands.calibrate import rates
 from sweeper.commands.calibrate.rates import Row, measured_topology
 from sweeper.commands.calibrate.sweeps import CalibrationSweep, gpus_per_node, plan_sweeps
 from sweeper.commands.calibrate.view import Replacement, device_replacements, draw_replacements, link_replacements
-from sweeper.common.exit_codes import INTERRUPTED, SOME_FAILED
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.common.clock import PhaseClock
-from sweeper.common.exit_codes import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.common.format import exact_value, format_interval, format_phases
 from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import EFFICIENCY, MEMORY_METRICS

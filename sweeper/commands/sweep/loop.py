@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 
-from sweeper.cli.exits import StopRequests
+from sweeper.cli.exits import SOME_FAILED, StopRequests
 from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
 from sweeper.common.clock import PhaseClock
-from sweeper.common.exit_codes import SOME_FAILED
 from sweeper.common.trials import Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.config.environment import is_variable
 from sweeper.execution import cluster, gang_pool, head

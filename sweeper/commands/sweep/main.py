@@ -9,10 +9,9 @@ from pathlib import Path
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.command import SUBCOMMANDS
 from sweeper.cli.composition import ComposedSweep, compose_sweeps
-from sweeper.cli.exits import fail
+from sweeper.cli.exits import COMPLETE, SOME_FAILED, fail
 from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
-from sweeper.common.exit_codes import COMPLETE, SOME_FAILED
 from workloads.api.errors import UserInputError, describe_os_error
 
 
