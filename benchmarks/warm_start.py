@@ -23,9 +23,9 @@ import numpy as np
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.space import Choice, Parameters, Space
+from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import student_interval
-from sweeper.preflight.warm_start import POINTS, WarmStart
 from sweeper.search.study import SearchSettings, Study
 
 ROOT = Path(__file__).parent.parent

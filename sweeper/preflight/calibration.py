@@ -16,7 +16,6 @@ import yaml
 
 from sweeper.config.schema import Hardware
 from sweeper.config.validation import build
-from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError, first_line
 from workloads.estimator.cluster import AttentionRates, Device
 
@@ -35,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attention:
-    """The rates of one attention kernel, as `workloads.estimator.cluster.AttentionRates`."""
+    """As `workloads.estimator.cluster.AttentionRates`."""
 
     forward_share: float = field(metadata={"min": 0.001, "max": 2})
     backward_share: float = field(metadata={"min": 0.001, "max": 2})
@@ -44,20 +43,15 @@ class Attention:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The measured rates of a device.
-
-    Attributes:
-        sustained_tflops: of large products under lasting load, by data type.
-        power_headroom: by which factor a short run is faster than a lasting one.
-    """
+    """The measured rates of a device."""
 
     hardware: str  # its name in conf/hardware
     device: str  # the driver's name of it
     date: str  # of the measurement
     torch: str = ""  # its version
     conditions: str = ""  # how long the load lasted, at which clock and power
-    sustained_tflops: dict[str, Figure] = field(default_factory=dict)
-    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})
+    sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # of large products, by data type
+    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # of a short run over a lasting one
     copy_gb_s: Figure | None = None  # bytes that copies read and write in a second
     attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's names of kernels
 
@@ -71,14 +65,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class CalibrationFile:
-    """The measured rates of a device, and the file that holds them."""
-
     path: Path
     rates: Calibration
 
     @property
     def topology_path(self) -> Path:
-        """Return the file of the topology that was measured with the device, which is not there for a single GPU."""
+        """The file of the topology that was measured with the device; missing for a single GPU."""
         return self.path.with_name(f"{self.path.stem}_topology.yaml")
 
     def describe(self) -> str:
@@ -98,12 +90,6 @@ def calibrate_device(device: Device, calibration: Calibration) -> Device:
     )
 
 
-def calibrate_machine(machine: Machine, calibration: Calibration) -> Machine:
-    """Return what is known about the devices of a trial, with their measured rates."""
-    device = calibrate_device(machine.cluster.device, calibration)
-    return replace(machine, cluster=replace(machine.cluster, device=device))
-
-
 def device_key(hardware: Hardware) -> str:
     """Return under which name the rates of a device are kept: a part of a GPU has others than the whole."""
     part = re.sub(r"\W+", "_", hardware.partition or "").lower()
@@ -113,12 +99,9 @@ def device_key(hardware: Hardware) -> str:
 def find_calibration(choice: str, folder: Path, hardware: str) -> CalibrationFile | None:
     """Return the measured rates of a kind of GPU; None if there are none.
 
-    Args:
-        choice: `auto` for the file in the folder of the sweeps, if it has one, `none`, or the path of a file or of the
-            folder that it lies in.
+    `choice`: `auto` for the file in the folder of the sweeps, if it is there, `none`, or the path of a file or folder.
 
-    Raises:
-        UserInputError: the path that is given has no such file, or the file is not valid.
+    Raises UserInputError if the path that is given has no such file, or the file is not valid.
     """
     path = calibration_path(choice, folder, hardware)
     if path is None or (choice == AUTO and not path.exists()):
@@ -152,7 +135,6 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write the file, whole or not at all."""
     values = {name: value for name, value in asdict(calibration).items() if value not in (None, {}, "")}
     write_yaml(path, values, "Measured by python -m sweeper calibrate; plans use it for this device.")
 

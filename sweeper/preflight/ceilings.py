@@ -24,7 +24,7 @@ FILE = "matmul_ceilings.json"
 
 @dataclass(frozen=True)
 class MatmulCeiling:
-    """The highest rate of one model of device, in one number format, by one statistic, in TFLOP/s of one device."""
+    """The highest rate of one model of device in one number format, in TFLOP/s of one device."""
 
     device: str
     dtype: str
@@ -55,12 +55,10 @@ def from_sweep(
     device: str, best_first: Sequence[TrialRecord], finalists: Sequence[FinalistResult]
 ) -> list[MatmulCeiling]:
     """Return a finished sweep's ceilings, one for each format and statistic: from the finals, else from one trial."""
+    found = [_from_trial(device, finalist.trial, finalist.value, finalist.rounds) for finalist in finalists]
+    found += [_from_trial(device, record, None, 0) for record in best_first]
     ceilings: dict[tuple[str, str, str], MatmulCeiling] = {}
-    for record, value, rounds in [
-        *((finalist.trial, finalist.value, finalist.rounds) for finalist in finalists),
-        *((record, None, 0) for record in best_first),
-    ]:
-        ceiling = _from_trial(device, record, value, rounds)
+    for ceiling in found:
         ceilings.setdefault(ceiling.key, ceiling)
     return list(ceilings.values())
 
@@ -102,10 +100,9 @@ def read(folder: Path) -> list[MatmulCeiling]:
 
 
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
-    """Store the ceilings that are the highest of their key.
+    """Store the ceilings that are the highest of their key. Several sweeps may write at once.
 
-    A result of finals takes precedence over any single trial, which may be high by chance. Several sweeps may write at
-    once.
+    A result of finals takes precedence over any single trial, which may be high by chance.
     """
     with (folder / f".{FILE}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -45,8 +45,7 @@ def build_cluster(
 ) -> Cluster:
     """Return this number of GPUs of a kind on a topology: a name of `conf/topology`, or the path of a YAML file.
 
-    Without a topology it is the one that was measured with the calibration, else nodes of eight with the GPU's own
-    links and a NIC of 400 Gb/s for each GPU.
+    Without a topology it is the one that was measured with the calibration, else `default_topology`.
 
     Raises UserInputError if the catalogue has no such GPU, or the topology is not known or not valid.
     """
@@ -62,16 +61,12 @@ def build_cluster(
 
 @cache
 def known_topologies() -> dict[str, Topology]:
-    """Return every topology in `conf/topology/` by its name."""
     paths = sorted((CONF / "topology").glob("*.yaml"))
     return {path.stem: _read_topology(path) for path in paths if path.stem != AUTO}
 
 
 def find_topology(name: str) -> Topology:
-    """Return the topology of a name, or of a YAML file with the same keys.
-
-    Raises UserInputError if there is none of that name, or the file is not valid.
-    """
+    """Return the topology of a name, or of a YAML file. Raises UserInputError if it is unknown or not valid."""
     if name.endswith((".yaml", ".yml")):
         return _read_topology(Path(name).expanduser())
     if name not in known_topologies():
@@ -92,7 +87,7 @@ def _read_topology(path: Path) -> Topology:
         raise UserInputError(f"topology {path} cannot be read: {place}{first_line(error)}") from error
     if not isinstance(values, dict):
         raise UserInputError(f"topology {path} has no keys")
-    return _topology_of({"name": path.stem, **{str(key): value for key, value in values.items()}})
+    return _topology_of({"name": path.stem} | {str(key): value for key, value in values.items()})
 
 
 def _topology_of(values: dict[str, Any]) -> Topology:
@@ -130,7 +125,7 @@ def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -
 
 
 def default_topology(hardware: Hardware) -> Topology:
-    """Return nodes of eight with the links in the GPU's file of the catalogue."""
+    """Return nodes of eight with the GPU's own links and a NIC of 400 Gb/s for each GPU."""
     link_gb_s = hardware.link_gb_s or MAX_HOST_GB_S / 2
     switch: Wiring = "switch" if link_gb_s > MAX_HOST_GB_S else "host"
     return Topology(
@@ -150,13 +145,9 @@ def build_device(hardware: Hardware) -> Device:
 
     Raises UserInputError if the catalogue has no peaks, memory or bandwidth of it, since none are published.
     """
-    figures = {
-        "peaks": hardware.dense_peak_tflops,
-        "memory": hardware.memory_gib,
-        "bandwidth": hardware.bandwidth_tb_s,
-    }
-    missing = [name for name, value in figures.items() if not value]
-    if missing:
+    peaks, memory, bandwidth = hardware.dense_peak_tflops, hardware.memory_gib, hardware.bandwidth_tb_s
+    figures = {"peaks": peaks, "memory": memory, "bandwidth": bandwidth}
+    if missing := [name for name, value in figures.items() if not value]:
         raise UserInputError(f"hardware {hardware.name} cannot be planned: no {', '.join(missing)} in conf/hardware")
     rates = measured_tflops(hardware.name) or _assumed_tflops(hardware)
     return _device(hardware, hardware.architecture or "", rates, power_headroom(hardware.name))
@@ -182,11 +173,9 @@ def _assumed_tflops(hardware: Hardware) -> dict[str, float]:
 
 
 def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:
-    """Return what is known about the devices of a trial of `world_size` ranks.
+    """Return what is known about the devices of a trial of `world_size` ranks on a cluster with this topology.
 
-    Args:
-        topology: of the cluster; of a domain the GPUs of a trial count alone.
-        achieved_tflops: measured rates of one rank's matrix products by data type.
+    `achieved_tflops`: measured rates of one rank's matrix products by data type.
     """
     hardware, architecture = target.hardware, target.architecture or ""
     ranks_per_node = target.ranks_per_node(world_size)

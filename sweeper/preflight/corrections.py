@@ -1,7 +1,7 @@
 """How much longer steps take than planned, measured on a cluster: one factor for each device and trainer.
 
-A sweep's own trials correct the estimates of those that follow, and are kept beside the folder of sweeps for the next
-sweep on the same cluster. A factor changes no order of layouts.
+A sweep's trials correct the estimates of those that follow, and of the next sweep on the cluster. A factor changes no
+order of layouts.
 """
 
 from __future__ import annotations
@@ -31,36 +31,26 @@ FEWEST_ROWS = 3  # trials without which nothing is kept
 
 @dataclass(frozen=True)
 class Place:
-    """What a correction belongs to: devices of one kind on a cluster, a trainer and its version.
-
-    Attributes:
-        gpus, gpus_per_node: ranks of a trial.
-        calibrated: when the rates that the estimates rest on were measured (`python -m sweeper calibrate`); empty for
-            those of the tables.
-    """
+    """What a correction belongs to: devices of one kind on a cluster, a trainer and its version."""
 
     device: str  # the name in the catalogue with its partition mode; of a CPU its model
     trainer: str  # what trains: the workload
-    gpus: int
+    gpus: int  # ranks of a trial
     gpus_per_node: int
     topology: str  # the name of its links and network
     benchmark_version: str
-    calibrated: str = ""
+    calibrated: str = ""  # the date of the calibration that the estimates rest on; empty for the tables' rates
 
 
 @dataclass(frozen=True)
 class Correction:
-    """By how much steps take longer than planned at a place, the median of measured layouts.
-
-    Attributes:
-        low, high: the smallest and the largest factor among them.
-    """
+    """By how much steps take longer than planned at a place, the median of measured layouts."""
 
     place: Place
     factor: float  # measured seconds of a step over planned ones
     rows: int  # measured layouts
-    low: float
-    high: float
+    low: float  # the smallest factor among them
+    high: float  # the largest
     date: str  # of the last one
 
     def describe(self) -> str:
@@ -73,7 +63,6 @@ class Correction:
 
 
 def place_of(target: Target, resolved: ResolvedConfig, machine: Machine, calibration: CalibrationFile | None) -> Place:
-    """Return what the corrections of a sweep belong to."""
     return Place(
         device=device_key(target.hardware) if target.is_gpu else target.model,
         trainer=str((resolved.settings or {}).get("trainer") or resolved.config.workload.name),
@@ -94,12 +83,11 @@ class MeasuredFactors:
     """Measured seconds of a step over estimated ones, of a sweep's trials as they end."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
-        """`estimated_metrics` returns what was estimated of a point."""
         self.values: list[float] = []  # of each trial, ascending
         self._estimated_metrics = estimated_metrics
 
     def add(self, record: TrialRecord) -> None:
-        """Take a trial that has ended; those of finals and failed ones do not count."""
+        """Add a trial that has ended. Failed ones and those of finals do not count."""
         measured, estimated = record.metrics.get(RATE), self._estimated_metrics(record.params).get(RATE)
         if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
             insort(self.values, estimated / measured)

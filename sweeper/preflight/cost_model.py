@@ -22,16 +22,13 @@ MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
 
 @dataclass(frozen=True)
 class CostEstimates:
-    """All points of a space, the valid ones and the excluded ones, the most promising first.
-
-    `correction`: what earlier sweeps on the cluster have measured; the estimates contain it.
-    """
+    """All points of a space, the valid ones and the excluded ones, the most promising first."""
 
     objective: str
     machine: Machine
     valid: list[Candidate]
     excluded: list[Candidate]
-    correction: Correction | None = None
+    correction: Correction | None = None  # by what earlier sweeps have measured; the estimates contain it
 
     @cached_property
     def _metrics_by_point(self) -> dict[str, Mapping[str, float]]:
@@ -65,9 +62,9 @@ def estimate_space(
         metrics = candidate.estimate.metrics
         return goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
 
-    candidates.sort(key=loss)
-    valid = [candidate for candidate in candidates if not candidate.estimate.unsupported_reason]
-    excluded = [candidate for candidate in candidates if candidate.estimate.unsupported_reason]
+    valid, excluded = list[Candidate](), list[Candidate]()
+    for candidate in sorted(candidates, key=loss):
+        (excluded if candidate.estimate.unsupported_reason else valid).append(candidate)
     if not valid:
         raise UserInputError(_explain_none_valid(excluded))
     if goal.metric not in valid[0].estimate.metrics:
@@ -76,13 +73,10 @@ def estimate_space(
             f"workload.objective={goal.metric}: {resolved.workload.name} cannot estimate it. Available: {available}"
         )
     if correction:
-        valid = [_correct(candidate, correction) for candidate in valid]
+        for number, candidate in enumerate(valid):
+            metrics = corrected(candidate.estimate.metrics, correction.factor)
+            valid[number] = replace(candidate, estimate=replace(candidate.estimate, metrics=metrics))
     return CostEstimates(goal.metric, machine, valid, excluded, correction)
-
-
-def _correct(candidate: Candidate, correction: Correction) -> Candidate:
-    metrics = corrected(candidate.estimate.metrics, correction.factor)
-    return replace(candidate, estimate=replace(candidate.estimate, metrics=metrics))
 
 
 def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:
@@ -92,9 +86,8 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
         if isinstance(dimension, Interval):
             raise UserInputError(f"space.{name}: every point is estimated before; use a range or a choice")
         if len(dimension) > MAX_CANDIDATES:
-            raise UserInputError(
-                f"space.{name}: has {len(dimension):,} values, at most {MAX_CANDIDATES:,} are estimated"
-            )
+            values = f"{len(dimension):,} values"
+            raise UserInputError(f"space.{name}: has {values}, at most {MAX_CANDIDATES:,} are estimated")
         dimensions[name] = tuple(dimension.points())
     variables = only_variables(dimensions)
     settings = [dict(zip(variables, values, strict=True)) for values in product(*variables.values())]
@@ -121,7 +114,6 @@ def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
 
 
 def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
-    """Return how many points each rule excludes."""
     counts = Counter[str]()
     for candidate in excluded:
         counts[candidate.estimate.rule] += candidate.count
@@ -130,11 +122,9 @@ def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Projection:
-    """The objective of a point on more devices, estimated."""
-
     by_devices: dict[int, float]  # the objective by the number of devices, ascending
-    gpus_per_node: int  # devices of a node
-    assumptions: str  # what the estimates assume, in a sentence
+    gpus_per_node: int
+    assumptions: str  # in a sentence
 
     @property
     def shares_of_linear(self) -> list[float]:

@@ -20,10 +20,7 @@ SHOWN_NODES = 3  # that have the same problem
 
 
 def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
-    """Return the target of a sweep and the ranks of one trial.
-
-    Raises UserInputError if the cluster does not have the devices, or they cannot be used.
-    """
+    """Return the target of a sweep and the ranks of one trial. Raises UserInputError if the cluster has none."""
     config = resolved.config
     ranks = config.gpus if isinstance(config.gpus, int) else 1
     is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
@@ -40,10 +37,7 @@ def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Tar
 
 
 def planned_target(hardware: Hardware, gpus: int) -> Target:
-    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist.
-
-    Raises UserInputError if these GPUs have no such partitions.
-    """
+    """Return as many GPUs of the catalogue as a trial needs, in nodes of eight: a plan's devices need not exist."""
     check_partition(hardware)
     if hardware.partition == UNDIVIDED:
         hardware = replace(hardware, partition=None)
@@ -57,8 +51,9 @@ def planned_target(hardware: Hardware, gpus: int) -> Target:
 def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
     """Return the target of a sweep whose trials have this number of ranks, of nodes that can use their GPUs.
 
-    Raises UserInputError as `select_target`, or if no node can use its GPUs. A plan for a named GPU is possible
-    without, and a command may have a torch of its own.
+    A plan for a named GPU needs none that can, and a command may have a torch of its own.
+
+    Raises UserInputError as `select_target`, or if no node can use its GPUs.
     """
     config, problems = resolved.config, describe_problems(nodes)
     if config.hardware.name == "auto" and problems and not any(node.gpus for node in nodes):
@@ -103,54 +98,51 @@ def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Targe
     if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
         # Different processors do not belong into one study: take the most frequent model.
         cpu_name = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
-        selected = tuple(node for node in nodes if node.cpu_name == cpu_name)
-        target = Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, selected)
+        selected = [node for node in nodes if node.cpu_name == cpu_name]
+        target = Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, tuple(selected))
     else:
-        target = _select_gpus(hardware, nodes)
+        hardware, selected = _select_kind(hardware, nodes)
+        # What one device has, by the catalogue and by what the driver reports of the smallest.
+        identities = [gpu for node in selected for gpu in node.gpu_identities]
+        units = min((gpu.compute_units for gpu in identities if gpu.compute_units), default=None)
+        memory_gib = min((gpu.memory_gib for gpu in identities if gpu.memory_gib), default=None)
+        partition = partition_of(identities[0]) if identities else None
+        device = divide(replace(hardware, partition=partition), units, memory_gib)
+        target = Target(device, selected[0].model or hardware.name, tuple(selected))
     if gpus > target.devices:
         hint = "" if target.is_gpu else ", one for each process"
         raise UserInputError(f"gpus={gpus}: the cluster has {target.devices} {target.unit} ({target.model}){hint}")
     return target
 
 
-def _select_gpus(hardware: Hardware, nodes: Sequence[Node]) -> Target:
-    with_gpus = [node for node in nodes if node.gpus]
+def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, list[Node]]:
+    """Return the kind of the GPUs, and the nodes that have it in the partition mode that is asked for."""
+    selected = [node for node in nodes if node.gpus]
     if hardware.name == "auto":
-        kinds = {entry.name: entry for entry in map(hardware_of, with_gpus)}
+        kinds = {entry.name: entry for entry in map(hardware_of, selected)}
         if len(kinds) > 1:
             raise UserInputError(
                 f"hardware=auto: the cluster has {describe_inventory(nodes)}; choose hardware={'|'.join(kinds)}"
             )
-        hardware, selected = replace(next(iter(kinds.values())), partition=hardware.partition), with_gpus
+        hardware = replace(next(iter(kinds.values())), partition=hardware.partition)
     else:
-        selected = [node for node in with_gpus if has_hardware(node, hardware)]
+        selected = [node for node in selected if has_hardware(node, hardware)]
         if not selected:
             raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {describe_inventory(nodes)}")
-    selected = _select_partition(hardware, selected)
-    # What one device has, by the catalogue and by what the driver reports of the smallest.
-    gpus = [gpu for node in selected for gpu in node.gpu_identities]
-    units = min((gpu.compute_units for gpu in gpus if gpu.compute_units), default=None)
-    memory_gib = min((gpu.memory_gib for gpu in gpus if gpu.memory_gib), default=None)
-    device = divide(replace(hardware, partition=partition_of(gpus[0]) if gpus else None), units, memory_gib)
-    return Target(device, selected[0].model or hardware.name, tuple(selected))
-
-
-def _select_partition(hardware: Hardware, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes whose GPUs are in the partition mode that the configuration asks for."""
     check_partition(hardware)
-    modes = sorted(set[str]().union(*(node.partitions for node in nodes)))
+    modes = sorted(set[str]().union(*(node.partitions for node in selected)))
     if hardware.partition is None and len(modes) > 1:
         raise UserInputError(
             f"hardware={hardware.name}: its GPUs are in different partition modes, {' and '.join(modes)}, which do not"
             f" compare; set hardware.partition={'|'.join(modes)}"
         )
-    selected = [node for node in nodes if node.partitions == {hardware.partition or modes[0]}]
+    selected = [node for node in selected if node.partitions == {hardware.partition or modes[0]}]
     if not selected:
         raise UserInputError(
             f"hardware.partition={hardware.partition}: no node has all of its GPUs in it; the cluster has"
             f" {', '.join(modes)}"
         )
-    return selected
+    return hardware, selected
 
 
 def describe_inventory(nodes: Iterable[Node]) -> str:

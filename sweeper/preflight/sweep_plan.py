@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from sweeper.config.hardware import Node, Target
 from sweeper.config.resolution import ResolvedConfig, check_program
 from sweeper.config.schema import Config
 from sweeper.config.space import Interval, Parameters, Space
+from sweeper.config.space_checks import WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.calibration import (
     AUTO,
     CalibrationFile,
-    calibrate_machine,
+    calibrate_device,
     calibration_path,
     device_key,
     find_calibration,
@@ -29,11 +30,10 @@ from sweeper.preflight.calibration import (
 from sweeper.preflight.clusters import build_machine, choose_topology
 from sweeper.preflight.cost_model import CostEstimates
 from sweeper.preflight.devices import describe_problems, select_devices
-from sweeper.preflight.measurable import check_measurable
-from sweeper.preflight.warm_start import WarmStart
+from workloads.api import registry
 from workloads.api.contract import Machine, Workload
 from workloads.api.errors import UserInputError, nearest
-from workloads.api.metrics import COST
+from workloads.api.metrics import COST, Need, find_source, get_metric
 from workloads.api.secrets import masked
 
 PROMISING_POINTS = 5  # of the estimated points that are tried first
@@ -44,9 +44,7 @@ SAMPLED_POINTS = 500  # of the many thousands whose steps are averaged
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a sweep's trials."""
-
-    target: Target  # the devices
+    target: Target
     gpus: int  # ranks of one trial
     gangs: int  # trials that run at once
     whole_nodes: bool  # no two trials share a node
@@ -55,12 +53,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The checked plan of a sweep.
-
-    Attributes:
-        calibration: measured rates that estimates rest on; None for those of the tables and the ceilings.
-        variable_sources: by what each environment variable that all trials have is set.
-    """
+    """The checked plan of a sweep."""
 
     resolved: ResolvedConfig
     resources: Resources
@@ -73,9 +66,9 @@ class SweepPlan:
     folder: Path
     achieved_tflops: dict[str, float]  # measured matmul ceilings of the device by data type, of one rank
     machine: Machine  # what is known about the devices of a trial
-    calibration: CalibrationFile | None
-    estimates: CostEstimates | None  # the cost model's estimates; None for a workload without any
-    variable_sources: dict[str, str] = field(default_factory=dict)
+    calibration: CalibrationFile | None  # the rates of estimates; None for those of the tables and the ceilings
+    estimates: CostEstimates | None  # of the cost model; None for a workload without any
+    variable_sources: dict[str, str] = field(default_factory=dict)  # what sets each variable that all trials have
 
     @property
     def config(self) -> Config:
@@ -113,7 +106,6 @@ class SweepPlan:
         return self.folder.parent.parent
 
     def last_lines_path(self, trial: int) -> Path:
-        """Return where the last lines of a failed trial's output are kept."""
         return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
 
     def first_point(self) -> Parameters:
@@ -145,36 +137,29 @@ def plan_sweep(
 ) -> SweepPlan:
     """Check the configuration against the cluster's nodes and return the plan.
 
-    Args:
-        strict_initial_points: initial points outside of the space are an error instead of being skipped.
-        warm_start: the points of the sweep that `search.warm_start` names.
-
-    Raises:
-        UserInputError: for a configuration that cannot run there.
+    Raises UserInputError if it cannot run there; if strict, also for an initial point outside of the space.
     """
-    # The devices, and the space on them.
     target, gpus = select_devices(resolved, nodes)
     resolved = fill_space(resolved, target, gpus)
     space, excluded, variable_sources = space_checks.check_space(resolved, target)
     check_program(resolved)
     resources = _plan_resources(resolved, space, target, gpus)
-    # What was measured on them, and what the cost model makes of it.
     config, directory = resolved.config, Path(resolved.config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
-    check_measurable(resolved, target, gpus, has_ceiling=bool(achieved_tflops))
+    _check_measurable(resolved, target, gpus, bool(achieved_tflops))
     calibration = _find_calibration(config, directory, target)
     gpus_per_node = max(1, *(node.gpus for node in target.nodes))
     topology = choose_topology(config.topology, target.hardware, gpus_per_node, calibration)
     machine = build_machine(target, gpus, topology, achieved_tflops)
-    correction = None
     if calibration:
-        machine = calibrate_machine(machine, calibration.rates)
-    if resolved.workload.has_estimates:  # what earlier sweeps have measured of them on these devices
+        device = calibrate_device(machine.cluster.device, calibration.rates)
+        machine = replace(machine, cluster=replace(machine.cluster, device=device))
+    correction = None
+    if resolved.workload.has_estimates:
         place = corrections.place_of(target, resolved, machine, calibration)
         correction = corrections.find(corrections.read(directory), place)
     estimates = cost_model.estimate_space(resolved, space, machine, correction)
     _check_projection(resolved, estimates, target, gpus)
-    # The search, and what makes two sweeps the same.
     if estimates:
         space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
     if config.search.sampler == "grid":
@@ -187,9 +172,15 @@ def plan_sweep(
         initial_points = [*warm_start.legal_points(space), *initial_points]
         identity["warm_start"] = warm_start.study
     promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]] if estimates else []
-    name = config.name or _default_name(config, space, target, identity)
-    if config.retry:
-        _check_retry(config, directory, name)
+    name = config.name
+    if name is None:
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+        dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
+        name = "-".join([config.workload.name, target.hardware.name, *dtype, config.search.sampler, digest])
+    if config.retry and not (directory / "sweeps" / name / "study.journal").exists():
+        close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
+        hint = f". Did you mean name={close}?" if close else ""
+        raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
     return SweepPlan(
         resolved=resolved,
         resources=resources,
@@ -222,6 +213,47 @@ def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, fl
     achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
     sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
     return {dtype: tflops / sharing for dtype, tflops in achieved.items()}
+
+
+def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> None:
+    """Check the metrics of the objectives and limits against the devices.
+
+    A workload of another distribution may measure what this project's own do not, so only what follows from the
+    hardware's description, the number of ranks and the prices is refused there.
+    """
+    criteria = resolved.criteria
+    keys = dict.fromkeys(criteria.metrics, "objective")
+    keys |= {limit.metric: f"limits.{limit.metric}" for limit in criteria.limits if limit.metric not in keys}
+    for metric, key in keys.items():
+        if reason := next(_find_reasons(metric, resolved, target, gpus, has_ceiling), ""):
+            text = f"{key}={metric}" if key == "objective" else key
+            raise UserInputError(f"{text}: is not measured here: {reason}")
+
+
+def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> Iterator[str]:
+    """Yield why no trial has a metric; nothing if one may."""
+    config, hardware, name = resolved.config, target.hardware, target.hardware.name
+    reads_cpu = registry.find_entry_point(config.workload.name) is None and not target.is_gpu  # by our own workload
+    reports_own = resolved.workload.Settings is not None  # a command's log or a function may have any raw metric
+    base = metric.removesuffix("_per_gpu")
+    match get_metric(base).needs:
+        case Need.PRICE if config.price_per_hour is None and config.price_per_kwh is None:
+            yield "there is no price; set price_per_hour= or price_per_kwh="
+        case Need.PRICE if config.price_per_kwh is not None and reads_cpu:
+            yield "no driver reports the energy of a CPU, to which price_per_kwh= applies; use price_per_hour= alone"
+        case Need.ENERGY if reads_cpu:
+            yield "no driver reports the energy of a CPU; choose a GPU by hardware="
+        case Need.GPU if reads_cpu and not reports_own:
+            yield "it is read from a GPU, and this sweep runs on a CPU; choose a GPU by hardware="
+        case Need.PEAK if not hardware.dense_peak_tflops:
+            yield f"the dense peak of {name} is not known; use tflops, or set hardware.dense_peak_tflops="
+        case Need.BANDWIDTH if not hardware.bandwidth_tb_s:
+            yield f"the bandwidth of {name} is not known; use gb_per_s, or set hardware.bandwidth_tb_s="
+        case Need.CEILING if not has_ceiling:
+            yield f"no matmul rate of {target.model} was measured; run workload=matmul first"
+    is_of_several = get_metric(metric).needs is Need.RANKS or (metric != base and find_source(base))
+    if gpus == 1 and is_of_several:
+        yield "it compares the ranks of a trial, which has one; set gpus="
 
 
 def _find_calibration(config: Config, directory: Path, target: Target) -> CalibrationFile | None:
@@ -268,26 +300,8 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
     return identity
 
 
-def _default_name(config: Config, space: Space, target: Target, identity: dict[str, Any]) -> str:
-    """Return a name built from the workload, the hardware, the data type, the sampler and a hash of the identity."""
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
-    dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
-    return "-".join([config.workload.name, target.hardware.name, *dtype, config.search.sampler, digest])
-
-
-def _check_retry(config: Config, directory: Path, name: str) -> None:
-    if (directory / "sweeps" / name / "study.journal").exists():
-        return
-    close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
-    hint = f". Did you mean name={close}?" if close else ""
-    raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
-
-
 def estimate_steps_s(plan: SweepPlan) -> float | None:
-    """Return the seconds of all steps of the search, on all gangs at once; None where the cost model cannot say.
-
-    Starting, compiling and the finals come on top.
-    """
+    """Return the seconds of all steps of the search, on all gangs at once; None where the cost model cannot say."""
     limit = plan.config.budget.trials
     if plan.estimates is None or limit is None:
         return None

@@ -13,8 +13,8 @@ from typing import Literal
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Config
+from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
-from sweeper.preflight.warm_start import POINTS, WarmStart
 from sweeper.results.description import SweepDescription, read_description
 from sweeper.search.front import Front, measure_front, measured_interval
 from workloads.api.errors import UserInputError, suggest

@@ -13,7 +13,7 @@ import pytest
 from sweeper.common.trials import TrialStatus
 from sweeper.config.schema import Config
 from sweeper.config.space import Choice, Range, Space
-from sweeper.preflight.warm_start import POINTS, WarmStart
+from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.results.description import FILE, SweepDescription
 from sweeper.results.stored import StoredSweep, read_warm_start
 from tests.support.studies import ask_trial, finished, open_study
