@@ -63,33 +63,31 @@ class ChildRuns:
 
     def find_or_create(self, number: int, name: str, started_at_s: float) -> Any:
         """Return the run of a trial, after creating it if needed."""
-        if run := self.find(number):
-            return run
-        tags = {mlflow_store.PARENT_RUN: self._parent_id, **self._tags, mlflow_store.TRIAL_NUMBER: str(number)}
-        start_ms = int(started_at_s * 1e3)
-        run = self._client.create_run(self._experiment_id, start_time=start_ms, run_name=name, tags=tags)
-        self._runs[number] = run
+        if not (run := self.find(number)):
+            tags = {mlflow_store.PARENT_RUN: self._parent_id, **self._tags, mlflow_store.TRIAL_NUMBER: str(number)}
+            start_ms = int(started_at_s * 1e3)
+            run = self._client.create_run(self._experiment_id, start_time=start_ms, run_name=name, tags=tags)
+            self._runs[number] = run
         return run
 
     def find_with_metric(self, metric: str) -> dict[int, Any]:
         """Return the runs that have a value of this metric above zero."""
         condition = f"{mlflow_store.tag_filter(self._tags)} and metrics.`{metric}` > 0"
         page = self._client.search_runs([self._experiment_id], condition, max_results=PAGE_SIZE)
-        return {int(run.data.tags[mlflow_store.TRIAL_NUMBER]): run for run in page}
+        return {_number_of(run): run for run in page}
 
     def find_with_tag(self, tag: str, value: str) -> dict[int, Any]:
-        """Return the runs that have this tag."""
-        return {int(run.data.tags[mlflow_store.TRIAL_NUMBER]): run for run in self._search({tag: value, **self._tags})}
+        return {_number_of(run): run for run in self._search({tag: value, **self._tags})}
 
     def _search(self, tags: Mapping[str, str]) -> Any:
         return mlflow_store.search_runs(self._client, [self._experiment_id], tags, PAGE_SIZE)
 
     def _add(self, run: Any) -> None:
-        number = int(run.data.tags[mlflow_store.TRIAL_NUMBER])
-        other = self._runs.get(number)
-        if other is None:
-            self._runs[number] = run
-            return
-        kept, deleted = (run, other) if other.info.status == "RUNNING" else (other, run)
-        self._client.delete_run(deleted.info.run_id)
-        self._runs[number] = kept
+        if other := self._runs.get(_number_of(run)):
+            run, deleted = (run, other) if other.info.status == "RUNNING" else (other, run)
+            self._client.delete_run(deleted.info.run_id)
+        self._runs[_number_of(run)] = run
+
+
+def _number_of(run: Any) -> int:
+    return int(run.data.tags[mlflow_store.TRIAL_NUMBER])

@@ -10,13 +10,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from sweeper.common.trials import TrialRecord
+from sweeper.preflight.sweep_plan import SweepPlan
+from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_view import SweepView
+from sweeper.tracking.provenance import driver_versions
+from workloads.api.secrets import masked
 
 MAX_RESTARTS = 3
 REFUSAL_PATIENCE_S = 20.0  # of a server that refuses this user
@@ -36,17 +42,10 @@ class TrackingClient:
     """
 
     def __init__(self, store_arguments: dict[str, Any], folder: Path, directory: Path, lock_fd: int) -> None:
-        """Start the process.
-
-        Args:
-            store_arguments: the arguments of `sweeper.tracking.store.Store`.
-            folder: the sweep's folder, for the process's log.
-            directory: the results directory, which has MLflow's artifacts.
-            lock_fd: a file descriptor that holds the sweep's lock.
-        """
+        """Start the process with the arguments of `sweeper.tracking.store.Store`; `lock_fd` holds the sweep's lock."""
         self._store_arguments = store_arguments
         self._log = folder / "tracking.log"
-        self._directory = directory
+        self._directory = directory  # which has MLflow's artifacts
         self._lock_fd = lock_fd
         self._unwritten: dict[int, TrialRecord] = {}
         self._unsent: deque[int] = deque()  # the numbers of those that this process has not been sent
@@ -68,7 +67,6 @@ class TrackingClient:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the process has opened the store."""
         return self.experiment_id is not None
 
     @property
@@ -134,21 +132,18 @@ class TrackingClient:
             is_starting = not (self.is_open or self.last_error) and now_s < started_s + START_PATIENCE_S
             if is_starting or self._progress_count > progress:
                 progress_s, progress = now_s, self._progress_count
-        self._close_input()
+        self.detach()
         return self._closed.is_set()
 
     def wait_for_report(self, patience_s: float) -> None:
         """Wait so long for the process to write the report and end, if it has closed the store."""
-        self._close_input()
+        self.detach()
         if self._closed.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=patience_s)
 
     def detach(self) -> None:
         """Let the process end by itself, after the message that it handles or after the report."""
-        self._close_input()
-
-    def _close_input(self) -> None:
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -156,6 +151,8 @@ class TrackingClient:
     # ── the process ──
 
     def _start(self) -> None:
+        # The package may not be installed but found in the directory from which the driver was started.
+        path = [str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH", "")]
         with self._mutex:
             self.experiment_id = None
             self._unsent = deque(self._unwritten)
@@ -171,7 +168,7 @@ class TrackingClient:
                 pass_fds=[self._lock_fd],
                 start_new_session=True,  # Ctrl-C is for the driver
                 cwd=self._directory,  # MLflow keeps artifacts of a SQLite store in ./mlruns
-                env=_environment(),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
             )
             self._send({"open": self._store_arguments})
         threading.Thread(target=self._read_answers, args=[self._process], daemon=True).start()
@@ -184,14 +181,14 @@ class TrackingClient:
                 self.last_error = answer.get("error", "")
                 self._is_refused = answer.get("is_refused", False)
                 self._progress_count += "error" not in answer
-                if "opened" in answer:
-                    self.experiment_id = answer["opened"]["experiment_id"]
-                    for number in answer["opened"]["written"]:
-                        self._unwritten.pop(number, None)
-                    before = answer["opened"]["written_before"]
-                    self._unwritten = {n: record for n, record in self._unwritten.items() if n >= before}
-                    self._stored_digest = answer["opened"]["results"].get("digest", "")
-                    self.view_key = answer["opened"]["results"].get("view", "")
+                if opened := answer.get("opened"):
+                    self.experiment_id = opened["experiment_id"]
+                    before, written = opened["written_before"], {*opened["written"]}
+                    self._unwritten = {
+                        n: record for n, record in self._unwritten.items() if n >= before and n not in written
+                    }
+                    self._stored_digest = opened["results"].get("digest", "")
+                    self.view_key = opened["results"].get("view", "")
                 if "written" in answer:
                     self._unwritten.pop(answer["written"], None)
                 if "closed" in answer:
@@ -216,14 +213,48 @@ class TrackingClient:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        try:
+        # One that has died is followed by another, which is sent everything again.
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # it has died: restart_if_dead() starts another one, which is sent everything again
 
 
-def _environment() -> dict[str, str]:
-    # The package may not be installed but found in the directory from which the driver was started.
-    path = [str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+def opening_message(
+    plan: SweepPlan, *, study: str, trials: int, command: str, provenance: dict[str, Any], texts: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the arguments of `sweeper.tracking.store.Store`: of the parent run its parameters, tags and artifacts.
+
+    `trials` counts those in the study, `command` has its secrets masked, `texts` are tags in words, some of them empty.
+    """
+    config = plan.config
+    resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))
+    objectives = json.dumps({objective.metric: objective.direction for objective in plan.criteria.objectives})
+    versions = {f"version.{name}": version for name, version in provenance["versions"].items() if version}
+    return {
+        "uri": config.tracking.uri or mlflow_store.default_uri(plan.directory),
+        "experiment": config.tracking.experiment,
+        "study_id": study,
+        "sweep": plan.name,
+        "parent": {
+            "trials": trials,
+            "started_at": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
+            "params": {
+                "sweep.gpus": plan.resources.gpus,
+                "sweep.sampler": config.search.sampler,
+                "sweep.seed": config.seed,
+                **plan.space.described(),
+            },
+            "tags": {
+                "workload": config.workload.name,
+                "hardware": plan.target.hardware.name,
+                "device": plan.target.model,
+                "command": command,
+                **({mlflow_store.OBJECTIVES: objectives} if plan.criteria.has_front else {}),
+                "git_commit": provenance["git"].get("commit", ""),
+                "driver": driver_versions(provenance),
+                **versions,
+                **{name: text for name, text in texts.items() if text},
+            },
+            "artifacts": {"config.yaml": resolved, "provenance.json": json.dumps(provenance, indent=2)},
+        },
+    }

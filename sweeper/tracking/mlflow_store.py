@@ -65,10 +65,10 @@ USERNAME, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWOR
 PAGE_SIZE = 5000
 ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
 
 # ── addresses ──
-SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
 
 def default_uri(directory: Path) -> str:
@@ -108,8 +108,16 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             _request(parts, "/health").close()
             _request(parts, "/version").close()  # unlike /health it asks for a password where the server has users
     except urllib.error.HTTPError as error:
-        if error.code == 401 and not _has_plugin():
-            raise UserInputError(f"{shown}: {_describe_refusal(parts)}") from error
+        # A plugin, which only MLflow can use, may authenticate its client.
+        has_plugin = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"))
+        has_plugin = has_plugin or bool(importlib.metadata.entry_points(group="mlflow.request_header_provider"))
+        if error.code == 401 and not has_plugin:
+            reason = f"the server requires a user and a password. Set {USERNAME} and {PASSWORD}"
+            if user := _find_credentials(parts)[0]:
+                reason = f"the server refuses user {user} with this password. Set {USERNAME} and {PASSWORD}"
+            elif os.environ.get(TOKEN):
+                reason = f"the server refuses the token in {TOKEN}"
+            raise UserInputError(f"{shown}: {reason}") from error
         if error.code >= 500:
             raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -164,27 +172,8 @@ def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
     return (user, password) if user and password else ("", "")
 
 
-def _has_plugin() -> bool:
-    """Return whether MLflow's client authenticates by a plugin, which only MLflow can use."""
-    is_selected = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"))
-    return is_selected or bool(importlib.metadata.entry_points(group="mlflow.request_header_provider"))
-
-
-def _describe_refusal(parts: urllib.parse.SplitResult) -> str:
-    """Return why a server answers that the client is not authorized."""
-    user, _ = _find_credentials(parts)
-    if user:
-        return f"the server refuses user {user} with this password. Set {USERNAME} and {PASSWORD}"
-    if os.environ.get(TOKEN):
-        return f"the server refuses the token in {TOKEN}"
-    return f"the server requires a user and a password. Set {USERNAME} and {PASSWORD}"
-
-
 def read_version(uri: str) -> str:
-    """Return the version of the MLflow that shows the store: of the server, else of the one that is installed here.
-
-    Empty if the server does not say.
-    """
+    """Return the version of the MLflow that shows the store, a server's or the installed one; empty if not known."""
     if not uri.startswith("http"):
         return importlib.metadata.version("mlflow")
     try:
@@ -215,6 +204,5 @@ def search_runs(
     while True:
         page = client.search_runs(list(experiment_ids), tag_filter(tags), max_results=page_size, page_token=token)
         yield from page
-        token = page.token
-        if not token:
+        if not (token := page.token):
             return

@@ -50,48 +50,30 @@ MAX_LINES = 100  # runs in a chart; MLflow loads as many at first
 class RankedTrial:
     """One of the best trials of a sweep.
 
-    Attributes:
-        metrics: its result in the finals; empty if it was not in them.
-        interval: the 95% interval of its rate as text, empty if it has none.
-        tags: further tags of its run.
+    Its metrics are its result in the finals, empty if it was not in them.
     """
 
     number: int
     metrics: dict[str, float]
-    interval: str
-    tags: Mapping[str, str] = field(default_factory=dict)
+    interval: str  # the 95% interval of its rate as text, empty if it has none
+    tags: Mapping[str, str] = field(default_factory=dict)  # further ones of its run
 
 
 @dataclass(frozen=True)
 class SweepView:
-    """What the views of a sweep show.
-
-    Attributes:
-        minimize: the lowest value of the objective is the best.
-        metrics: the columns of metrics; the first one has the winner's rate.
-        parameters: the parameters that vary.
-        space: all parameters of the sweep as its parent run has them.
-        ranking: the best trials, the best first.
-        other_objectives: those beside the leading one.
-    """
+    """What the views of a sweep show."""
 
     objective: str
     minimize: bool
-    metrics: Sequence[str]
-    parameters: Sequence[str]
-    space: Mapping[str, str]
-    ranking: Sequence[RankedTrial] = ()
+    metrics: Sequence[str]  # the columns of metrics; the first one has the winner's rate
+    parameters: Sequence[str]  # those that vary
+    space: Mapping[str, str]  # all parameters, as the parent run has them
+    ranking: Sequence[RankedTrial] = ()  # the best first
     other_objectives: Sequence[str] = ()
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> SweepView:
-        """Return the view that has these fields, as read from JSON."""
         return SweepView(**{**values, "ranking": [RankedTrial(**trial) for trial in values["ranking"]]})
-
-    @property
-    def memory_metric(self) -> str | None:
-        """The metric of device memory that the trials have."""
-        return next((name for name in MEMORY_METRICS if name in self.metrics), None)
 
 
 def is_known(version: str) -> bool:
@@ -130,13 +112,12 @@ def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
     rate, *others = (_metric_column(name) for name in view.metrics if name != mlflow_store.FRONT)
     marks = [_metric_column(name) for name in (PLACE, mlflow_store.FRONT) if name == PLACE or name in view.metrics]
     parameters = [f"params.`{name}`" for name in view.parameters]
-    widths_px = _column_widths_px([*marks, rate, f"tags.`{INTERVAL}`", *parameters, *others])
     of_sweep = mlflow_store.tag_filter({mlflow_store.STUDY: study_id})
     return {
         "searchFilter": " and ".join([of_sweep, *(f"tags.`{tag}` IS NULL" for tag in mlflow_store.LEFT_OUT)]),
         "orderByKey": _metric_column(PLACE),
         "orderByAsc": True,
-        **_columns(widths_px),
+        **_columns([*marks, rate, f"tags.`{INTERVAL}`", *parameters, *others]),
         **_charts(list(_build_charts(view))),
     }
 
@@ -155,30 +136,21 @@ def build_devices_state(view: SweepView) -> dict[str, Any]:
         "orderByKey": _metric_column(best),
         "orderByAsc": view.minimize,
         "groupBy": {"aggregateFunction": "min" if view.minimize else "max", "groupByKeys": [group]},
-        **_columns(_column_widths_px([_metric_column(best), "params.`sweep.gpus`", "tags.`machine`"])),
+        **_columns([_metric_column(best), "params.`sweep.gpus`", "tags.`machine`"]),
         **_charts([_bar_chart(best, "best of each device")]),
     }
 
 
-def _columns(widths_px: Mapping[str, int]) -> dict[str, Any]:
-    """Return the state of the table that shows these columns in this order."""
-    fixed = (RUN_NAME, CREATED, DURATION)
-    selected = [column for column in widths_px if column not in fixed]
-    return {"selectedColumns": selected, "columnOrder": list(widths_px), "columnWidths": widths_px}
-
-
-def _column_widths_px(columns: Sequence[str]) -> dict[str, int]:
-    """Return the width of each column by its id, in order, between the columns that MLflow always shows."""
-    widths_px = {column: _heading_width_px(column) for column in columns}
-    return {RUN_NAME: RUN_NAME_PX, CREATED: CREATED_PX, **widths_px, DURATION: DURATION_PX}
-
-
-def _heading_width_px(column: str) -> int:
-    kind, name, _ = column.split("`")
-    if name in COLUMN_PX:
-        return COLUMN_PX[name]
-    minimum_px = MIN_METRIC_PX if kind == "metrics." else MIN_COLUMN_PX
-    return min(MAX_COLUMN_PX, max(minimum_px, CHARACTER_PX * len(name) + PADDING_PX))
+def _columns(columns: Sequence[str]) -> dict[str, Any]:
+    """Return the state of the table with these columns, in this order, between those that MLflow always shows."""
+    widths_px = {RUN_NAME: RUN_NAME_PX, CREATED: CREATED_PX}
+    for column in columns:
+        kind, name, _ = column.split("`")
+        least_px = MIN_METRIC_PX if kind == "metrics." else MIN_COLUMN_PX
+        fitting_px = min(MAX_COLUMN_PX, max(least_px, CHARACTER_PX * len(name) + PADDING_PX))
+        widths_px[column] = COLUMN_PX.get(name, fitting_px)
+    widths_px[DURATION] = DURATION_PX
+    return {"selectedColumns": list(widths_px)[2:-1], "columnOrder": list(widths_px), "columnWidths": widths_px}
 
 
 def _metric_column(name: str) -> str:
@@ -207,8 +179,8 @@ def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
     if view.other_objectives:
         for y, x in combinations((view.objective, *view.other_objectives), 2):
             yield _scatter_chart(x, y)
-    elif view.memory_metric:
-        yield _scatter_chart(view.memory_metric, view.objective)
+    elif memory := next((name for name in MEMORY_METRICS if name in view.metrics), None):
+        yield _scatter_chart(memory, view.objective)
     yield _bar_chart(view.metrics[0], view.metrics[0])
 
 

@@ -10,8 +10,7 @@ import fcntl
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -28,12 +27,17 @@ def create_if_missing(uri: str) -> None:
     path = Path(uri.removeprefix(PREFIX).partition("?")[0])
     if not uri.startswith(PREFIX) or _has_content(path):
         return
-    with _locked(path.parent) as is_locked:
-        if is_locked:  # nobody else writes one now: killed processes have left these
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a folder that cannot be locked
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            # Nobody else writes one now: killed processes have left these.
             for leftover in path.parent.glob(f".{path.name}.new-*"):
                 leftover.unlink(missing_ok=True)
         if not _has_content(path):
             _create(path)
+    finally:
+        os.close(folder)
 
 
 def _has_content(path: Path) -> bool:
@@ -41,50 +45,27 @@ def _has_content(path: Path) -> bool:
 
 
 def _create(path: Path) -> None:
+    """Write a database with MLflow's tables, which MLflow opens by SQLite's name of a shared database in memory."""
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    name = f"file:{zlib.crc32(bytes(path.parent))}?mode=memory&cache=shared"
     try:
-        _write_tables(temporary)
+        with closing(sqlite3.connect(name, uri=True)) as memory:
+            MlflowClient(tracking_uri=f"{PREFIX}{name}&uri=true").search_experiments(max_results=1)
+            with closing(sqlite3.connect(temporary)) as database:
+                database.execute("pragma synchronous = off")  # the whole file is synced once
+                memory.backup(database)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        _publish(temporary, path)
+        try:
+            if not path.exists():  # an empty file is replaced
+                os.link(temporary, path)
+                return
+        except FileExistsError:  # another process that could not be locked out was first
+            return
+        except OSError:  # a file system without hard links
+            pass
+        temporary.replace(path)
     except sqlite3.OperationalError as error:
         raise sqlite3.OperationalError(f"{error}: {path}") from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _write_tables(path: Path) -> None:
-    """Write a database that has MLflow's tables. MLflow opens it by SQLite's name of a shared database in memory."""
-    name = f"file:{zlib.crc32(bytes(path.parent))}?mode=memory&cache=shared"
-    with closing(sqlite3.connect(name, uri=True)) as memory:
-        MlflowClient(tracking_uri=f"{PREFIX}{name}&uri=true").search_experiments(max_results=1)
-        with closing(sqlite3.connect(path)) as database:
-            database.execute("pragma synchronous = off")  # the whole file is synced once
-            memory.backup(database)
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Give the file its name, unless another process that could not be locked out was first."""
-    if path.exists():  # an empty file
-        temporary.replace(path)
-        return
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        temporary.replace(path)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Let one process at a time create a store in this folder. Yields whether the folder can be locked."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    is_locked = False
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            is_locked = True
-        yield is_locked
-    finally:
-        os.close(descriptor)

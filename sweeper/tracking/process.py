@@ -44,38 +44,20 @@ NO_ANSWER = re.compile(r"API request to (\w+://[^/\s]+)\S* failed with exception
 REPORT_MODULE = "sweeper.commands.report.artifact"
 
 
-class MaskedLog(io.TextIOBase):
+class MaskedLog(io.TextIOWrapper):
     """A stream that masks secrets: MLflow prints the address of its server, with the password that it may have."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
     def write(self, text: str) -> int:
-        self._stream.write(mask(text))
+        super().write(mask(text))
         return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return False
 
 
 class RecordingProcess:
     """Handles the driver's messages in order, each until it succeeds, and ends when the driver has ended."""
 
     def __init__(self, answers: TextIO, lock_fd: int | None) -> None:
-        """Start reading messages.
-
-        Args:
-            answers: where answers are written.
-            lock_fd: a file descriptor that keeps other drivers from the sweep while it is open.
-        """
         self._answers = answers
-        self._lock_fd = lock_fd
+        self._lock_fd = lock_fd  # keeps other drivers from the sweep while it is open
         os.dup2(2, 1)  # what libraries print goes to the log
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._driver_gone = threading.Event()
@@ -100,7 +82,7 @@ class RecordingProcess:
                     self._answer(self._handle(message))
                     break
                 except Exception as error:  # of whatever kind: repeating a message loses nothing
-                    print(mask(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+                    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     self._answer({"error": describe_error(error), "is_refused": is_refusal(error)})
                     self._last_attempt_failed = True
                 if self._driver_gone.wait(RETRY_S):
@@ -116,32 +98,30 @@ class RecordingProcess:
             return {"opened": {"experiment_id": store.experiment_id, **written, "results": store.stored_results}}
         assert self._store is not None
         if self._last_attempt_failed:
-            if (number := _trial_of(message)) is not None:
-                self._store.doubt(number)
             self._last_attempt_failed = False
-        if "step" in message:
-            self._store.write_step(**message["step"])
-            return {}
+            if "record" in message:
+                self._store.doubt(TrialRecord.from_json(message["record"]).number)
+            elif "step" in message:
+                self._store.doubt(message["step"]["number"])
         if "record" in message:
             record = TrialRecord.from_json(message["record"])
             self._store.write_trial(record)
             return {"written": record.number}
+        if "step" in message:
+            self._store.write_step(**message["step"])
+            return {}
         if "front" in message:
             self._store.write_front(message["front"])
             return {}
         self._store.close(**message["close"])
         self._answer({"ranked": 0})
-        self._view_key = self._write_view(message["view"])
-        return {"closed": {"view": self._view_key}}
-
-    def _write_view(self, view: dict[str, Any]) -> str:
-        """Write the views of the sweep. Returns the key of the view of its trials, empty where there is none."""
-        assert self._store is not None
+        view = SweepView.from_dict(message["view"])
+        self._view_key = ""
         try:
-            return self._store.write_view(SweepView.from_dict(view), lambda place: self._answer({"ranked": place}))
+            self._view_key = self._store.write_view(view, lambda place: self._answer({"ranked": place}))
         except MlflowException as error:  # some servers allow nobody to tag an experiment; nothing is lost without
-            print(mask(f"no view: {error}"), file=sys.stderr, flush=True)
-            return ""
+            print(f"no view: {error}", file=sys.stderr, flush=True)
+        return {"closed": {"view": self._view_key}}
 
     def _answer(self, answer: dict[str, Any]) -> None:
         try:
@@ -150,9 +130,7 @@ class RecordingProcess:
             self._driver_gone.set()
 
     def _log_report(self, digest: str) -> None:
-        """Run the program that logs the sweep's report, which prints its errors to the log.
-
-        With it the results of this digest are complete.
+        """Run the program that logs the sweep's report and its errors. With it the results of this digest are complete.
 
         The driver knows by now that everything is written: it does not wait for the report, and a report that fails
         loses nothing. It runs in this process, because another one would import MLflow again, which takes 2 s.
@@ -169,14 +147,7 @@ class RecordingProcess:
         except SystemExit:
             pass  # it has printed its error
         except Exception as error:
-            print(mask(f"report not finished: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
-
-
-def _trial_of(message: dict[str, Any]) -> int | None:
-    """Return the number of the trial that a message writes, if it writes one."""
-    if "record" in message:
-        return TrialRecord.from_json(message["record"]).number
-    return int(message["step"]["number"]) if "step" in message else None
+            print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def describe_error(error: Exception) -> str:
@@ -184,7 +155,10 @@ def describe_error(error: Exception) -> str:
     original = getattr(error, "orig", None)
     text = mask(str(original or error).strip())
     if silent := NO_ANSWER.match(text):
-        return f"{silent[1]} does not answer: {mask(_first_cause(error))}"
+        cause: BaseException = error  # the system's reason, which libraries have wrapped, such as: Connection refused
+        while inner := cause.__cause__ or cause.__context__:
+            cause = inner
+        return f"{silent[1]} does not answer: {mask(getattr(cause, 'strerror', None) or first_line(cause))}"
     for line in text.splitlines():
         if "OperationalError)" in line:
             return line.split("OperationalError)", 1)[1].strip()[:300]
@@ -196,19 +170,12 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
 
 
-def _first_cause(error: BaseException) -> str:
-    """Return the system's reason of an error that libraries have wrapped, such as: Connection refused."""
-    while inner := error.__cause__ or error.__context__:
-        error = inner
-    return getattr(error, "strerror", None) or first_line(error)
-
-
 def main() -> None:
     """Run the process."""
     os.nice(10)  # below the driver, and below trials that are timed on a CPU
     # Answers keep the pipe under a new descriptor, so that nothing that a library prints is taken for one.
     answers = os.fdopen(os.dup(1), "w")
-    sys.stdout = sys.stderr = MaskedLog(sys.stderr)
+    sys.stdout = sys.stderr = MaskedLog(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
     RecordingProcess(answers, int(sys.argv[1]) if sys.argv[1:] else None).run()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -13,8 +15,9 @@ from typing import Any
 
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
+from sweeper.execution import code_probe
 from workloads.api import host
-from workloads.api.gpus import Gpu, open_gpus
+from workloads.api.gpus import open_gpus
 from workloads.api.host import describe_gpu
 from workloads.api.secrets import masked_arguments
 
@@ -25,6 +28,7 @@ PACKAGES = (
 )
 
 MAX_PROGRAM_BYTES = 16 * 2**20
+PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
@@ -67,24 +71,28 @@ def driver_versions(provenance: Mapping[str, Any]) -> str:
     return ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]}))
 
 
+def compute_digest(results: Mapping[str, Any]) -> str:
+    """Return the digest of plain values that stand for all results of a sweep, and of the code that presents them.
+
+    What a store has of a finished sweep is not written again, unless a version's tables, plots or report differ.
+    """
+    text = json.dumps(results, sort_keys=True, default=str)
+    return hashlib.sha256(f"{code_probe.digest([PACKAGE])} {text}".encode()).hexdigest()[:32]
+
+
 def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
-    """Return the digests of the files that a command's line names, where it runs on this machine."""
+    """Return the start of the SHA-256 of each file, unless large, that a command's line names on this machine."""
     settings = resolved.settings
     if settings is None or not resolved.is_local:
         return {}
     run, directory = settings["run"], Path(settings["directory"])
-    words = run.split() if isinstance(run, str) else run
-    return {word: digest for word in words if (digest := _digest(directory / word))}
-
-
-def _digest(path: Path) -> str:
-    """Return the start of a file's SHA-256; empty if it is no file, or a large one."""
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_PROGRAM_BYTES:
-            return ""
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    except OSError:
-        return ""
+    digests = {}
+    for word in run.split() if isinstance(run, str) else run:
+        path = directory / word
+        with contextlib.suppress(OSError):  # a word may be a whole program, too long for a name
+            if path.is_file() and path.stat().st_size <= MAX_PROGRAM_BYTES:
+                digests[word] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return digests
 
 
 def git_state(folder: Path) -> dict[str, Any]:
@@ -109,17 +117,17 @@ def gpu_states() -> list[dict[str, Any]]:
 
     A value that the driver does not report is omitted.
     """
+    states = []
     with open_gpus() as gpus:
-        return [describe_gpu(gpu) | _sensors(gpu) for gpu in gpus]
-
-
-def _sensors(gpu: Gpu) -> dict[str, float]:
-    if not gpu.identity.responds:
-        return {}
-    reading = gpu.read()
-    values = {
-        "sm_clock_mhz": reading.clock_mhz,
-        "memory_clock_mhz": reading.memory_clock_mhz,
-        "temperature_c": reading.temperature_c,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+        for gpu in gpus:
+            state = describe_gpu(gpu)
+            if gpu.identity.responds:
+                reading = gpu.read()
+                sensors = {
+                    "sm_clock_mhz": reading.clock_mhz,
+                    "memory_clock_mhz": reading.memory_clock_mhz,
+                    "temperature_c": reading.temperature_c,
+                }
+                state |= {name: value for name, value in sensors.items() if value is not None}
+            states.append(state)
+    return states

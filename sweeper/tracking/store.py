@@ -46,10 +46,9 @@ class Store:
     """The runs of one sweep in an MLflow store.
 
     Attributes:
-        uri: the address of the store.
-        experiment_id: MLflow's id of the experiment.
-        parent_id: MLflow's id of the sweep's parent run.
+        experiment_id, parent_id: MLflow's ids of the experiment and of the sweep's parent run.
         stored_results: the arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
+        written_before: so many first trials were all written when the sweep was last closed.
     """
 
     def __init__(
@@ -64,10 +63,7 @@ class Store:
         """Open or create the experiment and the parent run, and read which trials are written.
 
         Args:
-            uri: the address of the store.
-            experiment: the name of the experiment.
             study_id: the id of the sweep's study, by which its runs are found.
-            sweep: the name of the sweep.
             parent: of the parent run: its `tags`, its `params`, its text `artifacts` by name, `started_at`, the time at
                 which the command started, and `trials`, the number of trials in the study then.
             on_page: is called while runs are listed, with their number so far.
@@ -80,19 +76,14 @@ class Store:
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
         self._is_marked_running = True
-        self._written_before = 0
+        self.written_before = 0
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
         self._children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
-        if self._written_before and self._written_before == parent.get("trials"):
-            self._children.expect(self._written_before)
+        if self.written_before and self.written_before == parent.get("trials"):
+            self._children.expect(self.written_before)
         else:
             self._children.list_all(on_page)
-
-    @property
-    def written_before(self) -> int:
-        """So many first trials were all written when the sweep was last closed."""
-        return self._written_before
 
     @property
     def written_trials(self) -> list[int]:
@@ -164,8 +155,6 @@ class Store:
 
         Args:
             status: MLflow's final state of the parent run.
-            metrics: metrics of the sweep by name.
-            tags: tags of the sweep by name.
             artifacts: texts by file name.
             plots: paths of image files.
             abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
@@ -211,36 +200,38 @@ class Store:
             if len(value) <= MAX_EXPERIMENT_TAG_LENGTH:
                 self._client.set_experiment_tag(self.experiment_id, mlflow_view.TAG_PREFIX + key, value)
         link = mlflow_view.view_link(self.experiment_id, devices_key)
-        self.append_to_description(f"Sweeps of the same space: [the best of each device]({link})")
+        description = self._client.get_run(self.parent_id).data.tags.get(mlflow_store.DESCRIPTION, "")
+        description += f"\n\nSweeps of the same space: [the best of each device]({link})"
+        self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, description)
         return trials_key
 
     def finish_results(self, digest: str, view: str) -> None:
-        """Mark the results that `close` has begun to write as complete, unless another process has closed since.
-
-        Args:
-            digest: as `close` was given it.
-            view: the key of the view of the trials.
-        """
+        """Mark the results that `close` has begun to write as complete, unless another process has closed since."""
         begun = self._client.get_run(self.parent_id).data.tags[mlflow_store.RESULTS]
         if json.loads(begun) == {"begun": digest}:
             complete = json.dumps({"digest": digest, "view": view})
             self._client.set_tag(self.parent_id, mlflow_store.RESULTS, complete)
 
-    def append_to_description(self, paragraph: str) -> None:
-        """Append a paragraph to the parent run's description."""
-        description = self._client.get_run(self.parent_id).data.tags.get(mlflow_store.DESCRIPTION, "")
-        self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, f"{description}\n\n{paragraph}")
-
     def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
         """Give the parent run and the best trials their places, by which the list of runs is sorted."""
         now_ms = int(time.time() * 1e3)
-        self._remove_earlier_ranking({trial.number: trial for trial in ranking}, now_ms)
+        ranked = {trial.number: trial for trial in ranking}
+        # What runs of trials got before the sweep was extended, and does not hold any more, is removed.
+        for number, run in self._children.find_with_metric(mlflow_view.PLACE).items():
+            run_id, tags = run.info.run_id, ranked[number].tags if number in ranked else {}
+            if number not in ranked:
+                self._client.log_metric(run_id, mlflow_view.PLACE, math.nan, now_ms)
+            if mlflow_store.FRONT_VERDICT in run.data.tags and not tags:
+                self._client.log_metric(run_id, mlflow_store.FRONT_SHARE, math.nan, now_ms)
+            for tag in (mlflow_store.FRONT_VERDICT, mlflow_store.SAME_AS, mlflow_store.EXCEEDED):
+                if tag in run.data.tags and tag not in tags:
+                    self._client.delete_tag(run_id, tag)
         self._client.log_metric(self.parent_id, mlflow_view.PLACE, 0, now_ms)
         if ranking and ranking[0].metrics:  # the parent run has the result of the finals too
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             metrics = {mlflow_view.PLACE: place, **trial.metrics}
-            tags = {**({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}), **trial.tags}
+            tags = ({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}) | dict(trial.tags)
             run = self._children.find(trial.number)
             assert run is not None  # its record is written
             self._client.log_batch(
@@ -249,18 +240,6 @@ class Store:
                 tags=[RunTag(name, value) for name, value in tags.items()],
             )
             on_place(place)
-
-    def _remove_earlier_ranking(self, ranking: Mapping[int, RankedTrial], now_ms: int) -> None:
-        """Remove what the runs of trials got before the sweep was extended and does not hold any more."""
-        for number, run in self._children.find_with_metric(mlflow_view.PLACE).items():
-            run_id, trial = run.info.run_id, ranking.get(number)
-            if trial is None:
-                self._client.log_metric(run_id, mlflow_view.PLACE, math.nan, now_ms)
-            if mlflow_store.FRONT_VERDICT in run.data.tags and not (trial and trial.tags):
-                self._client.log_metric(run_id, mlflow_store.FRONT_SHARE, math.nan, now_ms)
-            for tag in (mlflow_store.FRONT_VERDICT, mlflow_store.SAME_AS, mlflow_store.EXCEEDED):
-                if tag in run.data.tags and not (trial and tag in trial.tags):
-                    self._client.delete_tag(run_id, tag)
 
     def _open_experiment(self, name: str) -> str:
         """Return the id of the experiment, after creating or restoring it if needed."""
@@ -282,21 +261,24 @@ class Store:
         tags = {name: str(value) for name, value in parent["tags"].items()}
         tags[mlflow_store.SWEEP_NAME] = self._sweep  # as its trials have, by which pages show them together
         artifacts = dict(parent["artifacts"])
-        if runs := self._search_runs(mlflow_store.SWEEP_KIND):
+        identifying = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: mlflow_store.SWEEP_KIND}
+        if runs := list(mlflow_store.search_runs(self._client, [self.experiment_id], identifying, PAGE_SIZE)):
             run_id, earlier_tags = str(runs[0].info.run_id), runs[0].data.tags
             self._is_marked_running = runs[0].info.status == "RUNNING"
-            self._written_before = int(earlier_tags.get(mlflow_store.WRITTEN, 0))
+            self.written_before = int(earlier_tags.get(mlflow_store.WRITTEN, 0))
             results = json.loads(earlier_tags.get(mlflow_store.RESULTS, "{}"))
             if runs[0].info.status == "FINISHED" and "digest" in results:
                 self.stored_results = results
             # The configuration that ran stays. Another command's differences are added and replace nothing.
-            tags = {name: _add_line(earlier_tags.get(name, ""), value) for name, value in tags.items()}
+            for name, value in tags.items():
+                if value not in (lines := earlier_tags.get(name, "")).splitlines():
+                    lines = f"{lines}\n{value}".strip()
+                tags[name] = lines
             if earlier_tags.get(mlflow_store.STARTED_AT) != started_at:
                 differs = any(earlier_tags.get(name) != value for name, value in tags.items())
                 artifacts = {f"since {started_at}/{path}": text for path, text in artifacts.items() if differs}
         else:
             tags[mlflow_store.STARTED_AT] = started_at
-            identifying = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: mlflow_store.SWEEP_KIND}
             run = self._client.create_run(self.experiment_id, run_name=self._sweep, tags=identifying)
             run_id = str(run.info.run_id)
         self._client.log_batch(
@@ -316,16 +298,14 @@ class Store:
         return str(self._children.find_or_create(number, name, started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
+        """Return the tags of a trial's run; those that are None or empty are not written."""
         remeasurement = record.remeasurement
         return {
             mlflow_store.OUTCOME: record.status.value,
-            **(
-                {mlflow_store.REMEASURED_TRIAL: remeasurement.trial, "round": remeasurement.round}
-                if remeasurement
-                else {}
-            ),
-            **({mlflow_store.RETRY_OF: record.retry.trial} if record.retry else {}),
-            **({"changed": record.retry.describe_changes()} if record.retry else {}),
+            mlflow_store.REMEASURED_TRIAL: remeasurement.trial if remeasurement else None,
+            "round": remeasurement.round if remeasurement else None,
+            mlflow_store.RETRY_OF: record.retry.trial if record.retry else None,
+            "changed": record.retry.describe_changes() if record.retry else None,
             "attempts": record.attempts,
             "reason": record.reason,
             mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",
@@ -337,15 +317,6 @@ class Store:
             **record.where,
         }
 
-    def _search_runs(self, kind: str) -> list[Any]:
-        tags = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: kind}
-        return list(mlflow_store.search_runs(self._client, [self.experiment_id], tags, PAGE_SIZE))
-
-
-def _add_line(earlier: str, value: str) -> str:
-    """Return the earlier lines, with the value as a further line unless it is one of them."""
-    return earlier if value in earlier.splitlines() else f"{earlier}\n{value}".strip()
-
 
 def _machine_tags(record: TrialRecord) -> dict[str, Any]:
     """Return what the ranks read of their devices: data type, attention backend, power limit and throttling."""
@@ -355,20 +326,16 @@ def _machine_tags(record: TrialRecord) -> dict[str, Any]:
     backends = {str(info["attention"]) for info in ranks if "attention" in info}
     limits_w = {limit_w for info in ranks if (limit_w := info.get("power_limit_w"))}
     throttle_reasons = {reason for info in ranks for reason in str(info.get("slowed_by", "")).split()}
+    # What the energy was read from, or why it is not known; empty where no device reports any.
+    energies = [energy for measurement in record.measurements if (energy := measurement.get("energy"))]
     return {
         "dtype": record.measurements[0]["matrix_dtype"],
         "attention": " or ".join(sorted(backends)),
         "power_limit_w": " or ".join(f"{limit_w:g}" for limit_w in sorted(limits_w)),
         "slowed_by": " ".join(sorted(throttle_reasons)),
-        "energy": _describe_energy(record),
+        "energy": " or ".join(dict.fromkeys(energy["missing"] or energy["source"] for energy in energies)),
         "tainted": "yes" if any(info.get("tainted") for info in ranks) else "",
     }
-
-
-def _describe_energy(record: TrialRecord) -> str:
-    """Return what the energy was read from, or why it is not known; empty where no device reports any."""
-    energies = [energy for measurement in record.measurements if (energy := measurement.get("energy"))]
-    return " or ".join(dict.fromkeys(energy["missing"] or energy["source"] for energy in energies))
 
 
 def _legal_name(name: str) -> str:

@@ -33,7 +33,7 @@ from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
-from sweeper.tracking.results_digest import compute_digest
+from sweeper.tracking.provenance import compute_digest
 from workloads.api import secrets
 from workloads.api.metrics import COST
 

@@ -17,7 +17,7 @@ from sweeper.results.description import SweepDescription, describe_sweep
 from sweeper.search.progress import DeviceUse, SweepProgress
 from sweeper.search.sampling import PrunerSettings
 from sweeper.search.study import SearchSettings, Study
-from sweeper.tracking import parent_run, provenance
+from sweeper.tracking import client, provenance
 from sweeper.tracking.client import TrackingClient
 from workloads.api import secrets
 
@@ -40,7 +40,7 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
     sweep_lock = lock.acquire(plan.folder)
     study = _open_study(plan, provenance.comparable_state(gathered, plan.resolved))
     retry_note = _describe_retry(plan, study)
-    opening = parent_run.opening_message(
+    opening = client.opening_message(
         plan,
         study=study.id,
         trials=study.trial_count,

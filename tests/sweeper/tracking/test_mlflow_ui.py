@@ -110,7 +110,8 @@ def test_a_sweep_can_be_reviewed_in_mlflows_own_pages(server: Server, finished_s
     open_text(tab, f"{server.uri}/{link}", "trials.csv", "report.html", "MB")
     wait_for(lambda: tab.evaluate("document.querySelector('.mlflow-html-iframe') !== null"))
     # Two trials side by side.
-    trials = finished_sweep._search_runs(mlflow_store.TRIAL_KIND)
+    kind = {mlflow_store.KIND: mlflow_store.TRIAL_KIND}
+    trials = mlflow_store.search_runs(finished_sweep._client, [finished_sweep.experiment_id], kind)
     best = [trial.info.run_id for trial in trials if trial.data.metrics["tflops"] in (10, 20)]
     query = urllib.parse.urlencode(
         {"runs": json.dumps(best), "experiments": json.dumps([finished_sweep.experiment_id])}

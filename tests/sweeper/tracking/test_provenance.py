@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.tracking import results_digest
-from sweeper.tracking.results_digest import compute_digest
+from sweeper.tracking import provenance
+from sweeper.tracking.provenance import compute_digest
 
 
 def test_the_digest_follows_the_results_and_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tables.py").write_text("WIDTH = 80")
-    monkeypatch.setattr(results_digest, "PACKAGE", tmp_path)
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
     first = compute_digest({"metrics": {"best": 1.5, "gap": math.nan}, "written": 3})
     assert compute_digest({"written": 3, "metrics": {"gap": math.nan, "best": 1.5}}) == first
     assert compute_digest({"metrics": {"best": 1.5, "gap": math.nan}, "written": 4}) != first
