@@ -28,9 +28,6 @@ class EventDisplay:
         elif event["event"] == "trial":
             self._show(event)
 
-    def end(self) -> None:
-        """Leave the last state in place."""
-
     def _show(self, event: dict[str, Any]) -> None:
         if event["is_best"] or event["outcome"] not in ("complete", "cancelled"):
             self.note(self.describe(event))

@@ -10,8 +10,7 @@ import json
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -32,21 +31,6 @@ def write_function(function: Callable[..., Any], space: Mapping[str, Any], direc
     Raises:
         UserInputError: it cannot be packed, or the file cannot be written.
     """
-    workload = registry.load("function")
-    assert workload.Settings is not None
-    settings = workload.Settings(**_settings(function, space))
-    path = directory.expanduser().resolve() / FOLDER / f"{settings.name}-{settings.digest}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(settings)))
-        path.chmod(0o600)
-    except OSError as error:
-        raise UserInputError(f"dir={directory}: cannot be written ({error.strerror})") from error
-    return path
-
-
-def _settings(function: Callable[..., Any], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `workloads.function.FunctionSettings`."""
     name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
     parameters = inspect.signature(function).parameters.values()
     named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
@@ -56,15 +40,25 @@ def _settings(function: Callable[..., Any], space: Mapping[str, Any]) -> dict[st
     # Another default, such as a list, is left to the function.
     defaults = {item.name: item.default for item in named if item.name in names and type(item.default) in SCALARS}
     left_out = [item.name for item in named if item.default is not item.empty and item.name not in defaults]
-    return {
-        "name": name,
-        "digest": _digest(function),
-        "code": _pack(function, name),
-        "parameters": [item for item in names if item not in left_out],
-        "defaults": defaults,
-        "takes_rank": any(item.name == RANK for item in named),
-        "takes_report": any(item.name == REPORT for item in named),
-    }
+    workload = registry.load("function")
+    assert workload.Settings is not None
+    settings = workload.Settings(
+        name=name,
+        digest=_digest(function),
+        code=_pack(function, name),
+        parameters=[item for item in names if item not in left_out],
+        defaults=defaults,
+        takes_rank=any(item.name == RANK for item in named),
+        takes_report=any(item.name == REPORT for item in named),
+    )
+    path = directory.expanduser().resolve() / FOLDER / f"{name}-{settings.digest}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(settings)))
+        path.chmod(0o600)
+    except OSError as error:
+        raise UserInputError(f"dir={directory}: cannot be written ({error.strerror})") from error
+    return path
 
 
 def _digest(function: Callable[..., Any]) -> str:
@@ -85,27 +79,21 @@ def _digest(function: Callable[..., Any]) -> str:
 
 
 def _pack(function: Callable[..., Any], name: str) -> str:
+    """Pack a function, by value what its module defines unless it is installed: workers may not find that module."""
     import cloudpickle
 
+    module = inspect.getmodule(function)
+    top = sys.modules.get(module.__name__.partition(".")[0]) if module else None
+    by_value = top is not None and top.__name__ != "__main__" and not _is_installed(top)
+    if by_value:
+        cloudpickle.register_pickle_by_value(top)
     try:
-        with _own_module_by_value(cloudpickle, inspect.getmodule(function)):
-            return base64.b64encode(cloudpickle.dumps(function)).decode()
+        return base64.b64encode(cloudpickle.dumps(function)).decode()
     except Exception as error:  # of whatever it refers to
         raise UserInputError(f"workload={name}: cannot be sent to workers: {error}") from error
-
-
-@contextmanager
-def _own_module_by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
-    """Pack what a module of the user's defines, not its name: workers may not find it. Installed ones they find."""
-    top = sys.modules.get(module.__name__.partition(".")[0]) if module else None
-    if top is None or top.__name__ == "__main__" or _is_installed(top):
-        yield
-        return
-    cloudpickle.register_pickle_by_value(top)
-    try:
-        yield
     finally:
-        cloudpickle.unregister_pickle_by_value(top)
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(top)
 
 
 def _is_installed(module: ModuleType) -> bool:
@@ -123,19 +111,19 @@ def space_words(space: Mapping[str, Any], prefix: str = "space.") -> list[str]:
         if name == "env" and isinstance(entry, Mapping):
             words += space_words(entry, f"{prefix}env.")
         else:
-            words.append(f"{prefix}{name}={_entry(f'{prefix}{name}', entry)}")
+            words.append(f"{prefix}{name}={_write_entry(f'{prefix}{name}', entry)}")
     return words
 
 
-def _entry(key: str, entry: Any) -> str:
+def _write_entry(key: str, entry: Any) -> str:
     if isinstance(entry, range):
         return f"range({entry.start},{entry.stop},{entry.step})"
     if isinstance(entry, (list, tuple)):
-        return f"[{','.join(_scalar(key, value, quoted=True) for value in entry)}]"
-    return _scalar(key, entry, quoted=False)
+        return f"[{','.join(_write_scalar(key, value, quoted=True) for value in entry)}]"
+    return _write_scalar(key, entry, quoted=False)
 
 
-def _scalar(key: str, value: Any, *, quoted: bool) -> str:
+def _write_scalar(key: str, value: Any, *, quoted: bool) -> str:
     value = value.item() if hasattr(value, "item") else value  # of NumPy
     if not isinstance(value, SCALARS):
         raise UserInputError(f"{key}={value!r}: must be a number, a text, a bool, None, a list of these or a range")
@@ -145,5 +133,4 @@ def _scalar(key: str, value: Any, *, quoted: bool) -> str:
         return repr(value)
     if not quoted or re.fullmatch(r"[A-Za-z_][\w.-]*", value):
         return value
-    escaped = value.replace("'", "\\'")
-    return f"'{escaped}'"
+    return "'" + value.replace("'", "\\'") + "'"

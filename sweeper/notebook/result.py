@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
 from sweeper.config.validation import UNITS
 from sweeper.results.stored import StoredSweep
-from sweeper.search.front import FrontPoint, measured_interval
+from sweeper.search.front import measured_interval
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import METRICS
 
@@ -106,7 +107,17 @@ class SweepResult:
         """
         import pandas as pd
 
-        rows = [_row(record) for _, record in sorted(self._stored.records.items())]
+        rows = []
+        for number, record in sorted(self._stored.records.items()):
+            remeasurement = record.remeasurement
+            row = {
+                "trial": number,
+                "outcome": record.status.value,
+                "reason": record.reason,
+                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
+                **({"retry_of": record.retry.trial} if record.retry else {}),
+            }
+            rows.append(row | _param_columns(record) | dict(record.metrics))
         return _add_units(pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame())
 
     @cached_property
@@ -124,9 +135,21 @@ class SweepResult:
             return None
         assert self._stored.description is not None
         metrics = self._stored.description.criteria.metrics
-        points = [(point.trial, point) for point in front.certified]
-        once = [(trial, None) for trial in front.measured_once]
-        return _add_units(pd.DataFrame(_front_row(*row, metrics) for row in (*points, *once)).set_index("trial"))
+        rows = []
+        trials = [*(point.trial for point in front.certified), *front.measured_once]
+        for record, point in zip_longest(trials, front.certified):
+            row = {
+                "trial": record.number,
+                "on_front": point is None or point.is_on_front,
+                "share": point.share if point else math.nan,
+                "verdict": point.verdict if point else "measured once",
+                "same_as": point.same_as if point else (),
+            }
+            for name in metrics:
+                value = point.values[name] if point else measured_interval(record, name)
+                row |= {f"{name}{end}": bound for end, bound in zip(BOUNDS, value.bounds, strict=True)}
+            rows.append(row | _param_columns(record))
+        return _add_units(pd.DataFrame(rows).set_index("trial"))
 
     def __str__(self) -> str:
         return self.summary.strip() or repr(self)
@@ -161,31 +184,5 @@ def _add_units(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _front_row(record: TrialRecord, point: FrontPoint | None, metrics: Sequence[str]) -> dict[str, Any]:
-    values = {name: point.values[name] if point else measured_interval(record, name) for name in metrics}
-    return {
-        "trial": record.number,
-        "on_front": point is None or point.is_on_front,
-        "share": point.share if point else math.nan,
-        "verdict": point.verdict if point else "measured once",
-        "same_as": point.same_as if point else (),
-        **{
-            f"{name}{end}": bound
-            for name, value in values.items()
-            for end, bound in zip(BOUNDS, value.bounds, strict=True)
-        },
-        **{f"param.{name}": value for name, value in record.all_params.items()},
-    }
-
-
-def _row(record: TrialRecord) -> dict[str, Any]:
-    remeasurement = record.remeasurement
-    return {
-        "trial": record.number,
-        "outcome": record.status.value,
-        "reason": record.reason,
-        **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
-        **({"retry_of": record.retry.trial} if record.retry else {}),
-        **{f"param.{name}": value for name, value in record.all_params.items()},
-        **record.metrics,
-    }
+def _param_columns(record: TrialRecord) -> dict[str, Any]:
+    return {f"param.{name}": value for name, value in record.all_params.items()}

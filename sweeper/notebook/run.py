@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from sweeper.commands.plan.answer import Answer
     from sweeper.results.mlflow_results import Stored
 
-
-PREFIX = "sweeper: "  # of an error's line
+PATIENCE_S = 2.0  # for output of processes that the sweep leaves, such as the one that writes its report
 
 
 def run(
@@ -48,7 +47,11 @@ def run(
         KeyboardInterrupt: after the sweep has ended in order. The same call resumes it.
     """
     words = [*overrides, *space_words(space or {})]
-    _check(words)
+    for word in words:
+        if not isinstance(word, str):
+            raise UserInputError(f"{word!r}: an override is a text: 'budget.trials=50'")
+        if word in ("-m", "--multirun", "plan=true", "--help", "-h", "--version") or word.startswith("--cfg"):
+            raise UserInputError(f"{word}: sweeper.run runs one sweep; use the command for this")
     program = ["sweeper"]
     if callable(workload):
         file = write_function(workload, space or {}, Path(_value_of(words, "dir") or "."))
@@ -57,47 +60,12 @@ def run(
         words = [f"workload={workload}", *words]
     display = make_display(_value_of(words, "progress") or "auto")
     words = [word for word in words if not word.startswith("progress=")]
-    outcome = run_process([*program, *words, "progress=json"], display.event)
-    display.end()
-    return _result(outcome)
-
-
-def _check(words: list[str]) -> None:
-    for word in words:
-        if not isinstance(word, str):
-            raise UserInputError(f"{word!r}: an override is a text: 'budget.trials=50'")
-        if word in ("-m", "--multirun", "plan=true", "--help", "-h", "--version") or word.startswith("--cfg"):
-            raise UserInputError(f"{word}: sweeper.run runs one sweep; use the command for this")
+    return _read_result(_run_process([*program, *words, "progress=json"], display.event))
 
 
 def _value_of(words: list[str], key: str) -> str:
     """Return the last value of a key among overrides; empty if none sets it."""
     return next((word.partition("=")[2] for word in reversed(words) if word.startswith(f"{key}=")), "")
-
-
-def _result(outcome: Outcome) -> SweepResult:
-    """Return the result of a process that has ended, or raise what its end stands for."""
-    message = "\n".join(line.removeprefix(PREFIX) for line in outcome.errors).strip()
-    if outcome.code == INVALID_INPUT:
-        raise UserInputError(message)
-    if outcome.is_interrupted:
-        raise KeyboardInterrupt
-    if outcome.end is None:
-        raise SweepError(message or f"the sweep's process ended with code {outcome.code}")
-    stopped = str(outcome.end["stopped"])
-    summary = "".join(outcome.output)
-    result = read_result(Path(outcome.end["folder"]), exit_code=outcome.code, stopped=stopped, summary=summary)
-    if result.best is None:
-        raise SweepError(stopped or _first_reason(result) or "no trial is complete", result)
-    return result
-
-
-def _first_reason(result: SweepResult) -> str:
-    """Return how the first trial ended."""
-    if not len(result.trials):
-        return ""
-    first = result.trials.iloc[0]
-    return f"no trial is complete; trial {result.trials.index[0]} {first['outcome']}: {first['reason']}"
 
 
 def load_results(tracking_uri: str | None = None, experiment: str | None = None, sweep: str | None = None) -> Stored:
@@ -137,15 +105,11 @@ def plan_layouts(*words: str, **values: Any) -> Answer:
     return answer(read_request([*words, *named]))
 
 
-PATIENCE_S = 2.0  # for output of processes that the sweep leaves, such as the one that writes its report
-
-
 @dataclass
 class Outcome:
     """How the process ended.
 
     Attributes:
-        code: its exit code.
         end: the event `end` of `progress=json`; None if the sweep did not get there.
         errors: what else it wrote to standard error.
         output: what it wrote to standard output.
@@ -159,12 +123,37 @@ class Outcome:
     is_interrupted: bool = False
 
 
-def run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
+def _read_result(outcome: Outcome) -> SweepResult:
+    """Return the result of a process that has ended, or raise what its end stands for."""
+    message = "\n".join(line.removeprefix("sweeper: ") for line in outcome.errors).strip()
+    if outcome.code == INVALID_INPUT:
+        raise UserInputError(message)
+    if outcome.is_interrupted:
+        raise KeyboardInterrupt
+    if outcome.end is None:
+        raise SweepError(message or f"the sweep's process ended with code {outcome.code}")
+    stopped = str(outcome.end["stopped"])
+    summary = "".join(outcome.output)
+    result = read_result(Path(outcome.end["folder"]), exit_code=outcome.code, stopped=stopped, summary=summary)
+    if result.best is None:
+        reason = "no trial is complete"
+        if len(result.trials):
+            first = result.trials.iloc[0]
+            reason += f"; trial {result.trials.index[0]} {first['outcome']}: {first['reason']}"
+        raise SweepError(stopped or reason, result)
+    return result
+
+
+def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
     """Run `python -m` with these words until it ends. The events are handed over in this thread's order.
 
     A KeyboardInterrupt is passed on as a SIGINT, so that the sweep ends in order; a second one ends it at once. So is
-    a SIGTERM of this process.
+    a SIGTERM of this process, as a batch system sends it, unless another thread than the main one calls this.
     """
+    # The process finds this package wherever it was imported from. A notebook's kernel asks programs for colours, which
+    # have no place in a result's summary.
+    paths = [str(Path(sweeper.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     outcome = Outcome()
     process = subprocess.Popen(
         [sys.executable, "-m", *words],
@@ -172,52 +161,34 @@ def run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=_environment(),
+        env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,  # a notebook's interrupt goes to all processes of the kernel's group
     )
     assert process.stdout is not None and process.stderr is not None
     readers = [
         threading.Thread(target=_read_events, args=(process.stderr, outcome, on_event), daemon=True),
-        threading.Thread(target=_read_lines, args=(process.stdout, outcome.output), daemon=True),
+        threading.Thread(target=outcome.output.extend, args=(process.stdout,), daemon=True),
     ]
     for reader in readers:
         reader.start()
-    restore = _forward_sigterm(process)
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number)) if is_main else None
     try:
-        _wait(process, outcome)
+        while True:
+            try:
+                process.wait()
+                break
+            except KeyboardInterrupt:
+                outcome.is_interrupted = True
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
     finally:
-        restore()
+        if is_main:
+            signal.signal(signal.SIGTERM, previous)
     for reader in readers:
         reader.join(PATIENCE_S)
     outcome.code = process.returncode
     return outcome
-
-
-def _wait(process: subprocess.Popen[str], outcome: Outcome) -> None:
-    while True:
-        try:
-            process.wait()
-            return
-        except KeyboardInterrupt:
-            outcome.is_interrupted = True
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-
-
-def _forward_sigterm(process: subprocess.Popen[str]) -> Callable[[], None]:
-    """Pass SIGTERM on, as a batch system sends it. Returns what ends that; in another thread nothing is passed on."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-
-    def forward(signum: int, _: object) -> None:
-        process.send_signal(signum)
-
-    previous = signal.signal(signal.SIGTERM, forward)
-
-    def restore() -> None:
-        signal.signal(signal.SIGTERM, previous)
-
-    return restore
 
 
 def _read_events(stream: IO[str], outcome: Outcome, on_event: Callable[[dict[str, Any]], None]) -> None:
@@ -232,18 +203,3 @@ def _read_events(stream: IO[str], outcome: Outcome, on_event: Callable[[dict[str
         if event["event"] == "end":
             outcome.end = event
         on_event(event)
-
-
-def _read_lines(stream: IO[str], lines: list[str]) -> None:
-    lines.extend(stream)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the process, in which it finds this package wherever it was imported from.
-
-    A notebook's kernel asks programs for colours, which have no place in a result's summary.
-    """
-    root = str(Path(sweeper.__file__).resolve().parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
