@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 MAX_OBJECTIVES = 3  # of four and more, most points of a random sample are on the front
 UNKNOWN_EXCESS = 1.0  # of a trial without the metric of a limit, which nobody can show to keep it
@@ -83,22 +78,19 @@ class Criteria:
 
     @property
     def objective(self) -> str:
-        """The metric of the leading objective."""
+        """The leading objective's metric."""
         return self.objectives[0].metric
 
     @property
     def direction(self) -> str:
-        """The direction of the leading objective."""
         return self.objectives[0].direction
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of all objectives."""
         return tuple(objective.metric for objective in self.objectives)
 
     @cached_property
     def directions(self) -> tuple[str, ...]:
-        """The directions of all objectives."""
         return tuple(objective.direction for objective in self.objectives)
 
     @property
@@ -150,14 +142,8 @@ class Criteria:
 
 
 def dominates(losses: Sequence[float], others: Sequence[float]) -> bool:
-    """Return whether the first point dominates the second."""
     pairs = list(zip(losses, others, strict=True))
     return all(loss <= other for loss, other in pairs) and any(loss < other for loss, other in pairs)
-
-
-def find_front(losses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the positions of the points that no other point dominates, ascending."""
-    return [position for position, layer in enumerate(find_layers(losses)) if layer == 0]
 
 
 def find_layers(losses: Sequence[Sequence[float]]) -> list[int]:

@@ -19,7 +19,10 @@ from sweeper.metrics.intervals import estimate_correlation, interval_of_steps, r
 from workloads.api.contract import Measurement
 from workloads.api.metrics import COST
 
+STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
 MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # of one device; the first that a trial has is shown
+JOULES_PER_KWH = 3.6e6
+EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # of one trial they say the same
 LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
 
 
@@ -52,7 +55,12 @@ def derive(
     metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
     metrics |= _flops_metrics(measurements, step_time, dense_peak_tflops.get(first.matrix_dtype), world_size)
     if first.baseline_step_times_s:
-        metrics |= _speedup(np.array(first.baseline_step_times_s), times_s, first.statistic)
+        baseline_s, reduce = np.array(first.baseline_step_times_s), STATISTICS[first.statistic]
+        metrics["speedup"] = float(reduce(baseline_s) / reduce(times_s))
+        above, below = (interval_of_steps(times, first.statistic) for times in (baseline_s, times_s))
+        if above and below:
+            bounds = ratio_interval(above, below).bounds
+            metrics |= dict(zip(("speedup", "speedup_ci_low", "speedup_ci_high"), bounds, strict=True))
     if moved_bytes := sum(m.bytes_per_step for m in measurements):
         metrics |= _rate("gb_per_s", moved_bytes / 1e9, step_time)
         if bandwidth_tb_s:
@@ -80,10 +88,8 @@ def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.
     """
     for name in ("mfu", "mfu_sustained", "hfu"):
         if metrics.get(name, 0.0) > clock_headroom:
-            return (
-                f"impossible: {name} is {metrics[name]:.0%} of the vendor's dense peak. The operations, the step times "
-                "or hardware= are wrong"
-            )
+            reason = "The operations, the step times or hardware= are wrong"
+            return f"impossible: {name} is {metrics[name]:.0%} of the vendor's dense peak. {reason}"
     return ""
 
 
@@ -136,19 +142,6 @@ def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, f
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
 
 
-def _speedup(baseline_s: np.ndarray, times_s: np.ndarray, statistic: str) -> dict[str, float]:
-    """Return the speedup with the 95% interval of the ratio, if both times have one."""
-    above, below = (interval_of_steps(times, statistic) for times in (baseline_s, times_s))
-    if above is None or below is None:
-        reduce = STATISTICS[statistic]
-        return {"speedup": float(reduce(baseline_s) / reduce(times_s))}
-    value, low, high = ratio_interval(above, below).bounds
-    return {"speedup": value, "speedup_ci_low": low, "speedup_ci_high": high}
-
-
-STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
-
-
 def _summarize(times_s: np.ndarray, statistic: str) -> dict[str, float]:
     """Return the statistic under an empty suffix, of several values with percentiles, and its 95% interval if any."""
     if len(times_s) == 1:
@@ -160,18 +153,9 @@ def _summarize(times_s: np.ndarray, statistic: str) -> dict[str, float]:
     return summary
 
 
-JOULES_PER_KWH = 3.6e6
-EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # of one trial they say the same
-
-
 @dataclass(frozen=True)
 class Prices:
-    """Prices in one currency. Those that are None are not counted.
-
-    Attributes:
-        per_hour: of one device.
-        per_kwh: of the electricity of the devices.
-    """
+    """Prices in one currency: of a device's hour, and of the devices' electricity. Those that are None do not count."""
 
     per_hour: float | None = None
     per_kwh: float | None = None
@@ -184,15 +168,15 @@ def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict
     """
     if missing_energy(measurements):
         return {}
-    energies = [measurement.energy for measurement in measurements if measurement.energy]
+    energies = [m.energy for m in measurements if m.energy]
     joules = sum(energy.joules / energy.steps for energy in energies)
     power_w = sum(energy.joules / energy.seconds for energy in energies)
     metrics = {"joules_per_step": joules, "average_power_w": power_w}
     if world_size > 1:
         metrics["average_power_w_per_gpu"] = power_w / world_size
-    if tokens := sum(measurement.tokens_per_step for measurement in measurements):
+    if tokens := sum(m.tokens_per_step for m in measurements):
         metrics |= {"joules_per_token": joules / tokens, "tokens_per_joule": tokens / joules}
-    if flops := sum(measurement.flops_per_step for measurement in measurements):
+    if flops := sum(m.flops_per_step for m in measurements):
         metrics["tflop_per_joule"] = flops / 1e12 / joules
     return metrics
 
@@ -216,9 +200,9 @@ def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set
 
 def cost_metrics(metrics: Mapping[str, float], world_size: int, prices: Prices) -> dict[str, float]:
     """Return the cost of a million tokens; empty without a price, or if one that is set cannot be applied."""
-    if "tokens_per_s" not in metrics or (prices.per_hour is None and prices.per_kwh is None):
-        return {}
-    if prices.per_kwh is not None and "joules_per_token" not in metrics:
+    has_price = prices.per_hour is not None or prices.per_kwh is not None
+    lacks_energy = prices.per_kwh is not None and "joules_per_token" not in metrics
+    if "tokens_per_s" not in metrics or lacks_energy or not has_price:
         return {}
     hours = world_size / metrics["tokens_per_s"] / SECONDS_PER_HOUR
     kwh = metrics.get("joules_per_token", 0.0) / JOULES_PER_KWH

@@ -47,7 +47,6 @@ class Interval:
 
     @property
     def bounds(self) -> tuple[float, float, float]:
-        """The value and the bounds of its interval."""
         return self.value, self.low, self.high
 
     @property
@@ -60,11 +59,9 @@ class Interval:
         return self.value - self.low, self.high - self.value
 
     def scaled(self, factor: float) -> Interval:
-        """Return the interval in another unit."""
         return Interval(factor * self.value, factor * self.low, factor * self.high)
 
     def divide(self, count: int) -> Interval:
-        """Return the value per device of `count` devices."""
         return Interval(self.value / count, self.low / count, self.high / count)
 
     def __str__(self) -> str:
@@ -97,7 +94,12 @@ def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlatio
         return None
     if statistic == "median":
         return Interval(float(np.median(times)), *_median_bounds(times, correlation))
-    return Interval(float(times.mean()), *_mean_bounds(times, correlation))
+    effective_steps = len(times) / correlation.time_steps
+    quantile = _student_quantile(min(effective_steps - 1, correlation.degrees_of_freedom))
+    half_width = quantile * float(times.std(ddof=1)) / math.sqrt(effective_steps)
+    mean = float(times.mean())
+    low = max(mean - half_width, float(times.min()))  # a bound of zero has no rate
+    return Interval(mean, low, mean + half_width)
 
 
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
@@ -193,14 +195,6 @@ def _median_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, 
     low = (1 - share) * ordered[below - 1] + share * ordered[above - 1]
     high = (1 - share) * ordered[count - below] + share * ordered[count - above]
     return float(low), float(high)
-
-
-def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, float]:
-    effective_steps = len(times) / correlation.time_steps
-    quantile = _student_quantile(min(effective_steps - 1, correlation.degrees_of_freedom))
-    half_width = quantile * float(times.std(ddof=1)) / math.sqrt(effective_steps)
-    mean = float(times.mean())
-    return max(mean - half_width, float(times.min())), mean + half_width  # a bound of zero has no rate
 
 
 @cache
