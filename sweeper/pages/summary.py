@@ -8,9 +8,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-
-from rich.console import Console
 
 from sweeper.common.format import TIE, count, format_duration, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
@@ -32,14 +31,9 @@ SHOWN_OF_EXHAUSTED = 120  # trials of a space of which every point was tried
 
 @dataclass(frozen=True)
 class Recording:
-    """The state of a sweep's record in MLflow.
+    """The state of a sweep's record in MLflow: complete, or with `pending` records that are not written yet.
 
-    Attributes:
-        uri: the store as configured; None for the default one.
-        runs_page: the path of the sweep's runs in MLflow's pages.
-        pending: records that are not written yet.
-        error: why not.
-        is_complete: everything is written.
+    `uri` is the store as configured, None for the default one; `runs_page` is a path in MLflow's pages.
     """
 
     uri: str | None
@@ -86,12 +80,13 @@ class Summary:
             paragraphs.append(f"— no 95% interval: {missing}")
         if common := tables.common_parameters(shown):
             paragraphs.append(f"Equal in all: {format_point(common)}")
+        again = None
         if results.finalists:
-            rows = tables.finalist_rows(results.finalists, results.objective)
-            paragraphs += [self.verdict(), tables.markdown_of(rows.heading, rows.cells)]
-        if results.front:
-            rows = tables.front_rows(results.front, results.plan.criteria.metrics)
-            paragraphs += [self.verdict(), tables.markdown_of(rows.heading, rows.cells)]
+            again = tables.finalist_rows(results.finalists, results.objective)
+        elif results.front:
+            again = tables.front_rows(results.front, results.plan.criteria.metrics)
+        if again:
+            paragraphs += [self.verdict(), tables.markdown_of(again.heading, again.cells)]
         paragraphs += [per_gpu.describe(results.gpus)] if results.gpus else []
         return "\n\n".join([*paragraphs, *(f"drained: {node}" for node in self.drained), f"`{self.command}`"])
 
@@ -118,8 +113,8 @@ class Summary:
 
     def _describe_front(self, front: Front) -> str:
         """Return the trials of the front and how sure they are, or the setting by which the next run measures them."""
-        numbers, certified = front.numbers, front.certified
-        text = f"front of {count(len(numbers), 'trial')}: {', '.join(map(str, numbers))}"
+        certified = front.certified
+        text = f"front of {count(len(front.numbers), 'trial')}: {', '.join(map(str, front.numbers))}"
         if certified:
             text += f"; {len(certified)} measured again in {certified[0].rounds} rounds"
             unsure = [point.trial.number for point in certified if point.verdict == "not sure"]
@@ -141,38 +136,17 @@ class Summary:
         return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front_numbers), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
-        """Print to standard output.
+        """Print to standard output: the best trials, of a small exhausted space all, and intervals if there is room.
 
-        Args:
-            is_over: the budget is used up.
-            is_exhausted: every point of the space was tried.
+        `is_over` if the budget is used up, `is_exhausted` if every point of the space was tried.
         """
         # Written in one piece at the end: rich ends the process itself if a pipe is closed early.
-        text = io.StringIO()
+        results, text = self.results, io.StringIO()
         out = open_console(text)
-        out.print(f"\n{self.title}: {tables.format_counts(self.results.counts)}")
-        self._print_trials(out, is_exhausted)
-        for line in (*self._notes(), *self._locations(recording)):
-            out.print(line)
-        if self.stopped:
-            out.print(f"stopped  {self.stopped}")
-        if self.retry_command and (is_over or self.retry_command != self.command):
-            out.print(f"retry    {self.retry_command}")
-        if self.certify_command:
-            out.print(f"certify  {self.certify_command}")
-        if not is_over:
-            out.print(f"resume   {self.command}")
-        else:
-            done = "done     every point of the space was tried"
-            out.print(done if is_exhausted else f"extend   {self.extend_command}")
-        print(text.getvalue(), end="", flush=True)
-
-    def _print_trials(self, out: Console, is_exhausted: bool) -> None:
-        """Print the best trials, of a small exhausted space all of them, and the finals; intervals if there is room."""
-        results = self.results
+        out.print(f"\n{self.title}: {tables.format_counts(results.counts)}")
         if fixed := tables.fixed_parameters(results.records):
             out.print(f"fixed    {format_point(fixed)}")
-        every = [*results.best, *self._unranked()]
+        every = [*results.best, *self._unranked]
         is_small = is_exhausted and len(every) <= SHOWN_OF_EXHAUSTED
         if shown := every if is_small else self._best_trials() or every[:SHOWN_ROWS]:
             others, front = results.other_objectives, results.front_numbers
@@ -188,14 +162,29 @@ class Summary:
             out.print(f"front    {self.verdict()}")
             if results.front.certified:
                 out.print(draw(*tables.front_rows(results.front, results.plan.criteria.metrics), out.width))
+        for line in (*self._notes(), *self._locations(recording)):
+            out.print(line)
+        if self.stopped:
+            out.print(f"stopped  {self.stopped}")
+        if self.retry_command and (is_over or self.retry_command != self.command):
+            out.print(f"retry    {self.retry_command}")
+        if self.certify_command:
+            out.print(f"certify  {self.certify_command}")
+        if not is_over:
+            out.print(f"resume   {self.command}")
+        elif is_exhausted:
+            out.print("done     every point of the space was tried")
+        else:
+            out.print(f"extend   {self.extend_command}")
+        print(text.getvalue(), end="", flush=True)
 
+    @cached_property
     def _unranked(self) -> list[TrialRecord]:
-        """Return the complete trials that have no speed to rank."""
+        """The complete trials that have no speed to rank."""
         objective = self.results.objective
         return [r for r in self.results.records if r.status is TrialStatus.COMPLETE and objective not in r.metrics]
 
     def _notes(self) -> list[str]:
-        """Return the lines below the tables: finals, estimates, GPUs, nodes, unranked trials and failures."""
         results, lines = self.results, list[str]()
         finals = [r for r in results.remeasured if r.remeasurement and r.remeasurement.group]
         if failed := [r for r in finals if r.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED)]:
@@ -215,7 +204,7 @@ class Summary:
         if results.gpus:
             lines.append(f"GPUs     {per_gpu.describe(results.gpus)}")
         lines += [f"drained  {node}" for node in self.drained]
-        lines += _describe_kinds("not ranked by speed", self._unranked())
+        lines += _describe_kinds("not ranked by speed", self._unranked)
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
         for status in (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT):
             kinds = _group_by_reason([record for record in results.records if record.status is status])
@@ -229,8 +218,9 @@ class Summary:
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         if number := len(results.earlier_attempts):
-            kept = "the earlier attempts are kept in trials.csv and in MLflow"
-            lines.append(f"retried  {count(number, 'trial')}; {kept}")
+            lines.append(
+                f"retried  {count(number, 'trial')}; the earlier attempts are kept in trials.csv and in MLflow"
+            )
         return lines
 
     def _locations(self, recording: Recording) -> list[str]:
@@ -251,7 +241,14 @@ class Summary:
             return [*lines, f"review   {mask(uri).rstrip('/')}{page}"]
         change_directory = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
         store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
-        command = f"review   {change_directory}{_mlflow_command()} ui{store}"
+        beside_python = Path(sys.executable).with_name("mlflow")
+        if shutil.which("mlflow"):
+            mlflow = "mlflow"
+        elif beside_python.exists():
+            mlflow = relative_path(beside_python)
+        else:
+            mlflow = f"{relative_path(Path(sys.executable))} -m mlflow"
+        command = f"review   {change_directory}{mlflow} ui{store}"
         return [*lines, command, f"         http://127.0.0.1:5000{page}"]
 
 
@@ -272,16 +269,6 @@ def _describe_kinds(heading: str, records: Sequence[TrialRecord]) -> list[str]:
     if len(kinds) > SHOWN_ROWS:
         lines.append(f"{heading} for {len(kinds) - SHOWN_ROWS} more reasons: see trials.csv")
     return lines
-
-
-def _mlflow_command() -> str:
-    """Return MLflow's command as a person can type it here."""
-    if shutil.which("mlflow"):
-        return "mlflow"
-    beside_python = Path(sys.executable).with_name("mlflow")
-    if beside_python.exists():
-        return relative_path(beside_python)
-    return f"{relative_path(Path(sys.executable))} -m mlflow"
 
 
 def relative_path(path: Path) -> str:

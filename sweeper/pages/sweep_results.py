@@ -18,7 +18,7 @@ from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.search.finals import FinalistResult, finalist_results, find_exceeded
-from sweeper.search.front import Front, measure_front
+from sweeper.search.front import Front, FrontPoint, measure_front
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 
@@ -53,7 +53,6 @@ class Results:
 
     @staticmethod
     def collect(plan: SweepPlan, study: Study, progress: SweepProgress) -> Results:
-        """Return the results of a study."""
         records, best = study.current_records, progress.ranked_trials()
         criteria, finals = plan.criteria, plan.config.finals
         searched = [record for record in records if not record.remeasurement]
@@ -102,25 +101,23 @@ class Results:
 
     def text_files(self) -> dict[str, str]:
         """Return the contents of the result files by name."""
+        columns: dict[int, dict[str, object]] = {number: {"front": "yes"} for number in self.front_numbers}
+        for point in self._certified:
+            columns.setdefault(point.trial.number, {})["front_share"] = point.share
         every = [*self.records, *self.remeasured, *self.earlier_attempts]
-        files = {"trials.csv": trial_tables.trials_csv(every, self._front_columns())}
+        files = {"trials.csv": trial_tables.trials_csv(every, columns)}
         return files | ({"gpus.csv": trial_tables.csv_of([vars(gpu) for gpu in self.gpus])} if self.gpus else {})
 
-    def _front_columns(self) -> dict[int, dict[str, object]]:
-        """Return of each trial on the front, and of those measured again, the columns that say so."""
-        columns: dict[int, dict[str, object]] = {number: {"front": "yes"} for number in self.front_numbers}
-        for point in self.front.certified if self.front else ():
-            columns.setdefault(point.trial.number, {})["front_share"] = point.share
-        return columns
+    @property
+    def _certified(self) -> Sequence[FrontPoint]:
+        return self.front.certified if self.front else ()
 
     @property
     def front_numbers(self) -> list[int]:
-        """The numbers of the trials on the front; empty with one objective."""
         return self.front.numbers if self.front else []
 
     @property
     def other_objectives(self) -> tuple[str, ...]:
-        """The objectives beside the leading one."""
         return self.plan.criteria.metrics[1:] if self.front else ()
 
     @property
@@ -129,8 +126,8 @@ class Results:
 
     def has_files(self) -> bool:
         """Return whether the sweep's folder has the result files and the plots that belong to these results."""
-        names = ["trials.csv", *(["gpus.csv"] if self.gpus else []), *(["plots/plots.html"] if self.has_plots else [])]
-        return all((self.plan.folder / name).exists() for name in names)
+        names = {"trials.csv": True, "gpus.csv": self.gpus, "plots/plots.html": self.has_plots}
+        return all((self.plan.folder / name).exists() for name, is_due in names.items() if is_due)
 
     def metrics(self) -> dict[str, float]:
         """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
@@ -138,11 +135,10 @@ class Results:
         metrics |= self.prediction_quality()
         if self.front:
             metrics["front_trials"] = float(len(self.front.numbers))
-            if self.front.certified:
-                metrics["front_rounds"] = float(self.front.certified[0].rounds)
-            for point in self.front.certified:
-                if point.trial is self.winner:
-                    metrics |= _final_metrics(self.objective, point.values[self.objective])
+        for point in self._certified:
+            metrics["front_rounds"] = float(point.rounds)
+            if point.trial is self.winner:
+                metrics |= _final_metrics(self.objective, point.values[self.objective])
         if first := self.first_finalist:
             metrics |= _final_metrics(self.objective, first.value)
             metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
@@ -192,8 +188,8 @@ class Results:
 
     def keep_ceilings(self) -> None:
         """Store the rates of a search for the highest matmul rate, for training on such devices later."""
-        is_search_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
-        if is_search_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
+        is_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
+        if is_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
             rates = ceilings.from_sweep(self.plan.target.model, self.best, self.finalists)
             ceilings.keep(self.plan.directory, rates)
 
@@ -217,7 +213,7 @@ class Results:
 
     def export(self) -> dict[str, Any]:
         """Return the results for programs (`progress=json`)."""
-        winner, certified = self.winner, self.front.certified if self.front else []
+        winner, certified = self.winner, self._certified
         return {
             "sweep": self.plan.name,
             "folder": str(self.plan.folder),
