@@ -41,10 +41,9 @@ def __dir__() -> list[str]:
 
 
 def _pin_workloads() -> None:
-    """Import our `workloads` from beside this package, ahead of one in the working directory.
+    """Import our `workloads` from beside this package, ahead of a user's folder of that name.
 
-    `python -m sweeper`, and Ray's workers with it, search the working directory first; a user's folder of that name
-    would stand where ours is imported.
+    `python -m sweeper`, and Ray's workers with it, search the working directory first.
     """
     folder = Path(__file__).resolve().parent.parent / "workloads"
     if not folder.is_dir():
@@ -54,8 +53,9 @@ def _pin_workloads() -> None:
         return
     for name in [name for name in sys.modules if name == "workloads" or name.startswith("workloads.")]:
         del sys.modules[name]
+    places = [str(folder)]
     spec = importlib.util.spec_from_file_location(
-        "workloads", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        "workloads", folder / "__init__.py", submodule_search_locations=places
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

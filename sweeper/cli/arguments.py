@@ -38,21 +38,15 @@ TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parsed arguments of the console command.
+    """The parsed arguments of the console command."""
 
-    Attributes:
-        flags: the given flags, by their long names without dashes; True where a flag has no value.
-        overrides: key=value and group=choice, as typed.
-    """
-
-    flags: dict[str, str | bool]
-    overrides: tuple[str, ...]
+    flags: dict[str, str | bool]  # the given ones, by their long names without dashes; True where a flag has no value
+    overrides: tuple[str, ...]  # key=value and group=choice, as typed
 
     @property
     def config_dir(self) -> str | None:
         """The user's folder of configurations."""
-        folder = self.flags.get("config_dir")
-        return None if folder is None else str(folder)
+        return str(self.flags["config_dir"]) if "config_dir" in self.flags else None
 
     def format_flags(self) -> list[str]:
         """Return the flags as Hydra takes them."""
@@ -68,11 +62,7 @@ class _FlagParser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """Return the flags and overrides, in any order.
-
-    Raises:
-        UserInputError: for an unknown flag or subcommand, or flags that exclude each other.
-    """
+    """Return the flags and overrides. Raises UserInputError for an unknown flag or subcommand, or a contradiction."""
     parser = _FlagParser("sweeper", allow_abbrev=False, add_help=False)
     actions = [parser.add_argument(*names, **options) for names, options, _ in FLAGS]
     parser.add_argument("overrides", nargs="*")
@@ -90,14 +80,20 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
         if meant in {*SUBCOMMANDS, *COMMAND_NAMES.values()} and re.fullmatch("[a-z]+", word):
             available = ", ".join(SUBCOMMANDS)
             raise UserInputError(f"{word}: unknown subcommand. Available: {available}. Did you mean sweeper {meant}?")
-    _check_modes(values)
+    given = [f"--{name.replace('_', '-')}" for name in MODES if getattr(values, name)]
+    if given[:1] == ["--multirun"] and given[1:] in (["--cfg"], ["--info"]):
+        raise UserInputError(f"{given[1]}: shows one configuration; leave -m out and give each key one value")
+    if len(given) > 1:
+        raise UserInputError(f"{given[0]} and {given[1]}: cannot be combined")
+    for flag in ("resolve", "package"):
+        if getattr(values, flag) and not values.cfg:
+            raise UserInputError(f"--{flag}: needs --cfg job")
     flags = {name: value for name, value in vars(values).items() if value and name != "overrides"}
     # Hydra's groups have names: the file of a topology becomes a key.
     return Arguments(flags, tuple(TOPOLOGY_FILE.sub(r"topology.file=\1", word) for word in values.overrides))
 
 
 def _explain_flag(flag: str, words: Sequence[str]) -> str:
-    """Return why a flag is not one, and what was meant."""
     name, sign, value = flag.lstrip("-").partition("=")
     key = SETTING_NAMES.get(name, name.replace("-", "_"))
     if name in COMMAND_NAMES:
@@ -108,15 +104,3 @@ def _explain_flag(flag: str, words: Sequence[str]) -> str:
         return f"{flag}: unknown flag; a setting has no dashes: {key}={value}"
     known = [name for names, _, _ in FLAGS for name in names if name.startswith("--")]
     return f"{flag}: unknown flag. {suggest(flag, known)}"
-
-
-def _check_modes(values: argparse.Namespace) -> None:
-    """Check that the flags do not exclude each other."""
-    given = [f"--{name.replace('_', '-')}" for name in MODES if getattr(values, name)]
-    if given[:1] == ["--multirun"] and given[1:] in (["--cfg"], ["--info"]):
-        raise UserInputError(f"{given[1]}: shows one configuration; leave -m out and give each key one value")
-    if len(given) > 1:
-        raise UserInputError(f"{given[0]} and {given[1]}: cannot be combined")
-    for flag in ("resolve", "package"):
-        if getattr(values, flag) and not values.cfg:
-            raise UserInputError(f"--{flag}: needs --cfg job")

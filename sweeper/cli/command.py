@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 
 from sweeper.cli.exits import exit_with
-from sweeper.cli.help_text import rows, wrap
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
@@ -63,6 +63,9 @@ SETTING_NAMES = {
     "html": "out",
 }
 KEY = re.compile(r"[A-Za-z_][\w.]*")
+# Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
+COLUMN, NARROW_COLUMN = 28, 8
+NARROW = 72
 
 
 def word(name: str, default: Any = MISSING) -> Any:
@@ -71,7 +74,7 @@ def word(name: str, default: Any = MISSING) -> Any:
 
 
 def words(name: str, least: int = 0) -> dict[str, Any]:
-    """Return the metadata of a list's field: any number of plain words and at least `least`."""
+    """Return the metadata of a list's field, which takes any number of plain words from `least` on."""
     return {"word": name, "least": least}
 
 
@@ -127,17 +130,12 @@ class StoreRequest:
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A subcommand with its verbs, such as `sweeper list`, `sweeper list follow`.
-
-    Attributes:
-        page: the beginning of its help page.
-        default: the verb that may be left out.
-    """
+    """A subcommand with its verbs, such as `sweeper list`, `sweeper list follow`."""
 
     name: str
-    page: str
+    page: str  # the beginning of its help page
     verbs: Verbs
-    default: str = ""
+    default: str = ""  # the verb that may be left out
 
     def main(self, arguments: Sequence[str]) -> NoReturn:
         """Run the subcommand. Exits with its code, or with 2 for invalid input."""
@@ -162,9 +160,11 @@ class Subcommand:
 
     def usage(self, verb: str) -> str:
         """Return the command of a verb without its settings."""
-        shown = f"[{verb}]" if verb and verb == self.default else verb
-        names = [_usage_of(key) for key in request_keys(self.verbs[verb][0]) if "word" in key.bounds]
-        return " ".join(["sweeper", self.name, *filter(None, [shown, *names])])
+        parts = ["sweeper", self.name, f"[{verb}]" if verb and verb == self.default else verb]
+        for key in [key for key in request_keys(self.verbs[verb][0]) if "word" in key.bounds]:
+            name = f"{key.bounds['word']}{'…' if get_origin(key.annotation) is list else ''}"
+            parts.append(name if _is_needed(key) else f"[{name}]")
+        return " ".join(filter(None, parts))
 
     def render_help(self) -> str:
         """Return the page of all verbs, as wide as the terminal."""
@@ -173,7 +173,7 @@ class Subcommand:
         shown: dict[str, str] = {}
         for verb, (cls, _) in self.verbs.items():
             keys = [key for key in request_keys(cls) if "word" not in key.bounds or key.meaning]
-            described = {_name_of(key): describe_key(key) for key in keys}
+            described = {_name_of(key): _describe_key(key) for key in keys}
             repeated = " ".join(name for name, text in described.items() if shown.get(name) == text)
             new = {name: text for name, text in described.items() if shown.get(name) != text}
             listed = [*([(repeated, "as above")] if repeated else []), *new.items()]
@@ -183,11 +183,7 @@ class Subcommand:
 
 
 def read_request(cls: type[T], arguments: Sequence[str]) -> T:
-    """Return the request that settings, words and switches make.
-
-    Raises:
-        UserInputError: for what it does not take, or a value that is not allowed.
-    """
+    """Return the request that the arguments make. Raises UserInputError for an unknown one, or a value not allowed."""
     request: T = _Reader(Subcommand("", "", {"": (cls, lambda _: 0)}), "", cls).read(arguments)
     return request
 
@@ -229,34 +225,23 @@ class _Reader:
                 raise UserInputError(self._explain_key(name, argument))
             else:
                 plain.append(argument)
-        return build(self.cls, values | self._place(plain))
-
-    def _place(self, plain: Sequence[str]) -> dict[str, Any]:
-        """Return the plain words by the names of their fields."""
-        values: dict[str, Any] = {}
-        rest = list(plain)
+        usage = f"Usage: {self.command.usage(self.verb)}; see --help"
         for key in self.words:
-            many = get_origin(key.annotation) is list
-            if not rest and (key.bounds["least"] if many else key.default is MISSING):
-                usage = self.command.usage(self.verb)
-                raise UserInputError(f"{key.bounds['word']}: missing. Usage: {usage}; see --help")
-            if many:
-                values[key.name], rest = rest, []
-            elif rest:
-                values[key.name] = rest.pop(0)
-        if rest:
+            if not plain and _is_needed(key):
+                raise UserInputError(f"{key.bounds['word']}: missing. {usage}")
+            if get_origin(key.annotation) is list:
+                values[key.name], plain = plain, []
+            elif plain:
+                values[key.name] = plain.pop(0)
+        if plain and (self.words or self.verb):
+            raise UserInputError(f"{plain[0]}: one word too many. {usage}")
+        if plain:
             verbs = [verb for verb in self.command.verbs if verb]
-            if self.words or self.verb:
-                raise UserInputError(
-                    f"{rest[0]}: one word too many. Usage: {self.command.usage(self.verb)}; see --help"
-                )
-            if verbs:
-                raise UserInputError(f"{rest[0]}: unknown word. {suggest(rest[0], verbs)}")
-            raise UserInputError(f"{rest[0]}: not of the form key=value. {suggest(rest[0], self.settings)}")
-        return values
+            reason = "unknown word" if verbs else "not of the form key=value"
+            raise UserInputError(f"{plain[0]}: {reason}. {suggest(plain[0], verbs or self.settings)}")
+        return build(self.cls, values)
 
     def _explain_flag(self, flag: str, following: Sequence[str]) -> str:
-        """Return why a flag is not one, and what was meant."""
         name, sign, value = flag.lstrip("-").partition("=")
         value = value if sign else next((text for text in following if not text.startswith("-")), "VALUE")
         key = SETTING_NAMES.get(name, name.replace("-", "_"))
@@ -276,7 +261,6 @@ class _Reader:
         return f"{flag}: unknown flag. Available: {', '.join([*self.switches, '--help'])}.{hint}"
 
     def _explain_key(self, name: str, argument: str) -> str:
-        """Return why a key is not one of the verb, and what was meant."""
         if not name:
             return f"{argument}: not of the form key=value. Available: {', '.join(self.settings)}."
         if (flag := f"--{name.replace('_', '-')}") in self.switches:
@@ -306,11 +290,7 @@ def _as_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def read_value(key: Key, text: str) -> Any:
-    """Return the value that a text stands for: text as it is, numbers as YAML has them, also 15e12 and 2%.
-
-    Raises:
-        UserInputError: it is not a value.
-    """
+    """Return the value that a text stands for: text as it is, numbers as YAML has them, also 15e12 and 2%."""
     if not text:
         raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
     types = {key.annotation, *get_args(key.annotation)}
@@ -333,14 +313,12 @@ def _name_of(key: Key) -> str:
     return str(key.bounds["word"]) if "word" in key.bounds else f"{key.name}="
 
 
-def _usage_of(key: Key) -> str:
-    name = str(key.bounds["word"])
-    if get_origin(key.annotation) is list:
-        return f"{name}…" if key.bounds["least"] else f"[{name}…]"
-    return name if key.default is MISSING else f"[{name}]"
+def _is_needed(key: Key) -> bool:
+    """Return whether a word must be given."""
+    return bool(key.bounds["least"]) if get_origin(key.annotation) is list else key.default is MISSING
 
 
-def describe_key(key: Key) -> str:
+def _describe_key(key: Key) -> str:
     """Return the meaning of a setting and, in brackets, its unit, allowed values and default."""
     meaning = key.meaning.replace("`", "").rstrip(".")
     if {"word", "switch"} & key.bounds.keys():
@@ -353,12 +331,31 @@ def describe_key(key: Key) -> str:
     return f"{meaning} [{'; '.join(filter(None, details))}]" if any(details) else meaning
 
 
-def check_output_file(key: str, path: Path) -> None:
-    """Refuse a path that no file can be written to, before the work for it begins.
+def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
+    """Return names with their meaning beside them, or below a long name."""
+    column = COLUMN if width >= NARROW else NARROW_COLUMN
+    lines = list[str]()
+    for name, meaning in pairs:
+        wrapped = wrap(meaning, width, " " * column).splitlines()
+        if len(name) + 4 <= column and wrapped:
+            wrapped[0] = f"  {name}{wrapped[0][len(name) + 2 :]}"
+        else:
+            lines.append(f"  {name}")
+        lines += wrapped
+    return "\n".join(lines)
 
-    Raises:
-        UserInputError: its folder does not exist, or it is a folder.
-    """
+
+def wrap(text: str, width: int, indent: str = "") -> str:
+    """Return the text in lines of at most `width`. A line that is indented already stays as it is."""
+    wrapper = textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False)
+    lines = list[str]()
+    for paragraph in text.splitlines() or [""]:
+        lines += wrapper.wrap(paragraph) if paragraph and not paragraph.startswith(" ") else [paragraph]
+    return "\n".join(lines)
+
+
+def check_output_file(key: str, path: Path) -> None:
+    """Refuse a path that no file can be written to, before the work for it begins. Raises UserInputError."""
     if not path.parent.is_dir():
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():

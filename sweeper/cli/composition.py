@@ -40,27 +40,18 @@ NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} |
 
 @dataclass(frozen=True)
 class ComposedSweep:
-    """The configuration of one sweep.
-
-    Attributes:
-        arguments: those of a command that runs this sweep alone.
-        workload: what it runs, where no name stands for that: a function.
-    """
+    """The configuration of one sweep."""
 
     config: DictConfig
-    arguments: Arguments
-    workload: Workload | None = None
+    arguments: Arguments  # of a command that runs this sweep alone
+    workload: Workload | None = None  # a function, which has no name
 
     @property
     def command_line(self) -> list[str]:
         return [*self.arguments.format_flags(), *self.arguments.overrides]
 
     def resolve(self) -> ResolvedConfig:
-        """Return the checked configuration.
-
-        Raises:
-            UserInputError: for what is wrong whatever the device, with its file and line if it stands in a file.
-        """
+        """Return the checked configuration. Raises UserInputError for what is wrong whatever the device."""
         with self.located(shipped=True):
             return resolve(self.config, self.workload)
 
@@ -76,8 +67,7 @@ class ComposedSweep:
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     """Return the sweeps of a command; none with a flag such as --cfg, for which Hydra prints what it asks for.
 
-    Raises:
-        UserInputError: if the configuration cannot be composed.
+    Raises UserInputError if the configuration cannot be composed.
     """
     sweeps: list[ComposedSweep] = []
     folder: dict[str, str | bool] = {"config_dir": arguments.config_dir} if arguments.config_dir else {}
@@ -113,8 +103,7 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 def _check_override(override: str) -> None:
     """Check that an override chooses one of a group, and Hydra's own launcher and sweeper.
 
-    Hydra composes all choices of a list, each over the one before. Other launchers and sweepers, plugins for programs
-    that Hydra starts, compose where nobody runs the result: here Ray starts trials and Optuna chooses them.
+    Hydra composes all choices of a list, each over the one before, and nobody would run what its plugins compose.
     """
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
@@ -130,10 +119,7 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
     chooses from. With -m, the short form a,b keeps Hydra's meaning: one sweep for each value. A list is quoted because
     Hydra refuses one where the YAML has a mapping for cpu and gpu.
 
-    A deletion of a key that is null by default becomes that null: Hydra takes a key that is null for a missing one.
-
-    Raises:
-        UserInputError: for an environment variable that cannot be a parameter.
+    Raises UserInputError for an environment variable that cannot be a parameter.
     """
     quoted = []
     for override in overrides:
@@ -141,7 +127,7 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
         if key.startswith(VARIABLES):
             check_name(key.removeprefix(VARIABLES))  # Hydra has no name for another
         if override.startswith("~") and override[1:] in NULL_BY_DEFAULT:
-            quoted.append(f"++{override[1:]}=null")
+            quoted.append(f"++{override[1:]}=null")  # Hydra takes a key that is null for a missing one
         else:
             added = "++" if override.startswith(OPTIONAL_SECTIONS) else ""
             quoted.append(added + _quote(override, multirun))
@@ -155,7 +141,6 @@ def unquote(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _quote(override: str, multirun: bool) -> str:
-    """Return the override with its value quoted if Hydra would expand or refuse it."""
     if not VALUE_KEYS.match(override):
         return override
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -12,8 +11,16 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from sweeper.cli.arguments import Arguments
-from sweeper.cli.sources import GROUPS, choices_of, chosen_files, compose_groups, display, find_file, locate_text
-from sweeper.config.files import ConfigFile
+from sweeper.cli.sources import (
+    GROUPS,
+    ConfigFile,
+    choices_of,
+    chosen_files,
+    compose_groups,
+    display,
+    find_file,
+    locate_text,
+)
 from sweeper.config.space import ALLOWED_FORMS
 from workloads.api.errors import describe_os_error, first_line, nearest, suggest
 
@@ -36,6 +43,34 @@ YAML_PROBLEMS = {
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
+# What a person may type for a choice, by group.
+SYNONYMS = {
+    "search": {
+        "tpe": "bayes bayesian bayesian_optimization optuna hyperopt parzen smac default",
+        "gp": "gaussian gaussian_process kriging botorch bo",
+        "qmc": "sobol halton quasi_random quasirandom lhs latin_hypercube",
+        "grid": "exhaustive brute_force bruteforce all full cartesian product",
+        "cmaes": "cma cma-es cma_es evolution evolutionary",
+        "random": "uniform rand monte_carlo",
+    },
+    "workload": {
+        "matmul": "gemm mm matrix cublas flops",
+        "matmul_layers": "gemms layers",
+        "allreduce": "all_reduce all-reduce",
+        "collectives": "nccl rccl nccl_tests nccl-tests all_gather reduce_scatter all_to_all sendrecv",
+        "llama8b": "llama llama3 llama3_8b training train",
+        "llama1b": "llama3_1b",
+        "parallel": "fsdp fsdp2 ddp distributed pipeline layout llama3_70b llama70b",
+        "megatron": "megatron_lm megatron-lm mcore",
+        "precision": "fp8 torchao quantization",
+        "command": "custom script shell",
+    },
+    "hardware": {
+        "auto": "gpu cuda rocm nvidia amd any",
+        "h100": "h100_sxm h100-sxm hopper",
+        "mi300x": "mi300 mi300a",
+    },
+}
 
 
 def explain(error: Exception, arguments: Arguments) -> str:
@@ -67,14 +102,17 @@ def explain(error: Exception, arguments: Arguments) -> str:
         if match := re.search(pattern, text):
             return match.expand(replacement)
     if "Config group override" in text:
-        return _explain_group_type(arguments)
+        choices = [f"{group}={choice}" for group, choice in choices_of(arguments).items()]
+        parser = OverridesParser.create()
+        typed = [text for text in choices if not isinstance(parser.parse_override(text).value(), str)]
+        typed += [override for override in arguments.overrides if override.startswith("=")]
+        return f"{' '.join(typed)}: must be group=choice with the name of a choice"
     if match := re.search(r"at input '([^']+)'", text):
         return f"{locate_text(match[1], arguments)}{match[1]}: cannot be parsed; a reference is ${{key}}"
     return first_line(Exception(text)) if text.strip() else type(error).__name__
 
 
 def _explain_yaml(error: yaml.YAMLError) -> str:
-    """Return the file, the line and the reason of a file that is not YAML."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"{display(error.name)}: {error.reason} (character {error.position + 1})"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -101,20 +139,20 @@ def _explain_encoding(error: UnicodeDecodeError, arguments: Arguments) -> str:
 def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str:
     name = str(error.missing_cfg_file)
     group, _, choice = name.partition("/") if name.split("/")[0] in GROUPS else name.rpartition("/")
-    options = list(error.options or ())
+    options = sorted(error.options or ())
     presets = [name for name in options if group == "workload" and _workload_of(arguments, name) == choice]
     if presets:
-        return (
-            f"{group}={choice}: {choice} is a workload that these presets run: {', '.join(presets)}. Choose one of them"
-        )
-    unknown = f"unknown {group} '{choice}'. {suggest_choice(group, choice, options)}"
+        what = f"{choice} is a workload that these presets run: {', '.join(presets)}"
+        return f"{group}={choice}: {what}. Choose one of them"
+    meant = next((name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others.split()), "")
+    close = f"Available: {', '.join(options)}. Did you mean {meant}?" if meant in options else suggest(choice, options)
+    unknown = f"unknown {group} '{choice}'. {close}"
     parent = re.match(r"In '([^']+)'", str(error))
     path = find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
     return f"{display(path)}: defaults: {unknown}" if path else f"{group}={choice}: {unknown}"
 
 
 def _workload_of(arguments: Arguments, preset: str) -> str | None:
-    """Return the `workload.name` of a preset; None for one that cannot be read."""
     path = find_file(arguments, f"workload/{preset}")
     try:
         return None if path is None else str(yaml.safe_load(path.read_text())["workload"]["name"])
@@ -123,7 +161,6 @@ def _workload_of(arguments: Arguments, preset: str) -> str | None:
 
 
 def _explain_syntax(override: str) -> str:
-    """Return why an override is no key=value."""
     key, _, value = override.partition("=")
     if not value or not re.fullmatch(r"[+~]{0,2}[\w.@/:-]+", key):
         return f"{override}: cannot be parsed; must be key=value or group=choice"
@@ -137,16 +174,6 @@ def _explain_syntax(override: str) -> str:
     if key.startswith("space."):
         return f"{override}: cannot be parsed. Allowed: {ALLOWED_FORMS}"
     return f"{override}: cannot be parsed; a value with special characters needs quotes: '{key}=\"{value}\"'"
-
-
-def _explain_group_type(arguments: Arguments) -> str:
-    typed = [text for group, choice in choices_of(arguments).items() if not _is_text(text := f"{group}={choice}")]
-    typed += [override for override in arguments.overrides if override.startswith("=")]
-    return f"{' '.join(typed)}: must be group=choice with the name of a choice"
-
-
-def _is_text(override: str) -> bool:
-    return isinstance(OverridesParser.create().parse_override(override).value(), str)
 
 
 def _explain_file(text: str, arguments: Arguments) -> str:
@@ -180,41 +207,3 @@ def _flatten(node: Any, prefix: str = "") -> list[str]:
     if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
         return [prefix]
     return [key for name, inner in node.items() for key in _flatten(inner, f"{prefix}.{name}" if prefix else str(name))]
-
-
-SYNONYMS = {
-    "search": {
-        "tpe": "bayes bayesian bayesian_optimization optuna hyperopt parzen smac default",
-        "gp": "gaussian gaussian_process kriging botorch bo",
-        "qmc": "sobol halton quasi_random quasirandom lhs latin_hypercube",
-        "grid": "exhaustive brute_force bruteforce all full cartesian product",
-        "cmaes": "cma cma-es cma_es evolution evolutionary",
-        "random": "uniform rand monte_carlo",
-    },
-    "workload": {
-        "matmul": "gemm mm matrix cublas flops",
-        "matmul_layers": "gemms layers",
-        "allreduce": "all_reduce all-reduce",
-        "collectives": "nccl rccl nccl_tests nccl-tests all_gather reduce_scatter all_to_all sendrecv",
-        "llama8b": "llama llama3 llama3_8b training train",
-        "llama1b": "llama3_1b",
-        "parallel": "fsdp fsdp2 ddp distributed pipeline layout llama3_70b llama70b",
-        "megatron": "megatron_lm megatron-lm mcore",
-        "precision": "fp8 torchao quantization",
-        "command": "custom script shell",
-    },
-    "hardware": {
-        "auto": "gpu cuda rocm nvidia amd any",
-        "h100": "h100_sxm h100-sxm hopper",
-        "mi300x": "mi300 mi300a",
-    },
-}
-
-
-def suggest_choice(group: str, choice: str, allowed: Iterable[str]) -> str:
-    """Return the sentences that follow an unknown choice: the available ones, and the one that it stands for."""
-    names = list(allowed)
-    targets = [name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others.split()]
-    if not targets or targets[0] not in names:
-        return suggest(choice, names)
-    return f"Available: {', '.join(sorted(names))}. Did you mean {targets[0]}?"

@@ -12,11 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 import sweeper
 from sweeper.cli.arguments import FLAGS, Arguments
-from sweeper.cli.command import SUBCOMMANDS
+from sweeper.cli.command import SUBCOMMANDS, rows, wrap
 from sweeper.cli.explanation import explain
-from sweeper.cli.help_text import rows, wrap
-from sweeper.cli.sources import GROUPS, compose_groups, list_choices, loaded_files
-from sweeper.config.files import ConfigFile
+from sweeper.cli.sources import GROUPS, ConfigFile, compose_groups, list_choices, loaded_files
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
@@ -25,6 +23,7 @@ from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, suggest
 from workloads.api.host import version_of
 
+PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
 MAX_DEFAULT = 70  # characters of a default; a longer one, such as a command line, is cut
 HEADER = """\
 sweeper measures how fast a GPU cluster is and finds the configuration that gets there.
@@ -55,11 +54,7 @@ SPACE = (
 
 
 def render_help(arguments: Arguments) -> str:
-    """Return the help for the workload that the arguments choose, as wide as the terminal.
-
-    Raises:
-        UserInputError: if the chosen groups cannot be composed.
-    """
+    """Return the help for the workload that the arguments choose. Raises UserInputError if it cannot be composed."""
     try:
         composed, files = compose_groups(arguments), loaded_files(arguments)
     except Exception as error:
@@ -68,8 +63,12 @@ def render_help(arguments: Arguments) -> str:
     title = f"Keys of workload={composed.hydra.runtime.choices.workload}"
     groups = {group: ", ".join(list_choices(arguments, group)) for group in GROUPS}
     flags = {", ".join(names): meaning for names, _, meaning in FLAGS}
+    examples = list[str]()
+    for command, effect in EXAMPLES.items():
+        lines = wrap(command, width - 2, "    ").replace("    ", "  ", 1)
+        examples += [lines.replace("\n", " \\\n"), wrap(effect, width, "      ")]
     parts = (
-        [wrap(HEADER, width), "Examples:", _examples(width), wrap(RESUMING, width)],
+        [wrap(HEADER, width), "Examples:", "\n".join(examples), wrap(RESUMING, width)],
         ["Subcommands, each with --help:", rows(SUBCOMMANDS.items(), width)],
         ["Flags:", rows(flags.items(), width)],
         ["Groups and their choices, group=choice:", rows(groups.items(), width)],
@@ -83,22 +82,18 @@ def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str,
     """Return the keys of every sweep with their meaning: the comments of conf/config.yaml, else the schema's docs."""
     main = next(file for file in files if file.path == CONF / "config.yaml")
     comments = main.comments()
-    keys = {key.name: key for key in keys_of(Config) if key.name not in ("space", "command")}
-    rows: dict[str, str] = {}
-    for name in _sorted_as(main, list(keys)):
-        section = name.partition(".")[0]
-        if section != name and section not in rows and section in comments:
-            rows[section] = comments[section]
-        key = keys[name]
-        rows[name] = _describe(replace(key, meaning=comments.get(name, key.meaning)), composed)
-    return list(rows.items())
-
-
-def _sorted_as(file: ConfigFile, names: list[str]) -> list[str]:
-    """Return the names in the order of the file, each section with those of its keys that the file does not set."""
-    place = {name: number for number, (name, *_) in enumerate(file.entries())}
+    keys = [key for key in keys_of(Config) if key.name not in ("space", "command")]
+    # In the order of the file, each section with those of its keys that the file does not set.
+    place = {name: number for number, (name, *_) in enumerate(main.entries())}
     last = len(place)
-    return sorted(names, key=lambda name: (place.get(name.partition(".")[0], last), place.get(name, last)))
+    keys.sort(key=lambda key: (place.get(key.name.partition(".")[0], last), place.get(key.name, last)))
+    rows: dict[str, str] = {}
+    for key in keys:
+        section, _, inner = key.name.partition(".")
+        if inner and section not in rows and section in comments:
+            rows[section] = comments[section]
+        rows[key.name] = _describe(replace(key, meaning=comments.get(key.name, key.meaning)), composed)
+    return list(rows.items())
 
 
 def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
@@ -158,20 +153,8 @@ def _format(value: Any) -> str:
     return text if len(text) <= MAX_DEFAULT else f"{text[:MAX_DEFAULT]}…"
 
 
-def _examples(width: int) -> str:
-    """Return the commands, continued in further lines where they are long, each above its effect."""
-    blocks = list[str]()
-    for command, effect in EXAMPLES.items():
-        lines = wrap(command, width - 2, "    ").replace("    ", "  ", 1)
-        blocks += [lines.replace("\n", " \\\n"), wrap(effect, width, "      ")]
-    return "\n".join(blocks)
-
-
-PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
-
-
 def describe_versions() -> str:
     """Return the versions of sweeper, Python and the main packages. Imports none of them."""
-    versions = {"Python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
+    versions = {"Python": platform.python_version()} | {name: version_of(name) for name in PACKAGES}
     others = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return f"sweeper {sweeper.__version__}\n{others}"

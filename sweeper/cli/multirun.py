@@ -1,7 +1,6 @@
-"""Several sweeps of one command, each in a process of its own: one after another, and on a cluster in parallel for
-different hardware.
+"""Several sweeps of one command, one after another, and on a cluster in parallel for different hardware.
 
-In one process, a sweep would inherit what the one before did to it: its priority, its memory, Ray's signal handlers.
+Each is a process. In one, a sweep would inherit the priority, memory and signal handlers of the one before.
 """
 
 from __future__ import annotations
@@ -21,17 +20,11 @@ from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
 
 @dataclass
 class SweepQueue:
-    """Sweeps that run one after another.
+    """Sweeps that run one after another."""
 
-    Attributes:
-        name: stands before each line of their output; a queue without a name has the terminal.
-        sweeps: the arguments of each sweep.
-        codes: the exit codes of those that have ended.
-    """
-
-    name: str
-    sweeps: Sequence[Sequence[str]]
-    codes: list[int] = field(default_factory=list)
+    name: str  # begins each line of their output; a queue without a name has the terminal
+    sweeps: Sequence[Sequence[str]]  # the arguments of each
+    codes: list[int] = field(default_factory=list)  # of those that have ended
     process: subprocess.Popen[str] | None = None
     stopping: bool = False
     _starting: Any = field(default_factory=threading.RLock)  # a signal comes before a sweep starts, or reaches it
@@ -43,25 +36,16 @@ class SweepQueue:
                 if self.stopping:
                     return
                 pipe = subprocess.PIPE if self.name else None
+                command = [sys.executable, "-m", "sweeper", *arguments]
                 # In a session of its own, so that a Ctrl-C reaches it only once, from `stop`.
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "sweeper", *arguments],
-                    stdout=pipe,
-                    stderr=pipe,
-                    text=True,
-                    start_new_session=True,
-                )
-            self._forward_output(self.process)
+                self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+            if self.process.stdout and self.process.stderr:
+                errors = threading.Thread(target=self._forward, args=(self.process.stderr, sys.stderr))
+                errors.start()
+                self._forward(self.process.stdout, sys.stdout)
+                errors.join()
             code = self.process.wait()
             self.codes.append(code if code >= 0 else SOME_FAILED)
-
-    def _forward_output(self, process: subprocess.Popen[str]) -> None:
-        if process.stdout is None or process.stderr is None:
-            return
-        errors = threading.Thread(target=self._forward, args=(process.stderr, sys.stderr))
-        errors.start()
-        self._forward(process.stdout, sys.stdout)
-        errors.join()
 
     def _forward(self, lines: IO[str], stream: TextIO) -> None:
         for line in lines:

@@ -1,12 +1,15 @@
-"""The groups of a command: the configuration without its single keys, and the files that it is composed from."""
+"""The files that a command's configuration is composed from: its groups, the line of a key, the comment beside it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -14,15 +17,82 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from sweeper.cli.arguments import Arguments
-from sweeper.config.files import ConfigFile
 from sweeper.config.resolution import CONF
 
 GROUPS = ("workload", "model", "hardware", "topology", "search")
+# Groups whose files set keys of the whole configuration.
+GLOBAL_GROUPS = ("workload", "model")
+HEADER = "# @package _global_"
 _CHOICE = re.compile(rf"({'|'.join(GROUPS)})=([\w./-]+)")
 
 
+@dataclass(frozen=True)
+class ConfigFile:
+    """A YAML file of a composed configuration."""
+
+    path: Path
+    package: str = ""  # the section that Hydra puts its keys into; empty for the root
+
+    @cached_property
+    def _text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def _root(self) -> yaml.Node | None:
+        return yaml.compose(self._text, yaml.SafeLoader)
+
+    def entries(self) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+        """Yield each key of the composed configuration that the file sets, with the nodes of its name and value."""
+        yield from _walk(self._root, f"{self.package}." if self.package else "")
+
+    def line_of(self, key: str) -> int | None:
+        """Return the line of a key of the composed configuration, None if the file does not set it."""
+        return next((name.start_mark.line + 1 for entry, name, _ in self.entries() if entry == key), None)
+
+    def comments(self) -> dict[str, str]:
+        """Return the comment beside each key that has one. It may go on in lines of comment below."""
+        lines = self._text.splitlines()
+        comments = {key: _comment(lines, name, value) for key, name, value in self.entries()}
+        return {key: comment for key, comment in comments.items() if comment}
+
+    def problem(self, *, is_global: bool) -> str:
+        """Return what is wrong with the file as a whole; empty if nothing is. A global one has its keys at the root."""
+        if is_global and self.package:
+            marked = self._text.startswith("\ufeff")
+            where = "; remove the byte-order mark before it" if marked and HEADER in self._text else ""
+            return f"the first line must be `{HEADER}`{where}"
+        if self._root is None:
+            return "has no keys"
+        return "" if isinstance(self._root, yaml.MappingNode) else "must be a mapping: key: value"
+
+
+def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        yield f"{prefix}{name.value}", name, value
+        yield from _walk(value, f"{prefix}{name.value}.")
+
+
+def _comment(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
+    """Return the comment beside a value; beside its name where the value is a block below."""
+    is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+    end = name.end_mark if is_block else value.end_mark
+    if end.line >= len(lines):
+        return ""
+    rest = lines[end.line][end.column :].lstrip(": ")
+    if not rest.startswith("#"):
+        return ""
+    comment = [rest]
+    for line in lines[end.line + 1 :]:
+        if not line.lstrip().startswith("#") or line.index("#") <= name.start_mark.column:
+            break
+        comment.append(line)
+    return " ".join(text.strip().lstrip("#").strip() for text in comment)
+
+
 def choices_of(arguments: Arguments) -> dict[str, str]:
-    """Return the choice of each group that the command names. One that names several has none."""
+    """Return the choice of each group that the command names. A group with several values has none."""
     matches = [_CHOICE.fullmatch(override) for override in arguments.overrides]
     return {match[1]: match[2] for match in matches if match}
 
@@ -67,8 +137,7 @@ def list_choices(arguments: Arguments, group: str) -> list[str]:
 @contextmanager
 def _config_loader() -> Iterator[ConfigLoader]:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        yield loader
+        yield GlobalHydra.instance().config_loader()
 
 
 def _group_overrides(arguments: Arguments) -> list[str]:
@@ -76,10 +145,6 @@ def _group_overrides(arguments: Arguments) -> list[str]:
     if arguments.config_dir and not paths:
         paths = [f"hydra.searchpath=['file://{Path(arguments.config_dir).resolve()}']"]
     return [*paths, *(f"{group}={choice}" for group, choice in choices_of(arguments).items())]
-
-
-# Groups whose files set keys of the whole configuration.
-GLOBAL_GROUPS = ("workload", "model")
 
 
 def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
@@ -96,9 +161,14 @@ def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
     for file in files:
         if problem := file.problem(is_global=file.path.parent.name in GLOBAL_GROUPS):
             return f"{display(file.path)}:1: {problem}"
-    places = [_place(file, key) for key in _with_sections(match[0]) for file in files]
-    places += [display(file.path) for file in files if is_missing]  # a whole section is missing
-    return next((f"{place}: {message}" for place in places if place), message)
+    key = match[0]
+    while key:  # then its sections: what is missing has no line of its own
+        for file in files:
+            if line := file.line_of(key):
+                return f"{display(file.path)}:{line}: {message}"
+        key = key.rpartition(".")[0]
+    # Else a whole section is missing.
+    return f"{display(files[0].path)}: {message}" if is_missing and files else message
 
 
 def locate_text(text: str, arguments: Arguments) -> str:
@@ -116,18 +186,6 @@ def display(path: Path | str | None) -> str:
     """Return the path, relative where it is below the working directory."""
     absolute, here = Path(path or "").resolve(), Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-
-
-def _place(file: ConfigFile, key: str) -> str:
-    line = file.line_of(key)
-    return "" if line is None else f"{display(file.path)}:{line}"
-
-
-def _with_sections(key: str) -> Iterator[str]:
-    """Yield the key, then the sections that it is in: what is missing has no line of its own."""
-    while key:
-        yield key
-        key = key.rpartition(".")[0]
 
 
 def _is_typed(key: str, arguments: Arguments) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from sweeper.cli.arguments import parse_arguments
+from sweeper.cli.sources import HEADER
 from sweeper.common.format import format_interval, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.environment import PREFIX, SECTION, is_variable, process_values, without_variables
-from sweeper.config.files import HEADER
 from sweeper.config.space import Parameters, Value
 from sweeper.results.description import SweepDescription
 from sweeper.results.stored import Winner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.config.files import ConfigFile
+from sweeper.cli.sources import ConfigFile
 from tests.conftest import CommandResult
 
 PROBE = "# @package _global_\nworkload: {name: probe, objective: score}\n"
