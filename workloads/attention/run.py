@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, inf
@@ -13,7 +13,7 @@ from workloads.api.recipes import unsupported_rate_reason
 from workloads.attention import AttentionParameters, rules
 from workloads.attention.kernels import DTYPES, AttentionCalls, build_calls, draw_inputs, selected
 from workloads.instruments import device as devices
-from workloads.instruments.runs import run_copies, time_untainted
+from workloads.instruments.runs import measure_calls
 
 # Largest relative error ‖X - ref‖ / ‖ref‖ of a correct result. Kernels in bf16 differ by 0.002 to 0.01 from fp64
 # (workloads/llama/attention.py), and unfused attention rounds scores and weights too.
@@ -36,57 +36,40 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
         raise Infeasible(reason)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
 
-    def build() -> AttentionCalls:
-        return build_calls(parameters, draw_inputs(parameters, device, generator))
-
-    def timed_pass(calls: AttentionCalls) -> Callable[[], object]:
-        return calls.forward if parameters.mode == "forward" else calls.backward
-
     with selected(parameters.kernel):
-        calls = build()
+        calls = build_calls(parameters, draw_inputs(parameters, device, generator))
         error = _checked_error(parameters, calls)
-        step = timed_pass(calls)
-        timed = time_untainted(
-            step,
-            device,
-            warmup=parameters.warmup,
-            repeats=parameters.repeats,
-            cold_cache=parameters.statistic.endswith("_cold"),
-        )
-        sustained = run_copies(
-            step,
-            lambda: timed_pass(build()),
-            calls.inputs.bytes,
-            device,
-            step_time_s=statistics.median(timed.times_s),
-            seconds=parameters.sustained_s,
-        )
+
+        def copy() -> Callable[[], object]:
+            return _timed_pass(parameters, build_calls(parameters, draw_inputs(parameters, device, generator)))
+
+        measured = measure_calls(_timed_pass(parameters, calls), copy, calls.inputs.bytes, device, parameters)
     q, k = calls.inputs.q, calls.inputs.k
-    return Measurement(
+    return replace(
+        measured,
         # Read back where that is possible.
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        executed=vars(parameters)
         | {"batch": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "sequence_length": q.shape[2]}
         | {"head_size": q.shape[3], "dtype": next(name for name, dtype in DTYPES.items() if dtype == q.dtype)}
-        | {"kernel": calls.kernel, "repeats": len(timed.times_s), "seed": generator.initial_seed()},
-        step_times_s=timed.times_s,
-        sustained_step_times_s=sustained.times_s,
-        independent=True,
+        | {"kernel": calls.kernel, "repeats": len(measured.step_times_s), "seed": generator.initial_seed()},
         flops_per_step=parameters.flops,
         matrix_dtype=rules.matrix_dtype(parameters, architecture),
-        energy=sustained.energy,
-        metrics={"relative_error": error, **timed.metrics(device), **sustained.metrics},
-        machine_info=devices.machine_info(device) | timed.readings.machine_info(),
+        metrics={"relative_error": error, **measured.metrics},
     )
+
+
+def _timed_pass(parameters: AttentionParameters, calls: AttentionCalls) -> Callable[[], object]:
+    return calls.forward if parameters.mode == "forward" else calls.backward
 
 
 def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> float:
     """Return the relative error of the pass that is timed. Raises ArithmeticError if it exceeds the tolerance."""
-    inputs = calls.inputs
-    out, *gradients = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=parameters.causal)
-    results: tuple[Tensor, ...] = (calls.forward(),) if parameters.mode == "forward" else calls.backward()
-    error = largest_error(results, (out,) if parameters.mode == "forward" else gradients)
-    limit = TOLERANCE[parameters.dtype]
-    if not error <= limit:
+    out, *gradients = exact_results(*vars(calls.inputs).values(), causal=parameters.causal)
+    if parameters.mode == "forward":
+        error = largest_error((calls.forward(),), (out,))
+    else:
+        error = largest_error(calls.backward(), gradients)
+    if not error <= (limit := TOLERANCE[parameters.dtype]):
         raise ArithmeticError(
             f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype} is wrong: relative error "
             f"{error:.2e}, more than {limit:.0e}"

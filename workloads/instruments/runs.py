@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from workloads.api.contract import Energy
+from workloads.api.contract import Energy, Measurement
 from workloads.api.gpus.energy import SHORTEST_S
-from workloads.instruments.device import MIB, flush_mib
+from workloads.instruments.device import MIB, flush_mib, machine_info
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
 from workloads.instruments.timing import calls_in_reading, event_metrics, sustained_times, time_steps
 
@@ -21,50 +21,66 @@ MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can 
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
 
 
-@dataclass(frozen=True)
-class TimedCalls:
-    """The seconds of each reading, a mean of `calls`, and the state of the GPU meanwhile."""
+def measure_calls(
+    step: Callable[[], object],
+    copy: Callable[[], Callable[[], object]],
+    step_bytes: int,
+    device: torch.device,
+    parameters: Any,
+) -> Measurement:
+    """Time a step, and run it back to back with `copy()`s of it over other memory, together more than the cache holds.
 
-    times_s: tuple[float, ...]
-    readings: GpuReadings
-    calls: int
-
-    def metrics(self, device: torch.device) -> dict[str, float]:
-        """Return the GPU's clock, power and temperature, and on a GPU how it was timed."""
-        timer = {} if device.type == "cpu" else event_metrics(device) | {"calls_per_reading": float(self.calls)}
-        return self.readings.metrics() | timer
+    The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`: nothing runs back to back where this is 0.
+    The measurement has what these calls show; the caller adds the rest.
+    """
+    cold = parameters.statistic.endswith("_cold")
+    calls = 1 if cold else calls_in_reading(step, device)
+    times_s, readings = time_untainted(
+        step, device, warmup=parameters.warmup, repeats=parameters.repeats, cold_cache=cold, calls=calls
+    )
+    metrics = readings.metrics()
+    if device.type != "cpu":
+        metrics |= event_metrics(device) | {"calls_per_reading": float(calls)}
+    sustained_times_s: tuple[float, ...] = ()
+    energy = None if device.type == "cpu" else Energy(missing=NO_RUN)
+    if parameters.sustained_s:
+        steps = [step, *(copy() for _ in range(flush_mib(device) * MIB // step_bytes))]
+        step_time_s = statistics.median(times_s)
+        sustained_times_s, energy, sustained = run_sustained(steps, device, step_time_s, parameters.sustained_s)
+        metrics |= {f"sustained_{name}": value for name, value in sustained.items()}
+    return Measurement(
+        executed={},
+        step_times_s=times_s,
+        sustained_step_times_s=sustained_times_s,
+        independent=True,
+        energy=energy,
+        metrics=metrics,
+        machine_info=machine_info(device) | readings.machine_info(),
+    )
 
 
 def time_untainted(
-    step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool
-) -> TimedCalls:
+    step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
+) -> tuple[tuple[float, ...], GpuReadings]:
     """Time the step; repeat it after each of PAUSES_S while the machine slows the GPU down."""
-    calls = 1 if cold_cache else calls_in_reading(step, device)
     for pause_s in (*PAUSES_S, None):
         with monitor_gpu(device) as readings:
             times_s = time_steps(step, device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)
         if pause_s is None or not readings.tainted:
             break
         time.sleep(pause_s)
-    return TimedCalls(times_s, readings, calls)
-
-
-@dataclass(frozen=True)
-class SustainedRun:
-    """Calls that ran back to back after the clocks had settled.
-
-    The metrics are the GPU's clock, power and temperature, and the seconds of load until the clocks had settled.
-    """
-
-    times_s: tuple[float, ...] = ()  # of a call in each window
-    energy: Energy | None = None  # None on a CPU; without a run why there is none
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    return times_s, readings
 
 
 def run_sustained(
-    steps: Sequence[Callable[[], object]], device: torch.device, *, step_time_s: float, seconds: float
-) -> SustainedRun:
-    """Run calls of the same work in turns; `step_time_s` is the approximate time of one."""
+    steps: Sequence[Callable[[], object]], device: torch.device, step_time_s: float, seconds: float
+) -> tuple[tuple[float, ...], Energy | None, dict[str, float]]:
+    """Run calls of the same work in turns; `step_time_s` is the approximate time of one.
+
+    Returns:
+        The seconds of a call in each window after the clocks had settled; their energy; the GPU's clock, power and
+        temperature, and the seconds of load until the clocks had settled.
+    """
     with monitor_gpu(device) as readings:
         loaded_s = time.perf_counter()
         times_s = sustained_times(
@@ -72,27 +88,7 @@ def run_sustained(
         )
     steps_in_window = (readings.ended_s - readings.started_s) / statistics.mean(times_s)  # the device never waits
     metrics = readings.metrics() | {"settling_s": readings.started_s - loaded_s}
-    metrics = {f"sustained_{name}": value for name, value in metrics.items()}
-    return SustainedRun(times_s, readings.energy(steps_in_window), metrics)
-
-
-def run_copies(
-    step: Callable[[], object],
-    copy: Callable[[], Callable[[], object]],
-    step_bytes: int,
-    device: torch.device,
-    *,
-    step_time_s: float,
-    seconds: float,
-) -> SustainedRun:
-    """Run a step back to back with `copy()`s of it over other memory, together more than the cache holds.
-
-    Nothing runs where `seconds` is 0.
-    """
-    if not seconds:
-        return SustainedRun(energy=None if device.type == "cpu" else Energy(missing=NO_RUN))
-    steps = [step, *(copy() for _ in range(flush_mib(device) * MIB // step_bytes))]
-    return run_sustained(steps, device, step_time_s=step_time_s, seconds=seconds)
+    return times_s, readings.energy(steps_in_window), metrics
 
 
 def measure_energy(step: Callable[[], object], device: torch.device, step_time_s: float) -> Energy | None:
@@ -104,4 +100,4 @@ def measure_energy(step: Callable[[], object], device: torch.device, step_time_s
     if gpu is None:
         return None
     source = "power" if gpu.read().energy_j is None else "counter"
-    return run_sustained([step], device, step_time_s=step_time_s, seconds=MARGIN * SHORTEST_S[source]).energy
+    return run_sustained([step], device, step_time_s, MARGIN * SHORTEST_S[source])[1]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
 from workloads.instruments import device as devices
-from workloads.instruments.runs import run_copies, time_untainted
+from workloads.instruments.runs import measure_calls
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands, take_rows
@@ -52,31 +52,27 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         _warm_up(device, parameters.warmup_s)
         operands = make_operands(parameters, device, generator.manual_seed(parameters.seed), architecture)
         with _tuned(parameters, operands) as tuning:
-            timed = time_untainted(
-                operands.multiply,
-                device,
-                warmup=parameters.warmup,
-                repeats=parameters.repeats,
-                cold_cache=parameters.statistic.endswith("_cold"),
-            )
-            sustained = run_copies(
+            measured = measure_calls(
                 operands.multiply,
                 lambda: make_operands(parameters, device, generator, architecture).multiply,
                 operands.bytes,
                 device,
-                step_time_s=statistics.median(timed.times_s),
-                seconds=parameters.sustained_s,
+                parameters,
             )
             c = operands.fetch(operands.multiply())
         # Read back, while the switches are set.
-        executed = _executed(parameters, operands, c, architecture)
-        machine_info: dict[str, Any] = timed.readings.machine_info() | {
+        machine_info: dict[str, Any] = {
             "layout": operands.layout,
             "output_dtype": str(c.dtype).removeprefix("torch."),
             "operands": str(operands.a.dtype),
             "accumulation": executed_accumulation(parameters, architecture),
             **library(parameters, architecture),
         }
+        executed = vars(parameters) | {"backend": executed_backend(parameters), "seed": generator.initial_seed()}
+    executed |= {name: machine_info[name] for name in ("accumulation", "layout") if getattr(parameters, name) != "auto"}
+    if parameters.model is None:
+        values_per_element = 2 if operands.a.dtype == torch.float4_e2m1fn_x2 else 1
+        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * values_per_element}
     error, limit = relative_error(operands.a, operands.b, c), tolerance(recipe.matrix_dtype, architecture)
     if not error <= limit:
         raise ArithmeticError(
@@ -86,25 +82,20 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     metrics = {"relative_error": error}
     if parameters.model:
         metrics |= {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)}
-    metrics |= timed.metrics(device) | dict(sustained.metrics)
     if tuning is not None:
         machine_info["tuned_kernel"], metrics["tuning_s"] = tuning.kernel, tuning.seconds
-    return Measurement(
-        executed=executed | {"repeats": len(timed.times_s), "seed": generator.initial_seed()},
-        step_times_s=timed.times_s,
-        sustained_step_times_s=sustained.times_s,
-        independent=True,
+    return replace(
+        measured,
+        executed=executed | {"repeats": len(measured.step_times_s)},
         statistic=parameters.statistic.partition("_")[0],
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=recipe.matrix_dtype,
-        energy=sustained.energy,
-        metrics=metrics,
-        machine_info=devices.machine_info(device) | machine_info,
+        metrics={**metrics, **measured.metrics},
+        machine_info={**measured.machine_info, **machine_info},
     )
 
 
 def _check_support(parameters: MatmulParameters, architecture: str) -> None:
-    """Check that the device and this build of PyTorch support the parameters. Raises Infeasible if they do not."""
     if reason := unsupported_rate_reason(parameters.dtype, architecture):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     if reason := unsupported_rocm_reason(parameters.dtype, rocm_of_build()):
@@ -141,19 +132,6 @@ def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable
     rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
     with tunable.tuned(operands.multiply, f"{parameters.dtype} {parameters.shape()}", rotating_mib) as tuning:
         yield tuning
-
-
-def _executed(parameters: MatmulParameters, operands: Operands, c: torch.Tensor, architecture: str) -> dict[str, Any]:
-    """Return the parameters as executed, read back where that is possible."""
-    executed = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    if parameters.model is None:
-        values_per_element = 2 if operands.a.dtype == torch.float4_e2m1fn_x2 else 1
-        executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * values_per_element}
-    if parameters.accumulation != "auto":
-        executed["accumulation"] = executed_accumulation(parameters, architecture)
-    if parameters.layout != "auto":
-        executed["layout"] = operands.layout
-    return executed | {"backend": executed_backend(parameters)}
 
 
 def tolerance(matrix_dtype: str, architecture: str) -> float:

@@ -61,17 +61,16 @@ class Memory(Workload):
             "read": lambda: torch.sum(source, dim=0, keepdim=True, out=target),
         }
         times = {"warmup": parameters.warmup, "repeats": parameters.repeats}
-        timed = time_untainted(calls[operation], device, **times, cold_cache=device.type != "cpu")
+        times_s, readings = time_untainted(calls[operation], device, **times, cold_cache=device.type != "cpu")
         # A sum of many ones in fp32 is rounded.
         is_sum = operation == "read" and abs(float(target) / source.numel() - 1) < 1e-3
         if not is_sum and not torch.equal(target, source):
             raise ArithmeticError(f"operation={operation}: the result is wrong")
-        executed = {"operation": operation, "mib": source.nbytes // devices.MIB, "warmup": parameters.warmup}
         return Measurement(
-            executed=executed | {"repeats": len(timed.times_s)},
-            step_times_s=timed.times_s,
+            executed=times | {"operation": operation, "mib": source.nbytes // devices.MIB, "repeats": len(times_s)},
+            step_times_s=times_s,
             independent=True,
             bytes_per_step=MOVED[operation] * source.nbytes,
-            metrics=timed.readings.metrics() | event_metrics(device),
-            machine_info=devices.machine_info(device) | timed.readings.machine_info(),
+            metrics=readings.metrics() | event_metrics(device),
+            machine_info=devices.machine_info(device) | readings.machine_info(),
         )
