@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ FUNCTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """Queries, keys, values and the output's gradient: [batch, heads, tokens, head_size], tokens before heads."""
 
     q: Tensor
@@ -37,11 +36,10 @@ class Inputs:
 
     @property
     def bytes(self) -> int:
-        return sum(x.nbytes for x in (self.q, self.k, self.v, self.d_out))
+        return sum(x.nbytes for x in self)
 
 
-@dataclass(frozen=True)
-class AttentionCalls:
+class AttentionCalls(NamedTuple):
     """The passes over some inputs: backward from what one earlier forward pass, by `kernel`, has kept."""
 
     inputs: Inputs
@@ -63,12 +61,8 @@ def draw_inputs(parameters: AttentionParameters, device: torch.device, generator
 
 @contextmanager
 def selected(kernel: str) -> Iterator[None]:
-    """Let scaled_dot_product_attention run by one kernel until the block ends.
-
-    Raises:
-        Infeasible: this machine lacks the kernel.
-    """
-    rule = next(rule for name, rule in rules.KERNELS.items() if name == kernel)
+    """Let scaled_dot_product_attention run by one kernel until the block ends. Raises Infeasible if there is none."""
+    rule = rules.KERNELS[kernel]
     with ExitStack() as stack:
         if rule.rocm_library:
             try:
@@ -92,8 +86,19 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     Raises:
         Infeasible: the kernel does not support the inputs; the message has PyTorch's reasons.
     """
-    if not rules.KERNELS[parameters.kernel].backend:
-        return _build_package_calls(parameters, inputs)
+    if not rules.KERNELS[parameters.kernel].backend:  # a package's own functions, which need no autograd graph
+        kernel, causal = KERNELS[parameters.kernel], parameters.causal
+        q, k, v = (x.detach() for x in inputs[:3])
+        try:
+            kept_out, lse = kernel.forward(q, k, v, causal)
+        except ImportError as error:
+            raise Infeasible(f"kernel={parameters.kernel}: {error}") from error
+        return AttentionCalls(
+            inputs,
+            lambda: kernel.forward(q, k, v, causal)[0],
+            lambda: kernel.backward(inputs.d_out, q, k, v, kept_out, lse, causal),
+            kernel.name,
+        )
     repeat = inputs.q.shape[1] // inputs.k.shape[1] if "efficient" in parameters.kernel else 1
 
     def forward() -> Tensor:
@@ -118,31 +123,13 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     return AttentionCalls(inputs, forward, backward, executed_kernel(out, parameters.kernel))
 
 
-def _build_package_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCalls:
-    """Return the calls of a package's own functions, which need no autograd graph."""
-    kernel, causal = KERNELS[parameters.kernel], parameters.causal
-    q, k, v = (x.detach() for x in (inputs.q, inputs.k, inputs.v))
-    try:
-        out, lse = kernel.forward(q, k, v, causal)
-    except ImportError as error:
-        raise Infeasible(f"kernel={parameters.kernel}: {error}") from error
-    return AttentionCalls(
-        inputs,
-        lambda: kernel.forward(q, k, v, causal)[0],
-        lambda: kernel.backward(inputs.d_out, q, k, v, out, lse, causal),
-        kernel.name,
-    )
-
-
 def executed_kernel(out: Tensor, requested: str) -> str:
     """Return the kernel that computed `out`, as autograd's graph and PyTorch's settings have it now."""
-    name, pending = "math", [out.grad_fn]
-    while pending:  # PyTorch may have padded and sliced the kernel's result; without a fused function it is `math`
-        node = pending.pop()
-        if node is not None and node.name() in FUNCTIONS:
-            name = FUNCTIONS[node.name()]
-            break
-        pending += [source for source, _ in node.next_functions] if node is not None else []
+    name, pending = "math", [out.grad_fn]  # `math` if there is no fused function
+    while name == "math" and pending:  # PyTorch may have padded and sliced the kernel's result
+        if (node := pending.pop()) is not None:
+            name = FUNCTIONS.get(node.name(), "math")
+            pending += [source for source, _ in node.next_functions]
     if torch.version.hip and (name == "efficient" or (name == "flash" and requested != "flash")):
         library = str(torch.backends.cuda.preferred_rocm_fa_library()).rpartition(".")[2].lower()
         return f"{library}_efficient" if name == "efficient" else library

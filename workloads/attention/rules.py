@@ -36,7 +36,7 @@ class KernelRule:
 # AOTriton's or CK's kernels, by a setting of the process: there the kernels are named by their library.
 _FLASH, _EFFICIENT = "FLASH_ATTENTION", "EFFICIENT_ATTENTION"
 _SM80 = r"sm(8\d|9\d|1\d\d)"
-KERNELS: dict[KernelName, KernelRule] = {
+KERNELS: dict[str, KernelRule] = {
     "flash": KernelRule(
         rf"cpu|{_SM80}", "a CPU, or an NVIDIA GPU (sm80 or later); AMD GPUs have aotriton and ck", backend=_FLASH
     ),
@@ -55,7 +55,7 @@ KERNELS: dict[KernelName, KernelRule] = {
 def unsupported_kernel_reason(kernel: str, architecture: str) -> str:
     """Return why a device has no such kernel; empty if it has. `architecture` is as in `workloads.api.recipes`."""
     base = re.split(r"[ :]", architecture)[0]
-    rule = next(rule for name, rule in KERNELS.items() if name == kernel)
+    rule = KERNELS[kernel]
     return "" if re.fullmatch(rule.architectures, base) else f"for {rule.needs}; this device is {base}"
 
 
@@ -70,7 +70,7 @@ def unsupported_reason(parameters: AttentionParameters, architecture: str) -> st
 
 
 def matrix_dtype(parameters: AttentionParameters, architecture: str) -> str:
-    """Return the type of the matrix units, whose peak a utilization refers to; one without a peak if there is none.
+    """Return the matrix units' type, whose peak a utilization refers to; one without a peak if there is none.
 
     The memory-efficient kernel computes an fp32 product as three of tf32 from sm80 on (mem_eff_attention,
     gemm_kernel_utils.h: OpMultiplyAddFastF32).

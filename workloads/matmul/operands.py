@@ -39,7 +39,6 @@ class Operands:
 
     @property
     def bytes(self) -> int:
-        """Return the size of A and B in bytes."""
         return self.a.nbytes + self.b.nbytes
 
 
@@ -48,8 +47,7 @@ def make_operands(
 ) -> Operands:
     """Create normally distributed operands. Scales are one: the time of a product does not depend on their values.
 
-    Raises:
-        Infeasible: the backend does not support this product. `rules` has what is known beforehand.
+    Raises Infeasible if the backend does not support this product. `rules` has what is known beforehand.
     """
     shape = parameters.shape()
     if RECIPES[parameters.dtype].matrix_dtype in ("fp8", "fp4"):
@@ -99,49 +97,43 @@ def _build_inductor_gemm(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Te
 def _make_scaled(
     parameters: MatmulParameters, shape: GemmShape, device: torch.device, generator: torch.Generator, architecture: str
 ) -> Operands:
-    """Create the operands of a format with scales, of 8 or 4 bits."""
-    from torch.nn import functional
+    """Create the operands of a format with scales, of 8 or 4 bits, and scales of one."""
+    from torch.nn.functional import ScalingType, scaled_mm
 
-    def matrix(rows: int) -> torch.Tensor:
-        if RECIPES[parameters.dtype].matrix_dtype == "fp4":
-            packed = torch.randint(0, 256, (rows, shape.k // 2), dtype=torch.uint8, device=device, generator=generator)
-            return packed.view(torch.float4_e2m1fn_x2)
-        values = torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
-        return values.to(getattr(torch, fp8_dtype(architecture)))
-
-    a, b = matrix(shape.m), matrix(shape.n).t()
-    options = _unit_scales(parameters.dtype, shape, device) | {
+    recipe, m, n, k = parameters.dtype, shape.m, shape.n, shape.k
+    options: dict[str, Any] = {
         "output_dtype": TORCH_DTYPES.get(parameters.output_dtype, torch.bfloat16),
         "use_fast_accum": executed_accumulation(parameters, architecture) == "reduced",
     }
-    return Operands(a, b, lambda: functional.scaled_mm(a, b, **options))
 
-
-def _unit_scales(recipe: str, shape: GemmShape, device: torch.device) -> dict[str, Any]:
-    """Return scales of one as the arguments that `torch.nn.functional.scaled_mm` takes for a recipe."""
-    from torch.nn.functional import ScalingType
-
-    m, n, k = shape.m, shape.n, shape.k
-    swizzles: dict[str, Any] = {}
+    def matrix(rows: int) -> torch.Tensor:
+        if RECIPES[recipe].matrix_dtype == "fp4":
+            packed = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device, generator=generator)
+            return packed.view(torch.float4_e2m1fn_x2)
+        values = torch.randn(rows, k, device=device, dtype=torch.bfloat16, generator=generator)
+        return values.to(getattr(torch, fp8_dtype(architecture)))
 
     def ones(*size: int) -> torch.Tensor:
         return torch.ones(size, device=device, dtype=torch.float32)
 
+    a, b = matrix(m), matrix(n).t()
     if recipe == "fp8_tensorwise":
-        a, b, kinds = ones(), ones(), (ScalingType.TensorWise, ScalingType.TensorWise)
+        scale_a, scale_b, kinds = ones(), ones(), (ScalingType.TensorWise, ScalingType.TensorWise)
     elif recipe == "fp8_rowwise":
-        a, b, kinds = ones(m, 1), ones(1, n), (ScalingType.RowWise, ScalingType.RowWise)
+        scale_a, scale_b, kinds = ones(m, 1), ones(1, n), (ScalingType.RowWise, ScalingType.RowWise)
     elif recipe == "fp8_blockwise":  # the activations' scales are contiguous in m, the weights' are padded to 4 in k
-        a, b = ones(k // 128, m).t(), ones(n // 128, 4 * math.ceil(k / 512)).t()
+        scale_a, scale_b = ones(k // 128, m).t(), ones(n // 128, 4 * math.ceil(k / 512)).t()
         kinds = (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
     else:  # a scale for each block: all are equal, so that their order in a tile does not matter
         layout, blocks = scale_layout(recipe), k // (16 if recipe == "nvfp4" else 32)
         kinds = (layout.scaling_type, layout.scaling_type)
         value, dtype = (0x38, torch.float8_e4m3fn) if recipe == "nvfp4" else (127, torch.float8_e8m0fnu)  # one
-        sizes = [(layout.numel(rows, blocks),) for rows in (m, n)]
-        a, b = (torch.full(size, value, dtype=torch.uint8, device=device).view(dtype) for size in sizes)
-        swizzles = {"swizzle_a": layout.swizzle, "swizzle_b": layout.swizzle}
-    return {"scale_a": a, "scale_b": b, "scale_recipe_a": kinds[0], "scale_recipe_b": kinds[1], **swizzles}
+        scale_a, scale_b = (
+            torch.full((layout.numel(rows, blocks),), value, dtype=torch.uint8, device=device).view(dtype)
+            for rows in (m, n)
+        )
+        options |= {"swizzle_a": layout.swizzle, "swizzle_b": layout.swizzle}
+    return Operands(a, b, lambda: scaled_mm(a, b, scale_a, kinds[0], scale_b, kinds[1], **options))
 
 
 def take_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -69,9 +69,13 @@ def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
         return f"backend={parameters.backend} is {reason}"
     if reason := unsupported_accumulation_reason(parameters.accumulation, architecture):
         return f"accumulation={parameters.accumulation} is {reason}"
-    if reason := unsupported_output_reason(parameters.dtype, parameters.output_dtype, architecture):
-        return reason
-    return next((reason for check in CHECKS if (reason := check(parameters, architecture))), "")
+    return (
+        unsupported_output_reason(parameters.dtype, parameters.output_dtype, architecture)
+        or _unscalable_reason(parameters, architecture)
+        or _ungenerated_reason(parameters)
+        or (_unreducible_reason(parameters) if parameters.accumulation == "reduced" else "")
+        or _unpromised_reason(parameters, architecture)
+    )
 
 
 def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
@@ -79,7 +83,7 @@ def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
     return parameters.dtype in ("bf16", "fp16") and parameters.output_dtype == "fp32"
 
 
-def _check_scaled(parameters: MatmulParameters, architecture: str) -> str:
+def _unscalable_reason(parameters: MatmulParameters, architecture: str) -> str:
     backend, dtype = parameters.backend, parameters.dtype
     if RECIPES[dtype].matrix_dtype not in ("fp8", "fp4"):
         return ""
@@ -91,7 +95,7 @@ def _check_scaled(parameters: MatmulParameters, architecture: str) -> str:
     return unsupported_shape_reason(dtype, shape.m, shape.n, shape.k, architecture)
 
 
-def _check_generated(parameters: MatmulParameters, architecture: str) -> str:
+def _ungenerated_reason(parameters: MatmulParameters) -> str:
     if parameters.backend not in ("triton", "tinygrad"):
         return ""
     if parameters.backend == "tinygrad" and parameters.dtype == "tf32":
@@ -101,12 +105,7 @@ def _check_generated(parameters: MatmulParameters, architecture: str) -> str:
     return f"backend={parameters.backend} computes {parameters.dtype}, not output_dtype={parameters.output_dtype}"
 
 
-def _check_reduced(parameters: MatmulParameters, architecture: str) -> str:
-    return _unreducible_reason(parameters) if parameters.accumulation == "reduced" else ""
-
-
 def _unreducible_reason(parameters: MatmulParameters) -> str:
-    """Return why the product has no reduced accumulation; empty if it has."""
     if parameters.dtype not in REDUCIBLE:
         return f"accumulation=reduced does not exist for dtype={parameters.dtype}; set accumulation=auto"
     if parameters.backend not in LIBRARY_BACKENDS:
@@ -114,7 +113,7 @@ def _unreducible_reason(parameters: MatmulParameters) -> str:
     return ""
 
 
-def _check_rocm_library(parameters: MatmulParameters, architecture: str) -> str:
+def _unpromised_reason(parameters: MatmulParameters, architecture: str) -> str:
     backend, dtype = parameters.backend, parameters.dtype
     if not _is_rocm(architecture):
         return ""
@@ -122,12 +121,8 @@ def _check_rocm_library(parameters: MatmulParameters, architecture: str) -> str:
     if dtype == "tf32" and backend in ("cublas", "ck"):
         return f"backend={backend} computes fp32 on ROCm, not tf32; set backend=cublaslt"
     if backend in UNPROMISED and sums_into_fp32_output(parameters):
-        reason = f"{UNPROMISED[backend]} for output_dtype=fp32 of {dtype} on ROCm"
-        return f"backend={backend}: {reason}; set backend=cublas"
+        return f"backend={backend}: {UNPROMISED[backend]} for output_dtype=fp32 of {dtype} on ROCm; set backend=cublas"
     return ""
-
-
-CHECKS = (_check_scaled, _check_generated, _check_reduced, _check_rocm_library)
 
 
 def _is_rocm(architecture: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.cuda import tunable
@@ -22,8 +22,6 @@ MAX_TUNING_MS = 30
 
 
 class Tuning(NamedTuple):
-    """A finished search."""
-
     kernel: str  # that was chosen, such as Gemm_Hipblaslt_1219, or Default
     seconds: float  # that the search took; close to 0 for a product that this process has tuned before
 
@@ -42,8 +40,10 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
     tunable.set_max_tuning_duration(MAX_TUNING_MS)
     tunable.set_rotating_buffer_size(rotating_mib)
     tunable.enable(True)
+    # Operator, parameters, kernel and milliseconds of every tuned product; torch's annotation is of one.
+    results: Callable[[], Any] = tunable.get_results
     try:
-        known = set(_results())
+        known = results()
         started = time.perf_counter()
         tunable.tuning_enable(True)
         try:
@@ -52,16 +52,11 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
         finally:
             tunable.tuning_enable(False)  # otherwise a product of another shape within the block would be tuned
         seconds = time.perf_counter() - started
-        if new := [result for result in _results() if result not in known]:
+        if new := [result for result in results() if result not in known]:
             _chosen_kernels[product] = new[-1][2]
         yield Tuning(_chosen_kernels.get(product, "unknown"), seconds)
     finally:
         tunable.enable(False)
-
-
-def _results() -> list[tuple[str, str, str, float]]:
-    """Return operator, parameters, kernel and milliseconds of every tuned product; torch's annotation is of one."""
-    return [tuple(result) for result in tunable.get_results()]  # type: ignore[misc, arg-type]
 
 
 @cache
