@@ -29,9 +29,24 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     """
     formats.require_torchao()
     device = devices.device_of(rank)
+    architecture = devices.architecture(device)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     matrix = torch.randn(parameters.rows, parameters.columns, device=device, dtype=torch.bfloat16, generator=generator)
-    cast = _build_cast(parameters, devices.architecture(device))
+    directions = ("rows", "columns") if parameters.direction == "both" else (parameters.direction,)
+    build = _kernel_cast if parameters.implementation == "kernel" else _eager_cast
+    casts = [build(parameters.format, direction, architecture) for direction in directions]
+
+    def cast(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(output for cast_direction in casts for output in cast_direction(matrix))
+
+    if parameters.implementation == "compiled":
+        if architecture.startswith("sm") and int(architecture[2:]) < 89 and parameters.format != "mxfp4":
+            raise Infeasible(
+                f"implementation=compiled needs sm89 or later, where Triton has e4m3; this device is {architecture}. "
+                "Set implementation=eager"
+            )
+        torch.compiler.reset()
+        cast = torch.compile(cast, dynamic=False, fullgraph=True)
     try:
         outputs = cast(matrix)
     except compile_error() as error:
@@ -41,8 +56,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     with monitor_gpu(device) as watch:
         (times_s,) = time_in_turns([lambda: cast(matrix)], device, warmup=parameters.warmup, repeats=parameters.repeats)
     return Measurement(
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-        | {"rows": matrix.shape[0], "columns": matrix.shape[1], "repeats": len(times_s)},
+        executed=vars(parameters) | {"rows": matrix.shape[0], "columns": matrix.shape[1], "repeats": len(times_s)},
         step_times_s=times_s,
         bytes_per_step=float(sum(tensor.nbytes for tensor in (matrix, *outputs))),
         metrics=watch.metrics() | event_metrics(device),
@@ -50,44 +64,10 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     )
 
 
-def _build_cast(parameters: CastParameters, architecture: str) -> Cast:
-    """Return the cast that the parameters name, which returns all data and scale tensors.
-
-    Each function below raises Infeasible where torchao or the device has no such cast.
-    """
-    directions = ("rows", "columns") if parameters.direction == "both" else (parameters.direction,)
-    build = _kernel_cast if parameters.implementation == "kernel" else _eager_cast
-    casts = [build(parameters.format, direction, architecture) for direction in directions]
-
-    def cast(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(output for cast_direction in casts for output in cast_direction(matrix))
-
-    if parameters.implementation != "compiled":
-        return cast
-    if architecture.startswith("sm") and int(architecture[2:]) < 89 and parameters.format != "mxfp4":
-        raise Infeasible(
-            f"implementation=compiled needs sm89 or later, where Triton has e4m3; this device is {architecture}. "
-            "Set implementation=eager"
-        )
-    torch.compiler.reset()
-    return torch.compile(cast, dynamic=False, fullgraph=True)
-
-
 def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
     """Return torchao's cast by plain PyTorch operations, with scales along rows or columns."""
-    if format_name in ("fp8_tensorwise", "fp8_rowwise"):
+    if format_name.startswith("fp8"):
         return _eager_float8_cast(format_name, direction, getattr(torch, fp8_dtype(architecture)))
-    if format_name == "fp8_blockwise":
-        from torchao.quantization import Float8Tensor
-        from torchao.quantization.granularity import PerBlock
-
-        fp8, block = getattr(torch, fp8_dtype(architecture)), [1, 128] if direction == "rows" else [128, 1]
-
-        def blockwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            converted: Any = Float8Tensor.from_hp(x, fp8, PerBlock(block))
-            return converted.qdata, converted.scale
-
-        return blockwise
     # One scale for each 16 (nvfp4) or 32 values.
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
@@ -95,29 +75,35 @@ def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
 
     element = torch.float8_e4m3fn if format_name == "mxfp8" else torch.float4_e2m1fn_x2
 
-    def microscaling(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def cast(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x if direction == "rows" else x.t().contiguous()
         if format_name == "nvfp4":
             return tuple(nvfp4_quantize(x, 16, per_tensor_amax_to_scale(x.abs().max())))
         return tuple(to_mx(x, element, 32, ScaleCalculationMode.RCEIL))
 
-    return microscaling
+    return cast
 
 
 def _eager_float8_cast(format_name: str, direction: str, fp8: torch.dtype) -> Cast:
-    """Return the cast with one scale for the whole matrix, or for each row or column."""
+    """Return the cast with one scale for the whole matrix, for each row or column, or for each 128 numbers of one."""
     from torchao.float8 import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig
+    from torchao.quantization import Float8Tensor
+    from torchao.quantization.granularity import PerBlock
 
     options: dict[str, Any] = {}
+    block = PerBlock([1, 128] if direction == "rows" else [128, 1])
     if format_name == "fp8_rowwise":
         dimension = -1 if direction == "rows" else 0
         options = {"scaling_granularity": ScalingGranularity.AXISWISE, "axiswise_dim": dimension}
-    elif direction == "columns":
+    elif format_name == "fp8_tensorwise" and direction == "columns":
         raise Infeasible("fp8_tensorwise has one scale for the whole matrix and no direction. Set direction=rows")
 
     def cast(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if format_name == "fp8_blockwise":
+            blocks: Any = Float8Tensor.from_hp(x, fp8, block)
+            return blocks.qdata, blocks.scale
         converted: Any = hp_tensor_to_float8_dynamic(x, fp8, LinearMMConfig(), **options)
         return converted._data, converted._scale
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 
-from workloads.api.contract import Energy, Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, Support, support, unsupported_rocm_reason, unsupported_shape_reason
 from workloads.instruments import device as devices
 from workloads.instruments.runs import measure_energy
@@ -53,16 +54,13 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     b_role = "activation" if parameters.product == "weight_gradient" else "weight"
     operands = ((a, "activation"), (b, b_role))
     converted = [] if is_bf16 else [formats.convert(recipe, x, role, architecture) for x, role in operands]
-    times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
-    energy: Energy | None = None
-    metrics = {"m": float(shape.m), "n": float(shape.n), "k": float(shape.k)}
+    measured = Measurement({}, ())
     if is_native:
         bf16_out = torch.empty(len(a), len(b), device=device, dtype=torch.bfloat16)
         steps: list[Callable[[], Any]] = [lambda: torch.mm(a, b.t(), out=bf16_out)]
         if not is_bf16:
             steps.insert(0, formats.native_gemm(recipe, *converted))
-        times_s, energy, gpu_metrics = time_against_bf16(steps, device, parameters)
-        metrics |= gpu_metrics
+        measured = time_against_bf16(steps, device, parameters)
         sampled = steps[0]()[rows][:, columns]
     elif is_bf16:
         sampled = (a[rows].float() @ b[columns].float().t()).bfloat16()
@@ -72,24 +70,29 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     error_db = formats.sqnr_db(exact, sampled)
     if not error_db > 5:
         raise ArithmeticError(f"the {recipe} GEMM gives wrong results: its SQNR is {error_db:.1f} dB")
-    return Measurement(
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
-        step_times_s=times_s[0],
-        baseline_step_times_s=times_s[1] if len(times_s) > 1 else (),
+    return replace(
+        measured,
+        executed=dict(vars(parameters)),
         unranked="" if is_native else f"emulated: {reason}",
         flops_per_step=2.0 * shape.m * shape.n * shape.k,
         matrix_dtype=RECIPES[recipe].matrix_dtype,
-        energy=energy,
-        metrics=metrics | {"sqnr_db": error_db},
+        metrics={
+            "m": float(shape.m),
+            "n": float(shape.n),
+            "k": float(shape.k),
+            **measured.metrics,
+            "sqnr_db": error_db,
+        },
         machine_info=devices.machine_info(device) | {"support": state.value},
     )
 
 
 def time_against_bf16(
     steps: Sequence[Callable[[], object]], device: torch.device, parameters: GemmParameters | LinearParameters
-) -> tuple[tuple[tuple[float, ...], ...], Energy | None, dict[str, float]]:
-    """Time steps, interleaved. Returns the times of each, the energy of the first one, and the GPU's metrics."""
+) -> Measurement:
+    """Measure a recipe's step, and bf16's unless it is the recipe, interleaved, and the energy of the first one."""
     with monitor_gpu(device) as watch:
-        times_s = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
-    energy = measure_energy(steps[0], device, median(times_s[0]))
-    return times_s, energy, watch.metrics() | event_metrics(device)
+        times_s, *baseline = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
+    energy = measure_energy(steps[0], device, median(times_s))
+    metrics = watch.metrics() | event_metrics(device)
+    return Measurement({}, times_s, baseline_step_times_s=sum(baseline, ()), energy=energy, metrics=metrics)

@@ -6,15 +6,15 @@ A step has the casts that a GEMM alone does not show.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from workloads.api.contract import Energy, Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import Support, support
 from workloads.estimator.precisions import find_precision
 from workloads.instruments import device as devices
@@ -40,8 +40,7 @@ def apply_recipe(
     The output layer of a model (`lm_head`) is not converted, as torchao advises. `tokens` are the rows of the layers'
     input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
 
-    Returns:
-        The converted module, and why its speed is not ranked: the layers are emulated. Empty where they are native.
+    Returns the converted module, and why its speed is not ranked: the layers are emulated. Empty where they are native.
 
     Raises:
         Infeasible: torchao has no such layer for this device, or the recipe does not support the layers' sizes.
@@ -64,11 +63,8 @@ def apply_recipe(
     if recipe in FLOAT8_RECIPES:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        config = dataclasses.replace(
-            Float8LinearConfig.from_recipe_name(FLOAT8_RECIPES[recipe]),
-            emulate=emulate,
-            enable_fsdp_float8_all_gather=gathers_fp8,
-        )
+        named = Float8LinearConfig.from_recipe_name(FLOAT8_RECIPES[recipe])
+        config = replace(named, emulate=emulate, enable_fsdp_float8_all_gather=gathers_fp8)
         converted = convert_to_float8_training(module, config=config, module_filter_fn=_is_converted)
     else:
         from torchao.float8.float8_linear_utils import swap_linear_layers
@@ -119,14 +115,13 @@ def read_recipe(layer: nn.Module) -> str:
     from torchao.float8 import Float8LinearConfig
 
     layer_config: Any = layer.config
-    config = dataclasses.replace(layer_config, emulate=False, enable_fsdp_float8_all_gather=False)
+    config = replace(layer_config, emulate=False, enable_fsdp_float8_all_gather=False)
     return next(key for key, name in FLOAT8_RECIPES.items() if Float8LinearConfig.from_recipe_name(name) == config)
 
 
 def gathers_fp8(layer: nn.Module) -> bool:
     """Return whether FSDP casts the layer's weight to fp8 before it gathers it."""
-    config = getattr(layer, "config", None)
-    return bool(getattr(config, "enable_fsdp_float8_all_gather", False))
+    return bool(getattr(getattr(layer, "config", None), "enable_fsdp_float8_all_gather", False))
 
 
 def fill_buffers(module: nn.Module, seed: int) -> None:
@@ -161,8 +156,7 @@ class SwiGLU(nn.Module):
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     """Time forward and backward of the layers in the recipe and in bf16, interleaved.
 
-    The errors of the output and of both gradients are against the same layers in fp32. `predicted_speedup` is the
-    prediction of `predict_speedup`.
+    The errors of the output and of both gradients are against the same layers in fp32.
 
     Raises:
         Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
@@ -186,23 +180,20 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     d_out = torch.randn(tokens, out_features, device=device, dtype=torch.bfloat16)
     metrics = _errors_db(exact, converted, x, d_out)
     del exact
-    energy: Energy | None = None
-    times_s: tuple[tuple[float, ...], ...] = ((),)  # of the recipe, and of bf16 unless it is the recipe
+    measured = Measurement({}, ())
     if not unranked:
         modules = [converted] if recipe == "bf16" else [converted, baseline]
         steps = [_training_step(torch.compile(module, dynamic=False), x, d_out) for module in modules]
-        times_s, energy, gpu_metrics = time_against_bf16(steps, device, parameters)
-        metrics |= gpu_metrics
+        measured = time_against_bf16(steps, device, parameters)
+        metrics |= measured.metrics
         if recipe != "bf16":
             metrics["predicted_speedup"] = predict_speedup(parameters, baseline, architecture, device)
-    return Measurement(
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__},
-        step_times_s=times_s[0],
-        baseline_step_times_s=times_s[1] if len(times_s) > 1 else (),
+    return replace(
+        measured,
+        executed=dict(vars(parameters)),
         unranked=unranked,
         flops_per_step=6.0 * tokens * sum(layer.weight.numel() for layer in _linear_layers(baseline)),
         matrix_dtype="bf16" if recipe == "bf16" else "fp8",
-        energy=energy,
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | {"layers": ", ".join(sorted({type(module).__name__ for module in converted.modules()}))},

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,13 +21,9 @@ from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.precision import TrainingParameters, formats, layers
 
-
-class _Training(NamedTuple):
-    """A training that runs step by step."""
-
-    step: Callable[[], torch.Tensor]  # returns the loss, or a number of the gradient for a block
-    module: nn.Module  # that is trained, not compiled
-    unranked: str  # why the speed is not ranked: the layers are emulated
+# What runs a step and returns the loss, or a number of the gradient for a block; the module that is trained, not
+# compiled; and why its speed is not ranked, if its layers are emulated.
+_Training = tuple[Callable[[], torch.Tensor], nn.Module, str]
 
 
 def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
@@ -50,13 +45,13 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     build = _build_model_training if is_model else _build_block_training
     times_s, losses = [], []
     with fused_attention(AttentionShape.of_model(shape, length, torch.bfloat16), device) as kernel:
-        training = build(parameters, device)
+        step, module, unranked = build(parameters, device)
         with monitor_gpu(device) as watch:
             for number in range(parameters.warmup + parameters.steps):
                 if number == parameters.warmup:
                     watch.begin_steps()
                 started = time.perf_counter()
-                losses.append(float(training.step()))  # waits for the device
+                losses.append(float(step()))  # waits for the device
                 times_s.append(time.perf_counter() - started)
     if nan_steps := [number for number, loss in enumerate(losses) if math.isnan(loss)]:
         raise ArithmeticError(f"the loss became NaN after {nan_steps[0]} steps")
@@ -69,18 +64,17 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
         metrics |= {"loss": losses[-1], "first_loss": losses[0]}
     tokens = parameters.batch * length
     return Measurement(
-        executed={name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-        | {"steps": len(times_s) - parameters.warmup},
-        step_times_s=() if training.unranked else tuple(times_s[parameters.warmup :]),
-        unranked=training.unranked,
+        executed=vars(parameters) | {"steps": len(times_s) - parameters.warmup},
+        step_times_s=() if unranked else tuple(times_s[parameters.warmup :]),
+        unranked=unranked,
         flops_per_step=model_flops_per_token(counted, length) * tokens,
         tokens_per_step=tokens,
         # Attention and lm_head stay in bf16, so a step has no common peak to compute an MFU from.
         matrix_dtype=parameters.recipe,
-        energy=None if training.unranked else watch.energy(parameters.steps),
+        energy=None if unranked else watch.energy(parameters.steps),
         metrics=metrics,
         machine_info=devices.machine_info(device)
-        | {"layers": ", ".join(sorted({type(module).__name__ for module in training.module.modules()}))}
+        | {"layers": ", ".join(sorted({type(module).__name__ for module in module.modules()}))}
         | ({"attention": f"scaled_dot_product_attention ({kernel})"} if kernel else {}),
     )
 
@@ -95,9 +89,10 @@ def _build_block_training(parameters: TrainingParameters, device: torch.device) 
     for parameter in block.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02, generator=generator)
-    module, unranked = _apply_recipe(block, parameters, device)
-    compiled = torch.compile(module, dynamic=False) if device.type != "cpu" else module
     size = (parameters.batch, length, shape.hidden_size)
+    architecture, tokens = devices.architecture(device), parameters.batch * length
+    module, unranked = layers.apply_recipe(block, parameters.recipe, architecture, tokens)
+    compiled = torch.compile(module, dynamic=False) if device.type != "cpu" else module
     x = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator).requires_grad_()
     d_out = torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator)
 
@@ -109,7 +104,7 @@ def _build_block_training(parameters: TrainingParameters, device: torch.device) 
         assert x.grad is not None
         return x.grad.flatten()[0]
 
-    return _Training(step, module, unranked)
+    return step, module, unranked
 
 
 def _build_model_training(parameters: TrainingParameters, device: torch.device) -> _Training:
@@ -123,7 +118,8 @@ def _build_model_training(parameters: TrainingParameters, device: torch.device) 
         finally:
             torch.set_default_dtype(torch.float32)
     model.initialize(torch.Generator(device=device).manual_seed(parameters.seed))
-    _, unranked = _apply_recipe(model.blocks, parameters, device)
+    architecture, tokens = devices.architecture(device), parameters.batch * length
+    _, unranked = layers.apply_recipe(model.blocks, parameters.recipe, architecture, tokens)
     if device.type != "cpu":
         for block in model.blocks:
             block.compile(dynamic=False)
@@ -140,9 +136,4 @@ def _build_model_training(parameters: TrainingParameters, device: torch.device) 
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    return _Training(step, model, unranked)
-
-
-def _apply_recipe(module: nn.Module, parameters: TrainingParameters, device: torch.device) -> tuple[nn.Module, str]:
-    tokens = parameters.batch * parameters.sequence_length
-    return layers.apply_recipe(module, parameters.recipe, devices.architecture(device), tokens)
+    return step, model, unranked
