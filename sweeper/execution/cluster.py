@@ -20,7 +20,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import code_probe, head, ray_internals
-from sweeper.execution.code_probe import Question
 from sweeper.execution.node_description import build_node, count_gpus, describe_local_node
 from sweeper.execution.ray_environment import find_address
 from sweeper.execution.shipping import PARTS, NodeCode, SweepCode, build_runtime_env
@@ -42,7 +41,7 @@ def discover_nodes(
     """Return the nodes of the cluster at `address` and connect to it, or return this machine without an address.
 
     Starts nothing. Of the nodes' environment, only `variables` are read. `code` is what the sweep needs there beside
-    our packages. If a node lacks any of it, Ray is told to bring it to all nodes.
+    our packages; Ray brings it to all nodes if one lacks any of it.
 
     Raises:
         UserInputError: no cluster answers, or, unless `insecure`, it accepts unauthenticated connections.
@@ -86,19 +85,16 @@ _node_code = NodeCode(SweepCode())  # of the connected cluster
 
 
 def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[str]], list[str]]:
-    """Return the nodes that can be used, the parts of the code that other nodes lack, by address, and problems.
-
-    A node may be lost at this moment: that is a problem too.
-    """
+    """Return the nodes that can be used, the parts of the code that others lack, by address, and problems."""
     nodes: list[Node] = []
     missing: dict[str, set[str]] = {}
     problems: list[str] = []
     entries = [entry for entry in ray.nodes() if entry["Alive"]]
-    for entry, reply in [(entry, _request_description(entry, *_node_code.request, variables)) for entry in entries]:
+    for entry, reply in [(entry, _request_description(entry, variables)) for entry in entries]:
         address = entry["NodeManagerAddress"]
         try:
             code, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
-        except (RayError, GetTimeoutError) as error:
+        except (RayError, GetTimeoutError) as error:  # a node may be lost at this moment
             problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
             continue
         if problem := _node_code.find_version_problem(code):
@@ -110,18 +106,13 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
     return nodes, missing, problems
 
 
-def _request_description(
-    entry: dict[str, Any], question: Question, expected: str | None, variables: Collection[str] = ()
-) -> Any:
-    """Start a task on the node that reads its code and describes its hardware. Returns the reference to its result.
-
-    The arguments and the result are those of `code_probe.probe`, which runs without our code.
-    """
+def _request_description(entry: dict[str, Any], variables: Collection[str] = ()) -> Any:
+    """Start `code_probe.probe`, which runs without our code, on the node. Returns the reference to its result."""
     # By the label ray.io/node-id, a task would wait forever for a node that is lost; this one fails.
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     ray.cloudpickle.register_pickle_by_value(code_probe)
     task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
-    return task.remote(question, expected, count_gpus(entry), variables)
+    return task.remote(*_node_code.request, count_gpus(entry), variables)
 
 
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
@@ -222,7 +213,7 @@ class NodeDiscovery:
         up = {entry["NodeID"]: entry for entry in entries if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
-            node_id: _request_description(entry, *_node_code.request)
+            node_id: _request_description(entry)
             for node_id, entry in up.items()
             if node_id not in known | self._descriptions.keys()
         }
@@ -266,13 +257,8 @@ def init_ray(**options: Any) -> None:
         os.environ.setdefault(name, value)
     umask = os.umask(0o077)  # Ray writes its access token with the umask
     try:
-        ray.init(
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="sweeper",
-            **options,
-        )
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(include_dashboard=False, namespace="sweeper", **quiet, **options)
     finally:
         os.umask(umask)
     head.watch(ray.get_runtime_context().gcs_address)
@@ -280,7 +266,7 @@ def init_ray(**options: Any) -> None:
 
 def stop() -> None:
     """Disconnect from the cluster, and end it if this process started it."""
-    head.stop_watching()
+    head.watch(None)
     ray.shutdown()
 
 

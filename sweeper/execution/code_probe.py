@@ -17,7 +17,6 @@ from typing import Any
 
 SHIPPED = "runtime_resources"  # Ray's folder of what it has unpacked (ray/_private/node.py)
 
-
 Question = tuple[tuple[str, str, str] | None, str, tuple[str, ...]]  # the arguments of read_code
 Code = dict[str, str]  # the result of read_code
 
@@ -38,19 +37,16 @@ def probe(question: Question, expected: str | None, gpus: int, variables: Collec
 def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: Sequence[str]) -> Code:
     """Return what this machine itself has of a sweep's code, without what Ray has brought: a digest for each part.
 
-    Args:
-        entry_point: group, name and value of a workload that is not ours.
-        directory: where a command runs.
-        files: the files below it that the command names.
-
-    Returns:
-        `sweeper`: of the packages sweeper and workloads; `workload`: of the top-level package of the entry point;
-        `command`: of the files; `version`: of gpu-sweeper. Empty for what is not there.
+    The parts are `sweeper`, our packages; `workload`, the top-level package of a workload that is not ours, by the
+    group, name and value of its `entry_point`; and `command`, these files in the directory where a command runs. With
+    the `version` of gpu-sweeper. Empty for what is not there.
     """
     ours = find_package("sweeper")
     workload = ""
-    if entry_point is not None and _is_registered(*entry_point):
-        workload = digest([find_package(entry_point[2].partition(":")[0].partition(".")[0])])
+    if entry_point is not None:
+        points = [point for found in distributions(path=_own_paths()) for point in found.entry_points]
+        if any((point.group, point.name, point.value) == entry_point for point in points):
+            workload = digest([find_package(entry_point[2].partition(":")[0].partition(".")[0])])
     return {
         "version": read_version(ours) if ours else "",
         "sweeper": digest([ours, ours.parent / "workloads"]) if ours else "",
@@ -61,7 +57,7 @@ def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: S
 
 def find_package(name: str) -> Path | None:
     """Return the folder or file of a top-level package as an import would find it, without what Ray has brought."""
-    paths = [path for path in sys.path if SHIPPED not in Path(path).parts]
+    paths = _own_paths()
     for finder in sys.meta_path:
         is_path_finder = finder is importlib.machinery.PathFinder
         find_spec = getattr(finder, "find_spec", None)
@@ -100,8 +96,5 @@ def digest(paths: Sequence[Path | None]) -> str:
     return content.hexdigest()[:16]
 
 
-def _is_registered(group: str, name: str, value: str) -> bool:
-    """Return whether a distribution of this machine registers the entry point."""
-    paths = [path for path in sys.path if SHIPPED not in Path(path).parts]
-    points = [point for distribution in distributions(path=paths) for point in distribution.entry_points]
-    return any((point.group, point.name, point.value) == (group, name, value) for point in points)
+def _own_paths() -> list[str]:
+    return [path for path in sys.path if SHIPPED not in Path(path).parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,27 +33,17 @@ ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.TIMED_OUT
 
 @dataclass
 class RunningTrial:
-    """A trial that a gang runs or holds as its next one. Times are of the monotonic clock.
-
-    Attributes:
-        pending: the ranks that have not reported, by the references to their results.
-        results: of the ranks that have measured.
-        failures: the trial's result as each rank without a measurement reports it.
-        failure_deadline_s: when the trial fails without waiting for the remaining ranks.
-        started_s: when the gang started to run the trial; until then, when the trial was handed to the gang.
-        timeout_s: trial.timeout_s.
-        kill_after_s: how long the trial may run before the driver ends it.
-    """
+    """A trial that a gang runs or holds as its next one. Times are of the monotonic clock."""
 
     trial: Trial
-    pending: dict[Any, int]
-    results: list[RankResult] = field(default_factory=list)
-    failures: list[TrialResult] = field(default_factory=list)
-    failure_deadline_s: float = math.inf
-    started_s: float = 0.0
+    pending: dict[Any, int]  # the ranks that have not reported, by the references to their results
+    results: list[RankResult] = field(default_factory=list)  # of the ranks that have measured
+    failures: list[TrialResult] = field(default_factory=list)  # as each rank without a measurement reports it
+    failure_deadline_s: float = math.inf  # when the trial fails without waiting for the remaining ranks
+    started_s: float = 0.0  # when the gang started to run it; until then, when the gang got it
     sequence_number: int = 0
-    timeout_s: float = math.inf
-    kill_after_s: float = math.inf
+    timeout_s: float = math.inf  # trial.timeout_s
+    kill_after_s: float = math.inf  # how long the trial may run before the driver ends it
 
     @property
     def deadline_s(self) -> float:
@@ -64,23 +54,15 @@ class RunningTrial:
 class NodeClocks:
     """How far the driver's monotonic clock is ahead of those of the nodes, by the results that arrive.
 
-    A node's wall clock may be wrong, and the ranks of a gang over several nodes may disagree. Workers report times of
-    their monotonic clocks, which only have another zero.
-
-    A result arrives after it was made, so the least difference is the closest. Times are too late by the least delay of
-    a result on its way, milliseconds, and never too early.
+    Wall clocks of nodes may be wrong or disagree; monotonic clocks only have another zero. A result arrives after it
+    was made, so the least difference is the closest: times are late by the least delay of a result, never early.
     """
 
     def __init__(self) -> None:
         self._offsets: dict[str, tuple[float, float]] = {}  # by node id, with the time at which it was observed
 
     def observe(self, node_id: str, ended_s: float, now_s: float | None = None) -> None:
-        """Take in that a result of this node has arrived.
-
-        Args:
-            ended_s: when it was made, by the node's monotonic clock.
-            now_s: the driver's monotonic clock; None: as it is.
-        """
+        """Take in that a result, made at `ended_s` by the node's monotonic clock, has arrived by now."""
         now_s = time.monotonic() if now_s is None else now_s
         offset_s = now_s - ended_s
         if node_id in self._offsets:
@@ -95,44 +77,33 @@ class NodeClocks:
 
 @dataclass
 class Gang:
-    """The workers of one trial after another.
-
-    Attributes:
-        workers: the actors, in the order of ranks once the gang is ready.
-        group: the placement group of a gang with several ranks.
-        handshakes: references to the results of `Worker.handshake`, in the order of creation.
-        pending_handshakes: those that have not arrived.
-        locations: the results of the handshakes by rank, once all have arrived.
-        trials: the running trial, then the next one.
-        planned_ranks_per_node: how many ranks were to share each node; None where it does not matter.
-        killed: its workers were killed.
-        draining: its nodes are no longer used: it ends when the trials that it holds end.
-        retiring: a waiting trial needs another environment: it ends likewise, and a gang for that trial starts.
-        clocks: of the nodes, compared with the driver's.
-    """
+    """The workers of one trial after another."""
 
     name: str
-    workers: list[Any]
-    group: PlacementGroup | None
-    handshakes: list[Any]
+    workers: list[Any]  # the actors, in the order of ranks once the gang is ready
+    group: PlacementGroup | None  # of several ranks
+    handshakes: list[Any]  # references to the results of `Worker.handshake`, in the order of creation
     pending_handshakes: list[Any]
     environment: Environment = ()
-    locations: list[dict[str, Scalar]] = field(default_factory=list)
-    trials: deque[RunningTrial] = field(default_factory=deque)
-    planned_ranks_per_node: int | None = None
+    locations: list[dict[str, Scalar]] = field(default_factory=list)  # what the handshakes returned, by rank
+    trials: deque[RunningTrial] = field(default_factory=deque)  # the running one, then the next one
+    planned_ranks_per_node: int | None = None  # None where it does not matter
     killed: bool = False
-    draining: bool = False
-    retiring: bool = False
+    draining: bool = False  # its nodes are no longer used: it ends when the trials that it holds end
+    retiring: bool = False  # likewise: a waiting trial needs another environment, and a gang for that trial starts
     clocks: NodeClocks = field(default_factory=NodeClocks)
 
     @property
     def ready(self) -> bool:
-        """Return whether all workers have started."""
         return not self.pending_handshakes
 
     @property
     def accepts_trials(self) -> bool:
         return self.ready and not self.draining and not self.retiring
+
+    @property
+    def has_capacity(self) -> bool:
+        return self.accepts_trials and len(self.trials) < TRIALS_PER_GANG
 
     @property
     def node_ids(self) -> list[str]:
@@ -166,20 +137,15 @@ class Gang:
         stored = {name: value for name, value in self.locations[0].items() if name not in hidden}
         return stored | {"node_ids": " ".join(self.node_ids)}
 
-    def label_lines(self, rank: int, lines: str) -> str:
-        """Return a rank's last lines, below a line with the rank and its node if the gang has several ranks."""
-        if len(self.workers) == 1 or not lines:
-            return lines
-        return f"rank {rank} on {self.locations[rank]['node']}:\n{lines}"
-
     def build_ranks(self, device: str, sequence_number: int, timeout_s: float) -> list[Rank]:
         """Build the `Rank` of each worker for one trial."""
         addresses = [str(location["address"]) for location in self.locations]
-        node_ranks = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
-        devices: dict[str, list[str]] = {address: [] for address in node_ranks}
+        nodes = list(dict.fromkeys(addresses))
+        devices = defaultdict[str, list[str]](list)
         for location, address in zip(self.locations, addresses, strict=True):
             devices[address].append(str(location["gpus"]))
-        first_ranks = {address: addresses.index(address) for address in node_ranks}
+        first_ranks = {address: addresses.index(address) for address in nodes}
+        node_ranks = {address: number for number, address in enumerate(nodes)}
         ranks_per_node, rendezvous = self.ranks_per_node, self.rendezvous  # each goes through all ranks
         return [
             Rank(
@@ -191,7 +157,7 @@ class Gang:
                 sequence_number=sequence_number,
                 local_rank=number - first_ranks[address],
                 node_rank=node_ranks[address],
-                nodes=len(node_ranks),
+                nodes=len(nodes),
                 node_devices=",".join(filter(None, devices[address])),
                 timeout_s=timeout_s,
             )
@@ -218,11 +184,7 @@ class Gang:
     # ── the result of a trial ──
 
     def collect_result(self, arrived: set[Any]) -> TrialResult | None:
-        """Return the running trial's result, or None while it runs. A failure of one rank fails the trial.
-
-        Args:
-            arrived: the references whose results are available.
-        """
+        """Return the running trial's result, or None while it runs. A failure of one rank fails the trial."""
         if not self.trials:
             return None
         running = self.trials[0]
@@ -236,9 +198,15 @@ class Gang:
             return _merge_failures(running.failures) if complete else None
         if not running.pending:
             running.results.sort(key=lambda result: result.rank)
+            # From the first rank's start to the last one's end, by the driver's clock.
+            nodes = [(str(self.locations[result.rank]["node_id"]), result) for result in running.results]
+            started_s = min(self.clocks.to_driver(node, result.started_s) for node, result in nodes)
+            ended_s = max(self.clocks.to_driver(node, result.ended_s) for node, result in nodes)
+            ended_at_s = time.time() - (time.monotonic() - ended_s)
             return TrialResult(
                 TrialStatus.COMPLETE,
-                *self._read_times(running.results),
+                ended_at_s - (ended_s - started_s),
+                ended_at_s,
                 measurements=tuple(result.measurement for result in running.results if result.measurement),
                 where=self.location,
                 reusable=True,
@@ -257,8 +225,7 @@ class Gang:
             try:
                 result: RankResult = ray.get(ref)
             except RayTaskError as error:  # an error of the worker's own code: a trial's exceptions are in its result
-                reason = summarize_ray_error(error)
-                failures.append(self._build_failure(running, TrialStatus.FAILED, reason, rank))
+                failures.append(self._build_failure(running, TrialStatus.FAILED, summarize_ray_error(error), rank))
                 continue
             except RayError as error:
                 status, reason = TrialStatus.LOST, f"the worker is gone: {summarize_ray_error(error)}"
@@ -279,25 +246,18 @@ class Gang:
                 running.results.append(result)
         return failures
 
-    def _read_times(self, results: Sequence[RankResult]) -> tuple[float, float]:
-        """Return when the first rank started and the last one ended, in seconds since 1970 by the driver's clock."""
-        nodes = [str(self.locations[result.rank]["node_id"]) for result in results]
-        pairs = list(zip(nodes, results, strict=True))
-        started_s = min(self.clocks.to_driver(node, result.started_s) for node, result in pairs)
-        ended_s = max(self.clocks.to_driver(node, result.ended_s) for node, result in pairs)
-        ended_at_s = time.time() - (time.monotonic() - ended_s)
-        return ended_at_s - (ended_s - started_s), ended_at_s
-
     def _build_failure(
         self, running: RunningTrial, status: TrialStatus, reason: str, rank: int, detail: str = ""
     ) -> TrialResult:
         """Build the trial's result as one rank reports it, with that rank's last lines."""
         now = time.time()
         started_at_s = now - (time.monotonic() - running.started_s)
-        detail = self.label_lines(rank, detail or _read_log_tail(self.locations[rank].get("log")))
-        where = self.location
+        where, location = self.location, self.locations[rank]
+        detail = detail or _read_log_tail(location.get("log"))
+        if detail and len(self.workers) > 1:
+            detail = f"rank {rank} on {location['node']}:\n{detail}"
         if status is TrialStatus.LOST:
-            where[LOST_NODE] = self.locations[rank]["node_id"]
+            where[LOST_NODE] = location["node_id"]
         return TrialResult(status, started_at_s, now, reason, detail, where=where)
 
 
@@ -306,10 +266,8 @@ def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
 
     Most ranks only report that another one is gone.
     """
-    cause = min(
-        failures,
-        key=lambda failure: ROOT_CAUSES.index(failure.status) if failure.status in ROOT_CAUSES else len(ROOT_CAUSES),
-    )
+    order = {status: place for place, status in enumerate(ROOT_CAUSES)}
+    cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))
     detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))
     files = {name: content for failure in failures for name, content in failure.files.items()}
     return replace(cause, detail=detail, files=files)

@@ -23,17 +23,11 @@ MAX_IDS = 16
 
 @dataclass(frozen=True)
 class GangResources:
-    """The resources of one gang.
+    """The resources of one gang."""
 
-    Attributes:
-        ranks: the workers, each with a GPU, or with cores of a CPU.
-        whole_nodes: no other gang shares its nodes.
-        host_gib: memory that Ray reserves on the node for each rank.
-    """
-
-    ranks: int
-    whole_nodes: bool = False
-    host_gib: float = 0.0
+    ranks: int  # the workers, each with a GPU, or with cores of a CPU
+    whole_nodes: bool = False  # no other gang shares its nodes
+    host_gib: float = 0.0  # memory that Ray reserves on the node for each rank
 
     @property
     def host_bytes(self) -> int:
@@ -42,26 +36,16 @@ class GangResources:
 
 @dataclass(frozen=True)
 class GangSpec:
-    """The properties that all gangs of a pool share.
-
-    Attributes:
-        workload: the workload's name.
-        constants: the parameters that are the same in every trial.
-        settings: the workload's own section of the configuration.
-        timeout_s: trial.timeout_s.
-        reports_steps: the workload reports its steps while it runs, and ends itself at the timeout.
-        cpu_shares: how many gangs share the cores of a CPU; None: as many as the pool has.
-        searches_environment: trials differ in their environment variables, so each gang starts for a certain trial.
-    """
+    """The properties that all gangs of a pool share."""
 
     workload: str
-    constants: Mapping[str, Scalar]
-    settings: Mapping[str, Any] | None
+    constants: Mapping[str, Scalar]  # the parameters that are the same in every trial
+    settings: Mapping[str, Any] | None  # the workload's own section of the configuration
     resources: GangResources
-    timeout_s: float
-    reports_steps: bool = False
-    cpu_shares: int | None = None
-    searches_environment: bool = False
+    timeout_s: float  # trial.timeout_s
+    reports_steps: bool = False  # the workload does so while it runs, and ends itself at the timeout
+    cpu_shares: int | None = None  # how many gangs share the cores of a CPU; None: as many as the pool has
+    searches_environment: bool = False  # trials differ in their variables, so each gang starts for a certain trial
 
 
 class GangLauncher:
@@ -128,14 +112,13 @@ class GangLauncher:
 
     def _ray_options(self) -> dict[str, Any]:
         """Return the resources of one rank and the nodes that it may run on."""
-        selector = self._selector
+        ranks, host_bytes = self._resources.ranks, self._resources.host_bytes
         if self.target.hardware.kind == "gpu":
-            whole_nodes = self._resources.whole_nodes
-            cores = self.target.cores_of_whole_nodes(self._resources.ranks) if whole_nodes else 1
-            memory = {"memory": self._resources.host_bytes} if self._resources.host_bytes else {}
-            return {"num_cpus": cores, "num_gpus": 1, "label_selector": selector, **memory}
-        cores = self.target.cores_per_rank(self._cpu_shares * self._resources.ranks)
-        return {"num_cpus": cores, "num_gpus": 0, "label_selector": selector}
+            cores = self.target.cores_of_whole_nodes(ranks) if self._resources.whole_nodes else 1
+            memory = {"memory": host_bytes} if host_bytes else {}
+            return {"num_cpus": cores, "num_gpus": 1, "label_selector": self._selector, **memory}
+        cores = self.target.cores_per_rank(self._cpu_shares * ranks)
+        return {"num_cpus": cores, "num_gpus": 0, "label_selector": self._selector}
 
 
 def kill_gang(gang: Gang) -> None:
@@ -148,16 +131,11 @@ def kill_gang(gang: Gang) -> None:
 
 
 def select_nodes(ids: Collection[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a label selector that matches these nodes and no others of the cluster.
+    """Return a label selector that matches these nodes and no others of the cluster, whose `ray.nodes()` are `entries`.
 
-    It has as few characters as possible, since Ray's head keeps it for each waiting worker.
-    With many ids, it is the type of their accelerators without the ids of other nodes that have it, where that is
-    shorter. Ray's type does not tell an H100 from an H100 PCIe, and drained nodes have it too. A node of this type that
-    joins later matches.
-
-    Args:
-        ids: Ray's ids of the nodes; none on this machine alone.
-        entries: all nodes of the cluster, as `ray.nodes` returns them.
+    It has as few characters as possible, since Ray's head keeps it for each waiting worker. With many ids, it is the
+    type of their accelerators without the ids of other nodes that have it, where that is shorter. Ray's type does not
+    tell an H100 from an H100 PCIe, and drained nodes have it too. A node of this type that joins later matches.
     """
     if not ids:
         return {}

@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.common.trials import Trial, TrialResult, TrialStatus
 from sweeper.config.environment import process_values, without_variables
@@ -25,10 +26,10 @@ from sweeper.config.space import Parameters
 from sweeper.execution.cluster import ClusterError, summarize_ray_error
 from sweeper.execution.gang import TRIALS_PER_GANG, Environment, Gang, RunningTrial
 from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
-from sweeper.execution.step_reports import StepReports
-from sweeper.execution.worker import Job
+from sweeper.execution.worker import Job, StepCollector
 
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up
+LAST_REPORTS_TIMEOUT_S = 10.0
 SELF_TERMINATION_S = 15.0  # for a program and its child processes to end after the timeout
 
 
@@ -62,10 +63,7 @@ class GangsByLoad:
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
     """Return for each gang that has to be started the environment it needs, in the order of the waiting trials.
 
-    Args:
-        waiting: the environment of each waiting trial.
-        gangs: those that are starting take waiting trials, too.
-        trials_per_gang: how many of them each takes.
+    `waiting` has the environment of each waiting trial. Of `gangs`, those that are starting take waiting trials, too.
     """
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
     places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
@@ -84,12 +82,40 @@ def choose_retiring(environment: Environment, gangs: Sequence[Gang]) -> Gang | N
     return min(others, key=lambda gang: len(gang.trials), default=None)
 
 
-class GangPool:
-    """All gangs of one sweep. `submit` trials while there is `capacity`, and `wait` for results.
+class StepReports:
+    """The driver's end of the step collector, an actor that a worker gets with its trial and reports to."""
 
-    Attributes:
-        gangs: at most `count` gangs with the properties of `spec` on the nodes of `target`.
-    """
+    def __init__(self) -> None:
+        self.collector = _start_collector()
+        self.trials: dict[int, Trial] = {}  # by sequence number
+        self._pending: Any = None  # a reference to the collector's next reports
+
+    def take(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
+        """Return the steps that were reported since the last call: trial, step, time and metrics.
+
+        `wait` up to 10 s for all reports; otherwise those that have not arrived come with a later call.
+        """
+        reports = []
+        try:
+            if self._pending and (wait or ray.wait([self._pending], timeout=0)[0]):
+                reports, self._pending = ray.get(self._pending), None
+            if self._pending is None:
+                self._pending = self.collector.take.remote()
+            if wait:
+                reports, self._pending = reports + ray.get(self._pending, timeout=LAST_REPORTS_TIMEOUT_S), None
+        except RayError:  # the actor is gone, with the reports that it held
+            self.collector, self._pending = _start_collector(), None
+        return [(self.trials[number], step, at_s, metrics) for number, step, at_s, metrics in reports]
+
+
+def _start_collector() -> Any:
+    """Start the step collector on this node, on which the sweep depends in any case."""
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(StepCollector).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
+
+
+class GangPool:
+    """At most `count` gangs of a sweep. `submit` trials while there is `capacity`, and `wait` for results."""
 
     def __init__(self, target: Target, spec: GangSpec, count: int) -> None:
         self._target = target
@@ -117,22 +143,18 @@ class GangPool:
 
     def nodes_with_capacity(self) -> set[str]:
         """Return the ids of the nodes on which a gang of one node can take a trial."""
-        return {gang.node_ids[0] for gang in self.gangs if _has_capacity(gang) and len(gang.node_ids) == 1}
+        return {gang.node_ids[0] for gang in self.gangs if gang.has_capacity and len(gang.node_ids) == 1}
 
     def gangs_on(self, node_id: str, params: Parameters) -> list[Gang]:
         """Return the gangs on this node alone that can take a trial with these parameters."""
         environment = self._environment_of(params)
-        on_node = [gang for gang in self.gangs if _has_capacity(gang) and gang.node_ids == [node_id]]
+        on_node = [gang for gang in self.gangs if gang.has_capacity and gang.node_ids == [node_id]]
         return [gang for gang in on_node if gang.environment == environment]
 
     @property
     def starting(self) -> bool:
         """Return whether no gang is up yet."""
         return bool(self.gangs) and not any(gang.ready for gang in self.gangs)
-
-    def in_flight(self) -> list[Trial]:
-        """Return the trials that were submitted and have not ended."""
-        return list(self._in_flight.values())
 
     def count_in_flight(self) -> int:
         return len(self._in_flight)
@@ -161,13 +183,10 @@ class GangPool:
             if not gang.ready:
                 lines.append(f"{gang.name}: starting, or waiting for {self._target.unit} that are in use")
                 continue
-            location = gang.locations[0]
-            gpu = f" GPU {location['gpus']}" if location["gpus"] else ""
-            activity = "idle"
-            if gang.trials:
-                running = gang.trials[0]
-                activity = f"trial {running.trial.number} for {now - running.started_s:.0f} s"
-            lines.append(f"{gang.name} on {location['node']}{gpu}: {activity}")
+            node, gpus = gang.locations[0]["node"], gang.locations[0]["gpus"]
+            trial = next(iter(gang.trials), None)
+            activity = f"trial {trial.trial.number} for {now - trial.started_s:.0f} s" if trial else "idle"
+            lines.append(f"{gang.name} on {node}{f' GPU {gpus}' if gpus else ''}: {activity}")
         return lines
 
     # ── trials ──
@@ -193,8 +212,18 @@ class GangPool:
             else:
                 self._start_trial(gang, trial)
         self._backlog = waiting
-        if self._spec.searches_environment:
-            self._make_room()
+        if not self._spec.searches_environment:
+            return
+        needed = [self._environment_of(trial.params) for trial in self._backlog]
+        unserved = find_unserved(needed, self.gangs, trials_per_gang=1)  # no device stays idle
+        self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
+        retiring = sum(gang.retiring for gang in self.gangs)
+        for environment in find_unserved(needed, self.gangs, TRIALS_PER_GANG)[retiring:]:
+            if gang := choose_retiring(environment, self.gangs):
+                gang.retiring = True  # it takes no more trials
+                if not gang.trials:
+                    self._replace(gang)
+                    self.gangs.append(self._launcher.launch(environment))
 
     def _environment_of(self, params: Parameters) -> Environment:
         values = process_values({**self._spec.constants, **params})
@@ -208,7 +237,7 @@ class GangPool:
         device = "cuda" if self._target.hardware.kind == "gpu" else "cpu"
         self._sequence_number += 1
         if self._reports:
-            self._reports.add(self._sequence_number, trial)
+            self._reports.trials[self._sequence_number] = trial
         collector = self._reports.collector if self._reports else None
         ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s)
         refs = {
@@ -217,18 +246,17 @@ class GangPool:
             ): rank.rank
             for worker, rank in zip(gang.workers, ranks, strict=True)
         }
-        gang.trials.append(
-            RunningTrial(
-                trial,
-                refs,
-                started_s=time.monotonic(),
-                sequence_number=self._sequence_number,
-                timeout_s=spec.timeout_s,
-                kill_after_s=self._kill_after_s,
-            )
+        running = RunningTrial(
+            trial,
+            refs,
+            started_s=time.monotonic(),
+            sequence_number=self._sequence_number,
+            timeout_s=spec.timeout_s,
+            kill_after_s=self._kill_after_s,
         )
+        gang.trials.append(running)
         if self._running and len(gang.trials) == 1:
-            self._running = self._running[0] + 1, self._running[1] + gang.trials[0].started_s
+            self._running = self._running[0] + 1, self._running[1] + running.started_s
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
@@ -243,11 +271,9 @@ class GangPool:
         if not refs:
             time.sleep(timeout_s)
             return []
-        ray.wait(
-            refs,
-            num_returns=1,
-            timeout=max(0.0, min(timeout_s, self._next_deadline_s() - time.monotonic())),
-        )
+        deadlines_s = (gang.trials[0].deadline_s for gang in self.gangs if gang.ready and gang.trials)
+        timeout_s = min(timeout_s, min(deadlines_s, default=math.inf) - time.monotonic())
+        ray.wait(refs, num_returns=1, timeout=max(0.0, timeout_s))
         arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
         self._running = None
         ended = []
@@ -269,9 +295,6 @@ class GangPool:
         self._assign_backlog()
         return ended
 
-    def _next_deadline_s(self) -> float:
-        return min((gang.trials[0].deadline_s for gang in self.gangs if gang.ready and gang.trials), default=math.inf)
-
     # ── steps of running trials ──
 
     def collect_reports(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
@@ -282,7 +305,7 @@ class GangPool:
         """Ask a running trial to end after its next step."""
         for gang in self.gangs:
             if self._reports and gang.trials and gang.trials[0].trial == trial:
-                self._reports.prune(gang.trials[0].sequence_number)
+                self._reports.collector.prune.remote(gang.trials[0].sequence_number)
 
     # ── gangs ──
 
@@ -318,7 +341,7 @@ class GangPool:
     def cancel(self) -> list[tuple[Trial, TrialResult]]:
         """Return each trial in flight as cancelled. The gangs still run them, until `close`."""
         now = time.time()
-        trials = self.in_flight()
+        trials = list(self._in_flight.values())
         self._backlog.clear()
         self._in_flight.clear()
         return [(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
@@ -336,7 +359,7 @@ class GangPool:
             kill_gang(gang)
         self.gangs, self._count, self._running = [], 0, None
         if self._reports:
-            self._reports.close()
+            ray.kill(self._reports.collector, no_restart=True)
             self._reports = None
 
     def _accept_handshakes(self, gang: Gang, arrived: set[Any]) -> None:
@@ -345,24 +368,24 @@ class GangPool:
             try:
                 ray.get(handshake)
             except RayError as error:
-                self._failed_starts += 1
-                self._start_error = summarize_ray_error(error)
-                self._replace(gang)
-                return
+                return self._restart(gang, summarize_ray_error(error))
             gang.pending_handshakes.remove(handshake)
         if gang.ready:
             gang.assign_ranks()
             if not self._launcher.starts_on(gang.node_ids):  # its selector matched a node that has joined
                 self._launcher.set_target(self._target)
                 self._replace(gang)
-                return
-            if reason := gang.misplacement:  # its trials would be measured under another layout's name
-                self._failed_starts += 1
-                self._start_error = reason
-                self._replace(gang)
-                return
-            self._failed_starts = 0
-            self._by_load.push(gang)
+            elif reason := gang.misplacement:  # its trials would be measured under another layout's name
+                self._restart(gang, reason)
+            else:
+                self._failed_starts = 0
+                self._by_load.push(gang)
+
+    def _restart(self, gang: Gang, reason: str) -> None:
+        """Replace a gang that has not started for this reason."""
+        self._failed_starts += 1
+        self._start_error = reason
+        self._replace(gang)
 
     def _replace(self, gang: Gang) -> None:
         """Kill a gang and launch another in its place, unless it was draining or waiting trials decide which one.
@@ -386,20 +409,3 @@ class GangPool:
         if not self._spec.searches_environment:
             environment = self._environment_of({})
             self.gangs += [self._launcher.launch(environment) for _ in range(self._vacancies())]
-
-    def _make_room(self) -> None:
-        """Launch gangs for the environments of waiting trials. Gangs that have to end for that take no more trials."""
-        waiting = [self._environment_of(trial.params) for trial in self._backlog]
-        unserved = find_unserved(waiting, self.gangs, trials_per_gang=1)  # no device stays idle
-        self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
-        retiring = sum(gang.retiring for gang in self.gangs)
-        for environment in find_unserved(waiting, self.gangs, TRIALS_PER_GANG)[retiring:]:
-            if gang := choose_retiring(environment, self.gangs):
-                gang.retiring = True
-                if not gang.trials:
-                    self._replace(gang)
-                    self.gangs.append(self._launcher.launch(environment))
-
-
-def _has_capacity(gang: Gang) -> bool:
-    return gang.accepts_trials and len(gang.trials) < TRIALS_PER_GANG

@@ -35,21 +35,17 @@ def read_timeout_s() -> float:
     return max(limit_s - LEAD_S, limit_s / 2)
 
 
-def _exit_before_start(address: str) -> None:
-    os.write(2, f"sweeper: the cluster's head {address} no longer answers; nothing was started\n".encode())
-    os._exit(1)
-
-
-class HeadWatch:
+class HeadWatch(threading.Thread):
     """Watches the head at one address, in a thread, since Ray's calls block without a head."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        super().__init__(daemon=True)
+        self._address = address
         host, _, port = address.rpartition(":")
         self._endpoint = (host.strip("[]"), int(port))
         self._timeout_s = read_timeout_s()
-        self._stopped = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self.stopped = threading.Event()
+        self.start()
 
     def answers(self) -> bool:
         """Return whether the head accepts a connection now."""
@@ -59,34 +55,30 @@ class HeadWatch:
             return False
         return True
 
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _watch(self) -> None:
+    def run(self) -> None:
         answered_s = time.monotonic()
-        while not self._stopped.wait(PROBE_INTERVAL_S):
+        while not self.stopped.wait(PROBE_INTERVAL_S):
             if self.answers():
                 answered_s = time.monotonic()
             elif time.monotonic() - answered_s > self._timeout_s:
-                return _callbacks[-1](self.address)
+                return _callbacks[-1](self._address)
+
+
+def _exit_before_start(address: str) -> None:
+    os.write(2, f"sweeper: the cluster's head {address} no longer answers; nothing was started\n".encode())
+    os._exit(1)
 
 
 _callbacks: list[Callable[[str], None]] = [_exit_before_start]
 _current: HeadWatch | None = None
 
 
-def watch(address: str) -> None:
-    """Call the latest `on_head_lost` callback when this head stays away. Replaces the watch of any other head."""
-    global _current
-    stop_watching()
-    _current = HeadWatch(address)
-
-
-def stop_watching() -> None:
+def watch(address: str | None) -> None:
+    """Call the latest `on_head_lost` callback when this head stays away; None: watch none. Ends any other watch."""
     global _current
     if _current:
-        _current.stop()
-    _current = None
+        _current.stopped.set()
+    _current = HeadWatch(address) if address else None
 
 
 def is_away() -> bool:

@@ -21,23 +21,14 @@ from workloads.api.secrets import mask
 
 @dataclass(frozen=True)
 class TrialJudge:
-    """Derives the metrics of trials and writes their files.
+    """Derives the metrics of trials and writes their files."""
 
-    Attributes:
-        criteria: the objectives and limits, whose metrics a complete trial must have.
-        achieved_tflops: matmul ceilings of the device by data type.
-        predict: returns the estimated metrics of a point.
-        work: describes what a trial computes.
-        files: the folder of the trials' files.
-        prices: of devices and electricity.
-    """
-
-    criteria: Criteria
+    criteria: Criteria  # the objectives and limits, whose metrics a complete trial must have
     hardware: Hardware
-    achieved_tflops: Mapping[str, float]
-    predict: Callable[[Parameters], Mapping[str, float]]
+    achieved_tflops: Mapping[str, float]  # matmul ceilings of the device by data type
+    predict: Callable[[Parameters], Mapping[str, float]]  # the estimated metrics of a point
     work: WorkIdentifier
-    files: Path
+    files: Path  # the folder of the trials' files
     prices: Prices = field(default_factory=Prices)
 
     def build_record(self, trial: Trial, result: TrialResult, *, attempts: int, elapsed_s: float) -> TrialRecord:
@@ -45,12 +36,15 @@ class TrialJudge:
         status, reason, derived = result.status, result.reason, dict[str, float]()
         if status is TrialStatus.COMPLETE:
             derived, reason = self._derive(trial, result)
+            needed = self.criteria.required_metrics
+            missing = [name for name in needed if not math.isfinite(derived.get(name, math.nan))]
             if impossible := derivation.describe_impossible(derived, self.hardware.clock_headroom):
                 status, reason = TrialStatus.FAILED, impossible
-            elif not reason and (missing := self._find_missing(derived)):
+            elif not reason and missing:
                 status = TrialStatus.FAILED
-                why = _why_no_energy(missing, result)
-                reason = f"{missing} was not measured{why}. Available: {', '.join(derived)}"
+                no_energy = missing_energy(result.measurements) if "energy" in find_source(missing[0]) else ""
+                why = f", since the device's energy is not known: {no_energy}" if no_energy else ""
+                reason = f"{missing[0]} was not measured{why}. Available: {', '.join(derived)}"
         return TrialRecord(
             number=trial.number,
             params=trial.params,
@@ -85,11 +79,6 @@ class TrialJudge:
                     derived.pop(name, None)
         return derived, unranked
 
-    def _find_missing(self, derived: Mapping[str, float]) -> str:
-        """Return the first metric that the criteria need and the trial lacks; empty if it has all."""
-        names = self.criteria.required_metrics
-        return next((name for name in names if not math.isfinite(derived.get(name, math.nan))), "")
-
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""
         folder = self.files / f"{trial.number:04d}"
@@ -109,10 +98,3 @@ class TrialJudge:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "last_lines.txt").write_text(mask(result.detail))
         return paths
-
-
-def _why_no_energy(metric: str, result: TrialResult) -> str:
-    if "energy" not in find_source(metric):
-        return ""
-    missing = missing_energy(result.measurements)
-    return f", since the device's energy is not known: {missing}" if missing else ""

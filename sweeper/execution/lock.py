@@ -18,9 +18,6 @@ QUIET_WAIT_S = 1.0  # before a message says that the lock is waited for
 def acquire(folder: Path) -> IO[str]:
     """Create the sweep's folder and lock it. The lock is held until this process and its recording process end.
 
-    Returns:
-        The open lock file.
-
     Raises:
         UserInputError: the folder cannot be written, or another process still runs the sweep after LOCK_TIMEOUT_S.
     """
@@ -30,8 +27,7 @@ def acquire(folder: Path) -> IO[str]:
         lock = (folder / "lock").open("a+")
     except OSError as error:
         raise UserInputError(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error
-    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-    reported = False
+    started_s, reported = time.monotonic(), False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,10 +35,11 @@ def acquire(folder: Path) -> IO[str]:
         except BlockingIOError:
             lock.seek(0)
             holder = f"name={folder.name}: process {lock.read().strip() or 'unknown'} is running this sweep"
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - started_s
+            if waited_s > LOCK_TIMEOUT_S:
                 raise UserInputError(f"{holder}; stop it, or set another name=") from None
             # The recording process of a killed driver finishes its current write, mostly within a second.
-            if not reported and time.monotonic() > deadline_s - LOCK_TIMEOUT_S + QUIET_WAIT_S:
+            if not reported and waited_s > QUIET_WAIT_S:
                 print(f"{holder}; waiting up to {LOCK_TIMEOUT_S:g} s for it to end", file=sys.stderr, flush=True)
                 reported = True
             time.sleep(0.1)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from sweeper.config.hardware import Node
 from sweeper.execution import ray_internals
 from workloads.api import gpu_setup, host
-from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus import GpuIdentity
 
 GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label of an NVLink domain of several nodes
@@ -18,9 +16,8 @@ GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label of an NVLink domain of several n
 
 def describe_local_node(variables: Collection[str] = ()) -> Node:
     """Describe this machine. Ray's own detection counts the GPUs, so that a local cluster has those of the plan."""
-    visible = ray_internals.visible_gpu_ids()
-    detected = ray_internals.count_gpus()
-    gpus = min(detected, len(visible)) if visible is not None else detected
+    visible, gpus = ray_internals.visible_gpu_ids(), ray_internals.count_gpus()
+    gpus = min(gpus, len(visible)) if visible is not None else gpus
     identities = host.gpu_identities()
     used_gib = tuple(enumerate(host.gpus_used_gib()))
     if visible is not None and all(gpu.isdigit() and int(gpu) < len(identities) for gpu in visible):
@@ -42,26 +39,18 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
     )
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a task reports of the node that runs it."""
-
-    cpu_name: str
-    cpu_architecture: str
-    gpu_identities: tuple[GpuIdentity, ...]
-    gpu_problems: tuple[GpuProblem, ...]
-    environment: tuple[tuple[str, str], ...]
-
-
-def describe_hardware(gpus: int, variables: Collection[str]) -> Description:
-    """Describe the node that runs this, on which Ray counts so many GPUs.
+def describe_hardware(gpus: int, variables: Collection[str]) -> dict[str, Any]:
+    """Return the fields of `Node` that the node which runs this tells itself, where Ray counts so many GPUs.
 
     Ray's variables hide all GPUs from a task that requests none: they say nothing about the node.
     """
-    problems = tuple(gpu_setup.find_problems(gpus, {}))
-    return Description(
-        host.cpu_name(), host.cpu_architecture(), host.gpu_identities(), problems, _read_variables(variables)
-    )
+    return {
+        "cpu_name": host.cpu_name(),
+        "cpu_architecture": host.cpu_architecture(),
+        "gpu_identities": _responding(host.gpu_identities()) if gpus else (),
+        "gpu_problems": tuple(gpu_setup.find_problems(gpus, {})),
+        "environment": _read_variables(variables),
+    }
 
 
 def _read_variables(names: Collection[str]) -> tuple[tuple[str, str], ...]:
@@ -76,25 +65,21 @@ def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
     return tuple(identity for identity in identities if identity.responds)
 
 
-def build_node(entry: dict[str, Any], description: Description | None, code_problem: str = "") -> Node:
-    """Build a node from its entry in `ray.nodes()` and what a task there reports.
+def build_node(entry: dict[str, Any], description: dict[str, Any] | None, code_problem: str = "") -> Node:
+    """Build a node from its entry in `ray.nodes()` and what `describe_hardware` returned there.
 
     A node with a `code_problem` has no description: a sweep does not use it.
     """
-    resources, gpus = entry["Resources"], count_gpus(entry)
+    resources = entry["Resources"]
     if description is None:
         return Node(entry["NodeManagerAddress"], 0, "", id=entry["NodeID"], code_problem=code_problem)
     return Node(
         address=entry["NodeManagerAddress"],
         cpus=int(resources.get("CPU", 0)),
-        cpu_name=description.cpu_name,
-        gpus=gpus,
+        gpus=count_gpus(entry),
         accelerator=next((key.split(":", 1)[1] for key in resources if key.startswith("accelerator_type:")), None),
-        gpu_identities=_responding(description.gpu_identities) if gpus else (),
-        gpu_problems=description.gpu_problems,
         id=entry["NodeID"],
-        cpu_architecture=description.cpu_architecture,
         memory_gib=resources.get("memory", 0.0) / 2**30,
         gpu_domain=entry["Labels"].get(GPU_DOMAIN),
-        environment=description.environment,
+        **description,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,20 +26,14 @@ TRIALS_BETWEEN_ROUNDS = 20  # on each node, from one comparison round to the nex
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """The end of one attempt at a trial on these nodes.
-
-    Attributes:
-        nodes: Ray's node ids.
-        point: the key of the trial's parameters.
-        value: the objective, if the trial has one.
-    """
+    """The end of one attempt at a trial on these nodes, by Ray's ids."""
 
     nodes: tuple[str, ...]
-    point: str
+    point: str  # the key of the trial's parameters
     status: TrialStatus
     started_at_s: float
     ended_at_s: float
-    value: float | None = None
+    value: float | None = None  # the objective, if the trial has one
     remeasurement: Remeasurement | None = None
 
 
@@ -91,9 +84,11 @@ def find_failing_nodes(
         failed_elsewhere = len({observation.point for observation in elsewhere if observation.status in BAD})
         trials_here = failed_here + sum(observation.status not in BAD for observation in here)
         trials_elsewhere = failed_elsewhere + sum(observation.status not in BAD for observation in elsewhere)
-        p_value = fisher_exact_p_value(
-            failed_here, trials_here, failed_here + failed_elsewhere, trials_here + trials_elsewhere
-        )
+        # Fisher's exact test, one-sided: how likely at least these of all failures fall on this node by chance.
+        failed, trials = failed_here + failed_elsewhere, trials_here + trials_elsewhere
+        counts = range(failed_here, min(trials_here, failed) + 1)
+        ways = sum(math.comb(trials_here, n) * math.comb(trials_elsewhere, failed - n) for n in counts)
+        p_value = ways / math.comb(trials, failed)
         if failed_here >= MIN_FAILURES and p_value < SIGNIFICANCE_LEVEL:
             reason = f"{failed_here} of its last {trials_here} trials failed,"
             reason += f" {failed_elsewhere} of {trials_elsewhere} elsewhere"
@@ -115,42 +110,23 @@ def _count_failures(observations: Iterable[NodeObservation]) -> int:
     return count
 
 
-def fisher_exact_p_value(failed_here: int, trials_here: int, failed: int, trials: int) -> float:
-    """Return the probability that at least `failed_here` of all failures fall on this node by chance.
-
-    Fisher's exact test, one-sided: `failed` of `trials` fail, `trials_here` of which run on this node.
-    """
-    counts = range(failed_here, min(trials_here, failed) + 1)
-    ways = sum(math.comb(trials_here, n) * math.comb(trials - trials_here, failed - n) for n in counts)
-    return ways / math.comb(trials, failed)
-
-
 # ── speed ──
 
 
 @dataclass(frozen=True)
 class ComparisonRound:
-    """One trial's parameters, measured on every node at about the same time.
-
-    Attributes:
-        trial: the number of the trial whose parameters are measured.
-        values: the objective of each measurement, by node; None where the measurement failed.
-    """
+    """The parameters of the trial with this number, measured on every node at about the same time."""
 
     trial: int
     number: int
-    values: dict[str, list[float | None]]
+    values: dict[str, list[float | None]]  # the objective of each measurement, by node; None where it failed
 
     def select_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> list[str]:
         """Return the nodes to measure: those without a measurement, and again those that were slow in all of them."""
         ratios = self.compute_ratios(nodes, direction)
-        selected = []
-        for node in nodes:
-            measured = len(self.values.get(node, []))
-            always_slow = max(ratios.get(node, [math.inf])) < threshold
-            if not measured or (measured < SLOW_MEASUREMENTS and always_slow):
-                selected.append(node)
-        return selected
+        slow = {node for node in nodes if max(ratios.get(node, [math.inf])) < threshold}
+        measured = {node: len(self.values.get(node, [])) for node in nodes}
+        return [n for n in nodes if not measured[n] or (n in slow and measured[n] < SLOW_MEASUREMENTS)]
 
     def find_slow_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> dict[str, str]:
         """Return the nodes that were slow in every measurement, the slowest first, with the reason."""
@@ -177,25 +153,20 @@ class ComparisonRound:
         median_of = {node: statistics.median(values) for node, values in values_of.items()}
         ordered = sorted(median_of, key=lambda node: median_of[node])
         medians = [median_of[node] for node in ordered]
-        others = {
-            node: statistics.median(medians[:position] + medians[position + 1 :])
-            for position, node in enumerate(ordered)
-        }
+        others = {node: statistics.median(medians[:n] + medians[n + 1 :]) for n, node in enumerate(ordered)}
         return {node: [(value / others[node]) ** exponent for value in values] for node, values in values_of.items()}
 
 
 def find_last_round(observations: Iterable[NodeObservation]) -> ComparisonRound | None:
     """Return the comparison round that began last, or None if there was none."""
-    rounds = defaultdict[tuple[int, int], list[NodeObservation]](list)
+    rounds: dict[tuple[int, int], dict[str, list[float | None]]] = {}
     for observation in observations:
         remeasurement = observation.remeasurement
         if remeasurement is not None and not remeasurement.group and observation.status is not TrialStatus.CANCELLED:
-            rounds[remeasurement.round, remeasurement.trial].append(observation)
+            values = rounds.setdefault((remeasurement.round, remeasurement.trial), {})
+            if len(observation.nodes) == 1:
+                values.setdefault(observation.nodes[0], []).append(observation.value)
     if not rounds:
         return None
     number, trial = max(rounds)
-    values = defaultdict[str, list[float | None]](list)
-    for observation in rounds[number, trial]:
-        if len(observation.nodes) == 1:
-            values[observation.nodes[0]].append(observation.value)
-    return ComparisonRound(trial, number, dict(values))
+    return ComparisonRound(trial, number, rounds[number, trial])

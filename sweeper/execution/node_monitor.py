@@ -45,8 +45,7 @@ class NodeMonitor:
         self.target = target
         self.drained: dict[str, str] = {}
         self._config = config
-        self._resources = resources
-        self._records = records
+        self._resources, self._records = resources, records
         self._known_target = target  # with every node that was ever up
         self._stays_in_domain = target.fits_gpu_domain(resources.ranks, resources.host_gib)
         self._is_cluster = all(node.id for node in target.nodes)
@@ -54,8 +53,7 @@ class NodeMonitor:
         self._places = len(target.nodes)  # the most nodes that were in use at once
         self._discovery = cluster.NodeDiscovery()
         self._next_poll_s = 0.0
-        self._unsuitable_ids = set[str]()
-        self._lost_ids = set[str]()
+        self._unsuitable_ids, self._lost_ids = set[str](), set[str]()
         self._observations = deque[NodeObservation](maxlen=MAX_OBSERVATIONS)
         self._measured_trials = Counter[str]()  # trials with an objective, by node
         self._suspects = set[str]()  # nodes on which a trial failed since the last check
@@ -64,8 +62,7 @@ class NodeMonitor:
         self._comparing: dict[int, str] = {}  # the node of each comparison in flight, by trial number
         self._round = NO_ROUND
         self._nodes_to_measure: list[str] = []
-        # The number of comparisons and the nodes for which _nodes_to_measure was computed.
-        self._round_state: tuple[int, list[str]] = (0, [])
+        self._round_state: tuple[int, list[str]] = (0, [])  # the comparisons and the nodes that it was computed for
         for record in sorted(records.values(), key=lambda record: record.ended_at_s):
             self._observe_record(record)
 
@@ -74,13 +71,11 @@ class NodeMonitor:
 
         Trials that were planned within an NVLink domain run on no target that would spread them over several.
         """
-        resources, target = self._resources, target or self.target
-        limit = self._config.cluster.max_concurrent_trials
-        if self._stays_in_domain and not target.fits_gpu_domain(resources.ranks, resources.host_gib):
+        target, limit = target or self.target, self._config.cluster.max_concurrent_trials
+        ranks, host_gib, whole_nodes = self._resources.ranks, self._resources.host_gib, self._resources.whole_nodes
+        if self._stays_in_domain and not target.fits_gpu_domain(ranks, host_gib):
             return 0
-        fitting = target.count_gangs(
-            resources.ranks, None, whole_nodes=resources.whole_nodes, host_gib=resources.host_gib
-        )
+        fitting = target.count_gangs(ranks, None, whole_nodes=whole_nodes, host_gib=host_gib)
         return min(fitting, limit or fitting) if target.is_gpu else limit or fitting
 
     def describe_drained(self) -> list[str]:
@@ -94,7 +89,6 @@ class NodeMonitor:
     # ── changes of the nodes in use ──
 
     def add_record(self, record: TrialRecord) -> None:
-        """Take note of a trial that ended."""
         self._comparing.pop(record.number, None)
         self._observe_record(record)
 
@@ -103,10 +97,7 @@ class NodeMonitor:
         self._add_observation(observe(result, trial.params, trial.remeasurement))
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
-        """Update `target` and return a line for each change since the last call.
-
-        Args:
-            may_join: use nodes that join the cluster.
+        """Update `target`, with nodes that `may_join` now. Return a line for each change since the last call.
 
         Raises:
             ClusterError: the driver's node is lost.
@@ -148,10 +139,10 @@ class NodeMonitor:
             suffix = "" if self._update_target() else "; trials that do not fit on the others wait until one joins"
             lines.append(f"lost     {_describe_nodes(lost)}{suffix}")
         new_nodes = [node for node in new_nodes if not node.code_problem]
-        known_target = self._known_target.with_nodes(new_nodes)
-        same = known_target.nodes[len(self._known_target.nodes) :]
+        known_count = len(self._known_target.nodes)
+        self._known_target = self._known_target.with_nodes(new_nodes)
+        same = self._known_target.nodes[known_count:]
         self._unsuitable_ids |= {node.id for node in new_nodes if node.id} - {node.id for node in same}
-        self._known_target = known_target
         if same:
             is_limited = self._config.cluster.max_concurrent_trials is not None or not self.target.is_gpu
             self._update_target(can_grow=may_join and not is_limited)
@@ -199,12 +190,8 @@ class NodeMonitor:
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
         """Return which trials to measure again on which nodes with capacity, to find slow nodes.
 
-        A new round begins each time that TRIALS_BETWEEN_ROUNDS trials a node have ended. It measures the best trial on
+        Each time that TRIALS_BETWEEN_ROUNDS trials a node have `ended`, a new round measures the best trial so far on
         each node.
-
-        Args:
-            best: the best trial so far.
-            ended: the number of trials that have ended.
         """
         threshold = self._config.cluster.drain_below
         node_ids = [node.id for node in self.target.nodes if node.id]
@@ -228,7 +215,6 @@ class NodeMonitor:
         return [(record, remeasurement, node) for node in self._nodes_to_measure if node in available]
 
     def add_comparison(self, trial: Trial, node: str) -> None:
-        """Take note that this trial was submitted to compare this node."""
         self._comparing[trial.number] = node
 
 

@@ -7,7 +7,7 @@ version breaks it. A new use comes with its test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,33 +64,25 @@ NO_AGENT = (
 )
 
 
-def _start_nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
-def _without_agent(start_process: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Ray's function that starts a process, with `NO_AGENT` for the raylet; the last of equal options counts."""
-
-    def start(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
-        options = NO_AGENT if process_type == "raylet" else ()
-        return start_process([*command, *options], process_type, *args, **kwargs)
-
-    return start
-
-
 @contextmanager
 def without_unused_processes() -> Iterator[None]:
     """Let `ray.init` start a local cluster without them."""
-    replaced: dict[tuple[Any, str], Any] = {(RAY_NODE, name): _start_nothing for name in UNUSED}
-    replaced[START_PROCESS] = _without_agent(getattr(*START_PROCESS))
-    originals = {(owner, name): getattr(owner, name) for owner, name in replaced}
-    for (owner, name), replacement in replaced.items():
-        setattr(owner, name, replacement)
+    start_process = getattr(*START_PROCESS)
+
+    def without_agent(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
+        options = NO_AGENT if process_type == "raylet" else ()  # the last of equal options counts
+        return start_process([*command, *options], process_type, *args, **kwargs)
+
+    replaced: dict[tuple[Any, str], Any] = {(RAY_NODE, name): lambda *_, **__: None for name in UNUSED}
+    replaced[START_PROCESS] = without_agent
+    originals = {place: getattr(*place) for place in replaced}
+    for place, replacement in replaced.items():
+        setattr(*place, replacement)
     try:
         yield
     finally:
-        for (owner, name), original in originals.items():
-            setattr(owner, name, original)
+        for place, original in originals.items():
+            setattr(*place, original)
 
 
 # 3. A program that connects to the control store of the cluster whose address is its argument, and fails if it is

@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -34,17 +35,11 @@ LIMIT_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class SweepCode:
-    """The code that a sweep needs on its nodes.
+    """The code that a sweep needs on its nodes."""
 
-    Attributes:
-        entry_point: of a workload that is not ours.
-        directory: where a command runs.
-        files: the files below it that the command names.
-    """
-
-    entry_point: EntryPoint | None = None
-    directory: str = ""
-    files: tuple[str, ...] = ()
+    entry_point: EntryPoint | None = None  # of a workload that is not ours
+    directory: str = ""  # where a command runs
+    files: tuple[str, ...] = ()  # those below it that the command names
 
     @classmethod
     def of_sweep(cls, resolved: ResolvedConfig) -> SweepCode:
@@ -52,19 +47,20 @@ class SweepCode:
         if (settings := resolved.settings) is None:
             return cls(entry_point)
         directory, run = Path(settings["directory"]), settings["run"]
-        words = run.split() if isinstance(run, str) else run
-        relative = [word for word in words if word and not Path(word).is_absolute()]
-        return cls(entry_point, str(directory), tuple(word for word in relative if _is_file(directory / word)))
+        files = []
+        for word in run.split() if isinstance(run, str) else run:
+            with suppress(OSError):  # a word may be a whole program, too long for a name
+                if word and not Path(word).is_absolute() and (directory / word).is_file():
+                    files.append(word)
+        return cls(entry_point, str(directory), tuple(files))
 
     @property
     def question(self) -> Question:
-        """The arguments of `code_probe.read_code`."""
         point = self.entry_point
         return None if point is None else (point.group, point.name, point.value), self.directory, self.files
 
     @cached_property
     def local(self) -> Code:
-        """The driver's own code."""
         return read_code(*self.question)
 
 
@@ -109,33 +105,29 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
     Raises:
         UserInputError: the folder of the command is too large.
     """
-    modules: list[str] = []
+    modules: list[Path] = []
     if "sweeper" in parts:
         package = Path(sweeper.__file__).parent
-        modules += [str(package), str(package.parent / "workloads")]
-    if "workload" in parts and code.entry_point is not None:
-        modules += _pack_workload(code.entry_point, scratch)
+        modules += [package, package.parent / "workloads"]
+    if "workload" in parts and (entry_point := code.entry_point) is not None:
+        # Its top-level package, and a folder with the metadata that registers it.
+        found, distribution = find_package(entry_point.module.partition(".")[0]), entry_point.dist
+        assert found is not None and distribution is not None  # it was loaded from there
+        if found.is_dir():
+            check_size(found, f"workload {entry_point.name}")
+        metadata = scratch / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
+        metadata.mkdir()
+        for name in ("METADATA", "entry_points.txt"):
+            (metadata / name).write_text(distribution.read_text(name) or distribution.read_text("PKG-INFO") or "")
+        modules += [found, metadata]
     environment: dict[str, Any] = {"excludes": ["__pycache__"]}
     if modules:
-        environment |= {"py_modules": modules}
+        environment |= {"py_modules": [str(module) for module in modules]}
     if "command" in parts:
         check_size(Path(code.directory), "command.directory")
         environment |= {"working_dir": code.directory, "env_vars": {SHIPPED_DIRECTORY: code.directory}}
         environment["excludes"] += [f"/{name}" for name in EXCLUDED]
     return environment
-
-
-def _pack_workload(entry_point: EntryPoint, scratch: Path) -> list[str]:
-    """Return the top-level package of a workload, and a folder with the metadata that registers it."""
-    package, distribution = find_package(entry_point.module.partition(".")[0]), entry_point.dist
-    assert package is not None and distribution is not None  # it was loaded from there
-    if package.is_dir():
-        check_size(package, f"workload {entry_point.name}")
-    metadata = scratch / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
-    metadata.mkdir()
-    for name in ("METADATA", "entry_points.txt"):
-        (metadata / name).write_text(distribution.read_text(name) or distribution.read_text("PKG-INFO") or "")
-    return [str(package), str(metadata)]
 
 
 def check_size(directory: Path, name: str) -> None:
@@ -144,9 +136,16 @@ def check_size(directory: Path, name: str) -> None:
     Raises:
         UserInputError: it is larger than Ray's limit; the message names the largest folders in it.
     """
+    # The files that Ray would send: within a git repository without those that it ignores.
+    command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        files: Iterable[Path] = [Path(name) for name in listed.split("\0") if name]
+    except (OSError, subprocess.SubprocessError):
+        files = (path.relative_to(directory) for path in directory.rglob("*"))
     sizes = Counter[str]()
-    for file in _list_files(directory):
-        if (path := directory / file).is_file():
+    for file in files:
+        if file.parts[0] not in EXCLUDED and (path := directory / file).is_file():
             sizes[file.parts[0]] += path.stat().st_size
     if sizes.total() > LIMIT_BYTES:
         largest = ", ".join(f"{name} ({size / 2**20:,.0f} MiB)" for name, size in sizes.most_common(3))
@@ -155,22 +154,3 @@ def check_size(directory: Path, name: str) -> None:
             f" than the {LIMIT_BYTES / 2**20:,.0f} MiB that Ray sends: {largest}."
             " List what trials do not need in .gitignore, or copy the folder to the nodes"
         )
-
-
-def _list_files(directory: Path) -> Iterable[Path]:
-    """Yield the files of a folder that Ray would send: within a git repository without those that it ignores."""
-    command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        files: Iterable[Path] = [Path(name) for name in listed.split("\0") if name]
-    except (OSError, subprocess.SubprocessError):
-        files = (path.relative_to(directory) for path in directory.rglob("*"))
-    return (file for file in files if file.parts[0] not in EXCLUDED)
-
-
-def _is_file(path: Path) -> bool:
-    """Return whether there is such a file. A word of a command may be a whole program, too long for a name."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False

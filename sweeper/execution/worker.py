@@ -44,43 +44,32 @@ EXPLAINED = (ParameterMismatch, ProgramFailed)
 
 @dataclass(frozen=True)
 class Job:
-    """One trial for one rank.
-
-    Attributes:
-        variables: the environment variables of the trial, with which this process was started; None: not set.
-        collector: the `StepCollector` actor; None for a workload that reports no steps.
-    """
+    """One trial for one rank."""
 
     workload: str
     parameters: Mapping[str, Scalar]
-    variables: Mapping[str, str | None]
+    variables: Mapping[str, str | None]  # of the environment, with which this process was started; None: not set
     rank: Rank
     settings: Mapping[str, Any] | None = None
-    collector: Any = None
+    collector: Any = None  # the `StepCollector` actor, of a workload that reports steps
 
 
 @dataclass(frozen=True)
 class RankResult:
     """The result of one rank: a measurement, or the reason why there is none.
 
-    Attributes:
-        started_s, ended_s: by the monotonic clock of the node, whose wall clock may be wrong.
-        status: the value of a `TrialStatus`, for a rank without a measurement.
-        reusable: the process is unchanged and can run another trial.
-        reason: one line.
-        detail: the last lines of a program's output, or of a traceback.
-        files: of a program without a measurement, as in `Measurement.files`.
+    Times are by the monotonic clock of the node, whose wall clock may be wrong.
     """
 
     rank: int
     started_s: float
     ended_s: float
     measurement: Measurement | None = None
-    status: str = "failed"
-    reusable: bool = False
-    reason: str = ""
-    detail: str = ""
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    status: str = "failed"  # the value of a `TrialStatus`, without a measurement
+    reusable: bool = False  # the process is unchanged and can run another trial
+    reason: str = ""  # one line
+    detail: str = ""  # the last lines of a program's output, or of a traceback
+    files: Mapping[str, bytes] = field(default_factory=dict)  # of a program, as in `Measurement.files`
 
 
 class Worker:
@@ -108,10 +97,9 @@ class Worker:
     def run(self, job: Job) -> RankResult:
         """Run one trial. Exceptions are returned in the result: the driver decides on their consequences."""
         started_s = time.monotonic()
+        reporter = RayStepReporter(job.collector, job.rank.sequence_number) if job.collector is not None else None
         set_variables = {name: value for name, value in job.variables.items() if value is not None}
-        rank = replace(job.rank, environment=set_variables)
-        if job.collector is not None:
-            rank = replace(rank, reporter=RayStepReporter(job.collector, rank.sequence_number))
+        rank = replace(job.rank, environment=set_variables, reporter=reporter)
         try:
             check_variables(job.variables)
             measurement = run_trial(job.workload, job.parameters, rank, localize(job.settings))
@@ -136,15 +124,11 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
         ParameterMismatch: one differs from what was requested.
     """
     actual = {name: os.environ.get(name) for name in requested}
-
-    def describe(name: str, value: str | None) -> str:
-        return f"no {name}" if value is None else f"{name}={value}"
-
-    differences = [
-        f"{describe(name, actual[name])}, requested {describe(name, value)}"
-        for name, value in requested.items()
-        if actual[name] != value
-    ]
+    differences = []
+    for name, value in requested.items():
+        if actual[name] != value:
+            here, there = (f"no {name}" if one is None else f"{name}={one}" for one in (actual[name], value))
+            differences.append(f"{here}, requested {there}")
     if differences:
         raise ParameterMismatch(f"the worker's environment has {'; '.join(differences)}")
     return {f"{PREFIX}{name}": value for name, value in actual.items()}
@@ -153,13 +137,13 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
 def _describe_error(error: Exception) -> RankResult:
     """Return the result of a rank that an exception ended, without its rank and times."""
     output = output_of(error)
-    result = RankResult(0, 0.0, 0.0, detail=output.last_lines, files=output.files)
+    result = RankResult(0, 0.0, 0.0, reason=str(error), detail=output.last_lines, files=output.files)
     if isinstance(error, Infeasible):
-        return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory), reason=str(error))
+        return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory))
     if isinstance(error, Pruned):
         return replace(result, status="pruned", reusable=True, reason="worse than other trials at the same step")
     if isinstance(error, TrialTimeout):
-        return replace(result, status="timed_out", reason=str(error))
+        return replace(result, status="timed_out")
     name = "" if isinstance(error, ProgramFailed) else f"{type(error).__name__}: "  # a program's reason is a sentence
     reason = f"{name}{str(error).strip() or 'no message'}".splitlines()[0]
     if isinstance(error, EXPLAINED) and output.last_lines:
@@ -169,10 +153,7 @@ def _describe_error(error: Exception) -> RankResult:
 
 
 class RayStepReporter:
-    """Reports the steps of one trial to the step collector (`workloads.api.contract.StepReporter`).
-
-    A lost collector does not stop training.
-    """
+    """The `StepReporter` of one trial, which the step collector gets. A lost collector does not stop training."""
 
     def __init__(self, collector: Any, sequence_number: int) -> None:
         self._collector, self._sequence_number = collector, sequence_number
@@ -194,10 +175,7 @@ class RayStepReporter:
 
 
 class StepCollector:
-    """The actor that receives the steps of running trials and tells the ranks when to end.
-
-    It identifies trials by their sequence numbers.
-    """
+    """The actor that gets the steps of running trials, by their sequence numbers, and tells the ranks when to end."""
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}

@@ -53,7 +53,7 @@ def test_a_head_that_comes_back_in_time_is_not_lost(monkeypatch: pytest.MonkeyPa
         with socket.create_server(("127.0.0.1", port)):
             assert not lost.wait(1.8) and not head.is_away()
         assert lost.wait(10)
-    head.stop_watching()
+    head.watch(None)
     assert not head.is_away()
 
 
