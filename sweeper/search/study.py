@@ -8,7 +8,7 @@ sampler and the pruner see, so a new trial costs one line on disk instead of one
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from optuna.trial import TrialState, create_trial
 from sweeper.common.trials import Remeasurement, Retry, Trial, TrialRecord, TrialStatus
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.metrics.criteria import Criteria
-from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity
-from sweeper.search.retries import RetryQueue, RunStates, replaced_numbers, replaces, retry_of
+from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity, describe_differences
 from sweeper.search.sampling import (
     LEARNED_STATES,
     NO_PRUNER,
@@ -35,31 +34,21 @@ from sweeper.search.sampling import (
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-# The state of a trial in the journal. No sampler learns from FAIL, which is what is not listed here. From PRUNED they
-# learn: an infeasible trial cannot work and is not tried again.
-STATES = {
-    TrialStatus.COMPLETE: TrialState.COMPLETE,
-    TrialStatus.INFEASIBLE: TrialState.PRUNED,
-    TrialStatus.PRUNED: TrialState.PRUNED,
-}
+# The state in the journal of a trial that is not complete. No sampler learns from FAIL, which is what is not listed
+# here. From PRUNED they learn: an infeasible trial cannot work and is not tried again.
+STATES = {TrialStatus.INFEASIBLE: TrialState.PRUNED, TrialStatus.PRUNED: TrialState.PRUNED}
+RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
 MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
 MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of a search.
+    """The settings of a search."""
 
-    Attributes:
-        sampler: tpe, gp, nsga2, cmaes, qmc, random or grid.
-        seed: of the sampler.
-        criteria: what is optimized, within which limits.
-        pruner: what ends poor trials early.
-    """
-
-    sampler: str
+    sampler: str  # tpe, gp, nsga2, cmaes, qmc, random or grid
     seed: int
-    criteria: Criteria
+    criteria: Criteria  # what is optimized, within which limits
     pruner: PrunerSettings = NO_PRUNER
 
 
@@ -69,13 +58,17 @@ class Study:
     Opening the study of a driver that was killed repairs it: `ask` returns its trials that have not ended again,
     under their own numbers and before new ones.
 
+    Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced once the
+    retry has ended in any way but cancelled: from then on no count, ranking or sampler sees it.
+
     Attributes:
         id: identifies the study. Names of sweeps are not unique.
-        distributions: Optuna's distribution of each parameter that varies.
+        trial_count: the number of trials in the journal, remeasurements included.
         records: the records of all trials that have ended, by number.
         unfinished: trials of the search that a killed driver created. `ask` returns them first.
         abandoned: numbers of remeasurements that such a driver created. They are not run again.
         replaced: numbers of trials that a retry has replaced.
+        retried: numbers of trials that this run tries again; each is replaced when its retry has ended.
     """
 
     def __init__(
@@ -105,14 +98,17 @@ class Study:
         self._journal = Journal(path, *settings.criteria.directions)
         self.id = check_identity(self._journal.study, identity)
         self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.criteria, self.distributions)
-        self._trial_count = 0  # in the journal
+        self.trial_count = 0
         self._search_trial_count = 0  # of these, trials that are no remeasurement
         self._known_keys: set[str] = set()  # of points that are not proposed again
         self.records: dict[int, TrialRecord] = {}
         self.unfinished: list[Trial] = []
         self.abandoned: list[int] = []
         self.replaced: set[int] = set()
-        self._retries = RetryQueue(retry)
+        self.retried: set[int] = set()
+        self._retried_statuses = retry
+        self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the key of the point, or the round of the finals
+        self._retry_points: list[Parameters] = []  # those that have no new trial yet
         self._queued_points: list[Parameters] = []
         self._allowed_keys = None if space.only is None else {point_key(point) for point in space.only}
         self._remaining_points: Iterator[Parameters] | None = None
@@ -131,17 +127,12 @@ class Study:
     @property
     def has_retries(self) -> bool:
         """Whether points are left that this run tries again."""
-        return bool(self._retries.points)
+        return bool(self._retry_points)
 
     @property
     def retries(self) -> list[Retry]:
         """The trials that this run tries again on request."""
-        return self._retries.marks
-
-    @property
-    def retried(self) -> set[int]:
-        """Numbers of trials that this run tries again; each is replaced when its retry has ended."""
-        return self._retries.numbers
+        return list(self._retry_marks.values())
 
     @property
     def current_records(self) -> list[TrialRecord]:
@@ -149,38 +140,32 @@ class Study:
         return [record for record in self.records.values() if record.number not in self.replaced]
 
     @property
-    def trial_count(self) -> int:
-        """The number of trials in the journal, remeasurements included."""
-        return self._trial_count
-
-    @property
     def all_ended(self) -> bool:
         """Return whether every trial of the journal has a record, or will never have one."""
-        return len(self.records) + len(self.abandoned) == self._trial_count
+        return len(self.records) + len(self.abandoned) == self.trial_count
 
     def ask(self) -> Trial | None:
         """Return the next trial, or None when every point has a trial."""
         if self.unfinished:
             return self.unfinished.pop(0)
-        number = self._trial_count
         proposal = self._propose(self._search_trial_count)
         if proposal is None:
             return None
         self._search_trial_count += 1
         params = self._snap_to_space(proposal.params)
-        sampler_state = self._sampling.accept(number, proposal)
-        self._known_keys.add(point_key(params))
-        trial = Trial(number, params, retry=self._retries.mark_of(point_key(params)))
-        return self._add_trial(trial, sampler_state)
+        sampler_state = self._sampling.accept(self.trial_count, proposal)
+        key = point_key(params)
+        self._known_keys.add(key)
+        return self._add_trial(Trial(self.trial_count, params, retry=self._retry_marks.get(key)), sampler_state)
 
     def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement) -> Trial:
         """Return a trial that measures tried parameters again. The sampler does not see it."""
-        mark = self._retries.mark_of(remeasurement)
-        return self._add_trial(Trial(self._trial_count, dict(params), remeasurement, mark))
+        retry = self._retry_marks.get(remeasurement)
+        return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry))
 
     def _add_trial(self, trial: Trial, sampler_state: Mapping[str, Any] | None = None) -> Trial:
         """Add a running trial to the journal, with what its sampler has to know of it after a resume."""
-        self._trial_count += 1
+        self.trial_count += 1
         marks = {"remeasurement": trial.remeasurement, "retry": trial.retry}
         self._journal.add_trial(
             create_trial(
@@ -201,7 +186,7 @@ class Study:
             return None
         name, seed = self._settings.sampler, self._settings.seed
         sampler = self._sampling.make_sampler(seed, number)
-        while queue := self._retries.points or self._queued_points:
+        while queue := self._retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
         # After a resume, QMC starts its sequence again and has to pass all points that were tried.
@@ -252,34 +237,42 @@ class Study:
         ending = self._ending_of(record)
         self._journal.tell(record.number, ending.values, ending.state)
         self.records[record.number] = record
-        if record.retry and replaces(record):
+        if record.retry and record.status is not TrialStatus.CANCELLED:
             self.replaced.add(record.retry.trial)
         if not record.remeasurement:
             self._sampling.finish(record.number, ending)
 
     def _ending_of(self, record: TrialRecord) -> Ending:
-        criteria, values = self._settings.criteria, None
-        if record.status is TrialStatus.COMPLETE:
-            values = criteria.values(record)
-            if values is None:
-                return Ending(TrialState.FAIL)  # without an objective there is nothing to rank it by or to learn from
-        infeasible = record.status is TrialStatus.INFEASIBLE
-        excess = criteria.excess(record) if values else {}
-        return Ending(STATES.get(record.status, TrialState.FAIL), values, infeasible, excess)
+        if record.status is not TrialStatus.COMPLETE:
+            is_infeasible = record.status is TrialStatus.INFEASIBLE
+            return Ending(STATES.get(record.status, TrialState.FAIL), infeasible=is_infeasible)
+        if values := self._settings.criteria.values(record):
+            return Ending(TrialState.COMPLETE, values, excess=self._settings.criteria.excess(record))
+        return Ending(TrialState.FAIL)  # without an objective there is nothing to rank it by or to learn from
 
     # ── resuming ──
 
     def _load(self, run_state: Mapping[str, Any]) -> None:
         """Read the journal, and repair what a killed driver left."""
         trials = self._journal.trials
-        records = list(_read_records(trials))
-        self.replaced = replaced_numbers(records)
+        records: list[TrialRecord | None] = []
+        earlier: TrialRecord | None = None
+        for trial in trials:
+            if fields := trial.user_attrs.get(RECORD):
+                # Sweeps that an earlier version began have the record's JSON as a text.
+                earlier = TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields, earlier)
+            records.append(earlier if fields else None)
+        self.replaced = {
+            record.retry.trial
+            for record in records
+            if record and record.retry and record.status is not TrialStatus.CANCELLED
+        }
         finished: list[tuple[int, StoredTrial, Ending]] = []
         running: dict[int, StoredTrial] = {}
         without_state: list[TrialRecord] = []  # the driver was killed between the record and the state
         for trial, record in zip(trials, records, strict=True):
             number, has_ended = trial.number, trial.state.is_finished()
-            self._trial_count += 1
+            self.trial_count += 1
             self._known_keys.add(point_key(record.params if record else self._snap_to_space(trial.params)))
             if record and has_ended:
                 self.records[number] = record
@@ -294,7 +287,7 @@ class Study:
             self._search_trial_count += 1
             if record and has_ended:
                 ending = self._ending_of(record)
-                is_repeated = number in self.replaced or self._retries.selects(record)
+                is_repeated = number in self.replaced or self._selects_retry(record)
                 if ending.state in LEARNED_STATES and not is_repeated:
                     finished.append((number, trial, ending))
                 continue
@@ -302,17 +295,44 @@ class Study:
             if record:
                 without_state.append(record)
                 continue
-            self.unfinished.append(Trial(number, dict(trial.params), retry=retry_of(trial)))
-            if retry := self.unfinished[-1].retry:
-                self._retries.numbers.add(retry.trial)
+            retry = Retry.from_dict(attr) if (attr := trial.user_attrs.get("retry")) else None
+            self.unfinished.append(Trial(number, dict(trial.params), retry=retry))
+            if retry:
+                self.retried.add(retry.trial)
         self._sampling.load(finished, running)
         for record in without_state:
             self._finish(record)
         self._queue_cancelled_points()
-        states = RunStates(self._journal.study, self._trial_count, run_state)
-        self._retries.fill(self.current_records, states.changes_since, self._allowed_keys)
-        self._known_keys -= {point_key(point) for point in self._retries.points}
+        self._queue_retries(dict(run_state))
         self._journal.forget_ended()
+
+    def _selects_retry(self, record: TrialRecord) -> bool:
+        """Return whether this run tries such a trial again. Node comparisons are not."""
+        is_comparison = record.remeasurement is not None and not record.remeasurement.group
+        return record.status in self._retried_statuses and not is_comparison
+
+    def _queue_retries(self, run_state: dict[str, Any]) -> None:
+        """Queue the trials that this run tries again, each with what has changed since the run that created it.
+
+        Those whose retry an earlier run created and did not finish are `unfinished`.
+        """
+        study = self._journal.study
+        runs: list[dict[str, Any]] = list(study.user_attrs.get(RUNS, []))
+        if not runs or runs[-1]["state"] != run_state:
+            study.set_user_attr(RUNS, [*runs, {"first_trial": self.trial_count, "state": run_state}])
+        for record in self.current_records:
+            if not self._selects_retry(record) or record.number in self.retried:
+                continue
+            key = record.remeasurement or point_key(record.params)
+            if isinstance(key, str):
+                if self._allowed_keys is not None and key not in self._allowed_keys:
+                    continue
+                self._retry_points.append(dict(record.params))
+                self._known_keys.discard(key)
+            states = [run["state"] for run in runs if run["first_trial"] <= record.number]
+            changes = describe_differences(states[-1], run_state) if states else []
+            self._retry_marks[key] = Retry(record.number, tuple(changes))
+            self.retried.add(record.number)
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""
@@ -348,16 +368,3 @@ class Study:
             if isinstance(dimension, Range) and name in snapped:
                 snapped[name] = dimension.nearest(snapped[name])
         return snapped
-
-
-def _read_records(trials: Iterable[StoredTrial]) -> Iterator[TrialRecord | None]:
-    """Yield the record of each trial, None for one without."""
-    earlier: TrialRecord | None = None
-    for trial in trials:
-        fields = trial.user_attrs.get(RECORD)
-        if fields is None:
-            yield None
-            continue
-        # Sweeps that an earlier version began have the record's JSON as a text.
-        earlier = TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields, earlier)
-        yield earlier

@@ -16,7 +16,6 @@ from optuna.trial import TrialState
 
 from sweeper.common.trials import Remeasurement, TrialStatus
 from sweeper.config.space import Interval, Range, Space, parse, point_key
-from sweeper.search import retries
 from sweeper.search import study as search_study
 from sweeper.search.journal import Journal
 from sweeper.search.sampling import PrunerSettings
@@ -186,8 +185,7 @@ def test_opening_a_study_computes_the_key_of_each_point_once(tmp_path: Path, mon
         calls.append(params)
         return point_key(params)
 
-    for module in (search_study, retries):
-        monkeypatch.setattr(module, "point_key", count_call)
+    monkeypatch.setattr(search_study, "point_key", count_call)
     resumed = open_study(tmp_path)
     assert resumed.records == study.records
     assert len(calls) == 20
