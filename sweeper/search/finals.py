@@ -31,22 +31,13 @@ FAMILY_ERROR = 0.05  # of the finals: how often any of equally fast finalists ma
 
 @dataclass(frozen=True)
 class FinalistResult:
-    """The result of one finalist.
-
-    Attributes:
-        trial: the finalist as the search measured it.
-        value: the mean of the objective over its rounds.
-        behind: by which fraction its value is worse than the leader's; zero for the leader itself. Its interval holds
-            for all finalists at once.
-        rounds: the number of rounds that are compared.
-        exceeded: the limits that the median of its rounds is beyond, as text: then it cannot win.
-    """
+    """The result of one finalist, as the search measured it in `trial`."""
 
     trial: TrialRecord
-    value: Interval
-    behind: Interval
-    rounds: int
-    exceeded: tuple[str, ...] = ()
+    value: Interval  # the mean of the objective over its rounds
+    behind: Interval  # the fraction by which it is worse than the leader, zero for the leader; for all pairs at once
+    rounds: int  # how many are compared
+    exceeded: tuple[str, ...] = ()  # the limits that the median of its rounds is beyond: then it cannot win
 
     @property
     def tied(self) -> bool:
@@ -54,7 +45,6 @@ class FinalistResult:
         return self.behind.low <= 0 and not self.exceeded
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, for JSON."""
         return {
             "trial": self.trial.number,
             "params": dict(self.trial.params),
@@ -97,13 +87,9 @@ def finalist_results(
 ) -> list[FinalistResult]:
     """Return the finalists' results, the best first, from the rounds that all of them completed.
 
-    A finalist with fewer than two complete rounds is omitted. Empty with fewer than two common rounds. Those that are
-    beyond a limit follow the others.
-
-    Args:
-        ranked: the complete trials of the search, the best first.
-        records: all records, among them those of the finals.
-        exceeded: the limits that finalists are beyond, by number.
+    A finalist with fewer than two complete rounds is omitted. Empty with fewer than two common rounds. Those with
+    `exceeded` limits, by number, follow the others. `ranked` has the complete trials of the search, the best first;
+    `records` has all, among them those of the finals.
     """
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
@@ -113,9 +99,7 @@ def finalist_results(
     common = sorted(set.intersection(*map(set, measured.values()))) if measured else []
     if len(common) < 2:
         return []
-    values = {
-        number: np.array([rounds[round_number] for round_number in common]) for number, rounds in measured.items()
-    }
+    values = {number: np.array([rounds[n] for n in common]) for number, rounds in measured.items()}
     beyond = {number: limits for number, limits in (exceeded or {}).items() if limits}
     compared = compare_rounds(values, 1 if direction == "maximize" else -1, beyond)
     return [
@@ -129,10 +113,8 @@ def compare_rounds(
 ) -> dict[int, tuple[Interval, Interval]]:
     """Return each finalist's value and by which fraction it is behind the first, the best first.
 
-    Args:
-        rounds: the objective of each finalist in the rounds that all of them completed.
-        sign: 1 if a higher objective is better, else -1.
-        last: finalists that follow all others, whatever their values.
+    `rounds` has the objective of each in the rounds that all of them completed, `sign` is 1 if a higher one is better,
+    else -1. Those in `last` follow all others, whatever their values.
     """
     values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
     order = sorted(values, key=lambda number: (number in last, -sign * values[number].value))

@@ -40,28 +40,17 @@ SAMPLES = 2000  # a share of 95% is known to within 1%
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A point of the front that was measured again.
+    """A point of the front that was measured again."""
 
-    Attributes:
-        trial: the point as the search measured it.
-        values: the mean of each objective over the rounds, by metric.
-        share: of the draws in which no other point dominates it.
-        is_dominated: one other point dominates it for sure.
-        is_on_front: no other point's means dominate its means.
-        same_as: numbers of the trials that cannot be told apart from it in any objective, and of which none dominates
-            the other for sure.
-        rounds: the number of rounds that are compared.
-        exceeded: the limits that the median of its rounds is beyond, as text: then it is not on the front, and no other
-            point is compared with it.
-    """
-
-    trial: TrialRecord
-    values: Mapping[str, Interval]
-    share: float
-    is_dominated: bool
-    is_on_front: bool
+    trial: TrialRecord  # as the search measured it
+    values: Mapping[str, Interval]  # the mean of each objective over the rounds, by metric
+    share: float  # of the draws in which no other point dominates it
+    is_dominated: bool  # one other point dominates it for sure
+    is_on_front: bool  # no other point's means dominate its means
+    # Numbers of the trials that cannot be told apart from it in any objective, none dominating the other for sure.
     same_as: tuple[int, ...]
-    rounds: int
+    rounds: int  # how many are compared
+    # The limits that the median of its rounds is beyond: then it is not on the front and not compared.
     exceeded: tuple[str, ...] = ()
 
     @property
@@ -72,7 +61,6 @@ class FrontPoint:
         return "on the front" if self.share >= SURE else "dominated" if self.is_dominated else "not sure"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the point as plain values, for JSON."""
         return {
             "trial": self.trial.number,
             "params": dict(self.trial.params),
@@ -87,16 +75,10 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Front:
-    """The front of several objectives.
+    """The front of several objectives, in which the best by the leading objective is first."""
 
-    Attributes:
-        searched: the trials of the search that no other dominates, the best by the leading objective first.
-        certified: the points that were measured again, the best by the leading objective first; empty if none was in
-            two rounds.
-    """
-
-    searched: Sequence[TrialRecord]
-    certified: Sequence[FrontPoint]
+    searched: Sequence[TrialRecord]  # the trials of the search that no other dominates
+    certified: Sequence[FrontPoint]  # the points that were measured again; empty if none was in two rounds
 
     @property
     def measured_once(self) -> list[TrialRecord]:
@@ -112,7 +94,6 @@ class Front:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the trials on the front, ascending."""
         return [trial.number for trial in self.trials]
 
     @property
@@ -125,12 +106,9 @@ class Front:
 def measure_front(
     ranked: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria, top: int
 ) -> Front | None:
-    """Return the front of a search; None with one objective, or without a ranked trial.
+    """Return the front of a search, ranked with the best first; None with one objective, or without a ranked trial.
 
-    Args:
-        ranked: the ranked trials of the search, the best first.
-        records: all records, among them those of the finals.
-        top: `finals.top`.
+    `records` has all, among them those of the finals; `top` is `finals.top`.
     """
     if not criteria.has_front or not ranked:
         return None
@@ -159,12 +137,7 @@ def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int
 
 
 def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria) -> list[FrontPoint]:
-    """Return the points that were measured again in at least two rounds, in their order; else none.
-
-    Args:
-        finalists: the points, as the search measured them.
-        records: all records, among them those of the finals.
-    """
+    """Return the points of these finalists that were measured again in at least two rounds, in their order."""
     records = list(records)
     by_metric = [objective_by_round(finalists, records, metric) for metric in criteria.metrics]
     measured = [point for point in finalists if all(len(rounds[point.number]) > 1 for rounds in by_metric)]
@@ -230,13 +203,10 @@ def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[i
 
 
 def share_points(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of the draws in which no other point dominates each point, and those in which one point does.
+    """Return each point's share of draws in which no other dominates it, and each pair's in which the first does.
 
-    The latter are of each pair: in which the first point dominates the second one.
-
-    Args:
-        losses: of each point, objective and round, the lower the better.
-        resolutions: of each objective, the largest difference that does not count.
+    `losses` are of each point, objective and round, the lower the better; `resolutions` are of each objective, the
+    largest difference that does not count.
     """
     beats = find_dominated(draw_means(losses), resolutions)
     return 1.0 - beats.any(axis=0).mean(axis=1), beats.mean(axis=2)
@@ -258,18 +228,14 @@ def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
     points may dominate each other in a circle where three objectives trade differences of about the resolution; in a
     draw that leaves no point on the front every difference counts.
     """
-    beats = _compare_all(means, resolutions[:, None])
+
+    def compare_all(means: np.ndarray, resolution: np.ndarray) -> np.ndarray:
+        # One difference for both: a sum and a difference round apart, and two points might dominate each other.
+        differences = (mean - means for mean in means)
+        return np.stack([(d <= resolution).all(axis=1) & (d < -resolution).any(axis=1) for d in differences])
+
+    beats = compare_all(means, resolutions[:, None])
     is_circle = beats.any(axis=0).all(axis=0)
     if is_circle.any():
-        beats[:, :, is_circle] = _compare_all(means[:, :, is_circle], np.zeros(()))
+        beats[:, :, is_circle] = compare_all(means[:, :, is_circle], np.zeros(()))
     return beats
-
-
-def _compare_all(means: np.ndarray, resolution: np.ndarray) -> np.ndarray:
-    """Return whether each point dominates each other one, in each draw."""
-    beats = []
-    for mean in means:
-        # One difference for both: a sum and a difference round apart, and two points might dominate each other.
-        difference = mean - means
-        beats.append((difference <= resolution).all(axis=1) & (difference < -resolution).any(axis=1))
-    return np.stack(beats)

@@ -41,12 +41,9 @@ def _distance(params: Mapping[str, Scalar], others: Mapping[str, Scalar]) -> flo
     """Return the sum of the logarithms of the ratios of numbers, infinite for points that are not neighbours."""
     distance = 0.0
     for name, value in params.items():
-        other = others.get(name)
-        if value == other:
+        if value == (other := others.get(name)):
             continue
-        numbers = [
-            number for number in (value, other) if isinstance(number, int | float) and not isinstance(number, bool)
-        ]
+        numbers = [n for n in (value, other) if isinstance(n, int | float) and not isinstance(n, bool)]
         if len(numbers) < 2 or min(numbers) <= 0 or max(numbers) > MAX_RATIO * min(numbers):
             return math.inf
         distance += math.log(max(numbers) / min(numbers))

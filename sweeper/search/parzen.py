@@ -40,19 +40,13 @@ class Axis:
     """A parameter as an axis of the unit cube, by the values that its Optuna distribution has internally.
 
     A number is a position from 0 to 1, with half a step of room at both ends. A choice is its index.
-
-    Attributes:
-        low, high: of the range, with that room.
-        step: between the values of a range; 0 for a continuous one.
-        is_log: whether equal ratios are equal distances.
-        choices: their number; 0 for a range.
     """
 
-    low: float = 0.0
+    low: float = 0.0  # of the range, with that room
     high: float = 1.0
-    step: float = 0.0
-    is_log: bool = False
-    choices: int = 0
+    step: float = 0.0  # between the values of a range; 0 for a continuous one
+    is_log: bool = False  # equal ratios are equal distances
+    choices: int = 0  # their number; 0 for a range
 
     @staticmethod
     def of(distribution: BaseDistribution) -> Axis:
@@ -63,7 +57,6 @@ class Axis:
         return Axis(distribution.low - step / 2, distribution.high + step / 2, step, distribution.log)
 
     def positions(self, values: Floats) -> Floats:
-        """Return the positions of values."""
         if self.choices:
             return values
         low, high = self._scaled(np.array([self.low, self.high]))
@@ -87,14 +80,10 @@ class Axis:
 
 
 class ObservedTrials:
-    """The trials of a study in arrays. Each is converted when it starts and when it ends.
-
-    Attributes:
-        distributions: of the parameters that have more than one value.
-        axes: of these parameters, in their order.
-    """
+    """The trials of a study in arrays. Each is converted when it starts and when it ends."""
 
     def __init__(self, distributions: Mapping[str, BaseDistribution], direction: str) -> None:
+        # Of the parameters that have more than one value.
         self.distributions = {name: value for name, value in distributions.items() if not value.single()}
         self.axes = [Axis.of(distribution) for distribution in self.distributions.values()]
         self._sign = -1.0 if direction == "maximize" else 1.0
@@ -201,7 +190,8 @@ class Density:
         self._lowest, self._highest = (
             np.interp((end - self._centers) / self._widths, DEVIATIONS, NORMAL) for end in (0.0, 1.0)
         )
-        weights = np.append(_weights(count), 1.0)
+        ramp = np.linspace(1 / max(1, count), 1.0, max(0, count - FULL_WEIGHTS))
+        weights = np.concatenate([ramp, np.ones(min(count, FULL_WEIGHTS) + 1)])
         self._weights = weights / weights.sum()
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
@@ -224,24 +214,16 @@ class Density:
         # (x - c)^2 / w^2 in three terms, so that two matrix products compute it for all points and kernels.
         kernels = positions @ (self._centers * precisions).T - positions**2 @ (0.5 * precisions).T + constants
         for column, choices in self._choices:
-            kernels += self._log_choices(points[:, column], column, choices)
+            # The probability is 1 + 1/kernels of a kernel's own choice to 1/kernels of each other.
+            count = len(self._points)
+            log_other = np.full(count, -math.log(count + choices))
+            log_other[-1] = -math.log(choices)
+            is_own = points[:, column, None] == self._points[:, column]
+            kernels += np.where(is_own, math.log((count + 1) / (count + choices)), log_other)
         highest = kernels.max(axis=1)
         # Single precision from e^-50 up: of double precision down to e^-5000, exp takes ten times as long.
         relative = np.maximum(kernels - highest[:, None], -50.0).astype(np.float32)
         return np.asarray(highest + np.log(np.exp(relative).sum(axis=1, dtype=np.float64)))
-
-    def _log_choices(self, indices: Floats, column: int, choices: int) -> Floats:
-        """Return the log probability of choices: 1 + 1/kernels of a kernel's own to 1/kernels of each other."""
-        kernels = len(self._points)
-        log_other = np.full(kernels, -math.log(kernels + choices))
-        log_other[-1] = -math.log(choices)
-        is_own = indices[:, None] == self._points[:, column]
-        return np.where(is_own, math.log((kernels + 1) / (kernels + choices)), log_other)
-
-
-def _weights(count: int) -> Floats:
-    ramp = np.linspace(1 / max(1, count), 1.0, max(0, count - FULL_WEIGHTS))
-    return np.concatenate([ramp, np.ones(min(count, FULL_WEIGHTS))])
 
 
 def _gaps(column: Floats) -> Floats:

@@ -24,22 +24,25 @@ class RepeatedFailures:
 
     `limit` failures of one kind stop the sweep, None: no number does. Failures on one node of several do not: that
     node may be faulty, and is drained for it.
+
+    Attributes:
+        stop_reason: why the sweep stops; empty while it goes on. A success of a trial in flight lets it go on again.
     """
 
     def __init__(self, limit: int | None, nodes: int = 1) -> None:
         self._limit, self._nodes = limit, nodes
         self._counts: Counter[tuple[TrialStatus, str]] = Counter()
         self._places: dict[tuple[TrialStatus, str], set[str]] = {}  # the nodes on which each kind happened
-        self._last: TrialRecord | None = None
         self._any_success = False
+        self.stop_reason = ""
 
     def add(self, record: TrialRecord) -> None:
         """Count a trial that has ended."""
         if record.status in SUCCESSES:
             self._counts.clear()
             self._places.clear()
-            self._last = None
             self._any_success = True
+            self.stop_reason = ""
         elif record.status in BAD:
             kind = record.status, record.kind_of_reason
             self._counts[kind] += 1
@@ -47,31 +50,18 @@ class RepeatedFailures:
             places.update(str(record.where.get("node_ids") or "").split())
             is_on_one_node = self._nodes > 1 and len(places) == 1
             if self._limit is not None and self._counts[kind] >= self._limit and not is_on_one_node:
-                self._last = record
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the sweep stops; empty while it goes on. A success of a trial in flight lets it go on again."""
-        if self._last is None:
-            return ""
-        count = self._counts[self._last.status, self._last.kind_of_reason]
-        between = " with no success in between" if self._any_success else ""
-        return f"{count} trials {DESCRIPTIONS[self._last.status]} for the same reason{between}: {self._last.reason}"
+                count, how = self._counts[kind], DESCRIPTIONS[record.status]
+                between = " with no success in between" if self._any_success else ""
+                self.stop_reason = f"{count} trials {how} for the same reason{between}: {record.reason}"
 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """The devices of a sweep's trials.
+    """The devices of a sweep's trials."""
 
-    Attributes:
-        gpus: of one trial.
-        nodes: of the sweep.
-        price_per_hour: of one GPU; None if it is not known.
-    """
-
-    gpus: int = 1
-    nodes: int = 1
-    price_per_hour: float | None = None
+    gpus: int = 1  # of one trial
+    nodes: int = 1  # of the sweep
+    price_per_hour: float | None = None  # of one GPU; None if it is not known
 
 
 class SweepProgress:
@@ -94,9 +84,7 @@ class SweepProgress:
     ) -> None:
         """Start from the records of the trials of the search that ended in earlier runs.
 
-        Args:
-            repeated: earlier attempts of trials that are or were tried again: the budget counts their time only.
-            use: the devices of the trials; by default one.
+        Of `repeated`, earlier attempts of trials that are or were tried again, the budget counts the time only.
         """
         self._criteria, self._budget, self._use = criteria, budget, use or DeviceUse()
         self._failures = RepeatedFailures(None)
@@ -117,7 +105,6 @@ class SweepProgress:
         self._failures = RepeatedFailures(budget.same_failures, self._use.nodes)
 
     def start(self) -> None:
-        """Start the clock of this run."""
         self._started_s = time.monotonic()
 
     @property
@@ -208,7 +195,7 @@ class SweepProgress:
         }
 
     def common_failure_reason(self) -> str:
-        """Return the reason of the last trial if the first `EARLY_TRIALS` of this run all ended for one kind of reason.
+        """Return the last reason if the first `EARLY_TRIALS` of this run all ended for one kind of reason.
 
         Empty otherwise, and empty again after the next trial, so that it is reported once.
         """
@@ -221,9 +208,8 @@ class SweepProgress:
     def estimated_remaining_s(self, trials: int | None) -> float | None:
         """Return the estimated seconds until so many trials have ended, or None before there is anything to go by."""
         estimates_s = []
-        finished = self.finished_in_this_run
-        if trials is not None and finished > 0:
-            seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / finished
+        if trials is not None and self.finished_in_this_run > 0:
+            seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / self.finished_in_this_run
             estimates_s.append(seconds_per_trial * (trials - self.finished_trials))
         if self._budget.time_s is not None:
             estimates_s.append(self._budget.time_s - self.elapsed_s)

@@ -41,24 +41,18 @@ REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
 MANY_RUNNING = 64  # with more trials running, Optuna's TPE may take longer to propose trials than they take to end
 
-
 AnyTrial: TypeAlias = FrozenTrial | StoredTrial
 T = TypeVar("T", FrozenTrial, StoredTrial)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a trial ended, for the sampler.
-
-    Attributes:
-        values: the objectives of a complete trial.
-        infeasible: it cannot work, which the sampler learns.
-        excess: by which fraction a complete trial is beyond each limit, by metric; zero or less where it keeps it.
-    """
+    """How a trial ended, for the sampler."""
 
     state: TrialState
-    values: tuple[float, ...] | None = None
-    infeasible: bool = False
+    values: tuple[float, ...] | None = None  # the objectives of a complete trial
+    infeasible: bool = False  # it cannot work, which the sampler learns
+    # By which fraction a complete trial is beyond each limit, by metric; zero or less where it keeps it.
     excess: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -119,14 +113,12 @@ class SamplingStudy:
         return self._study.ask(self._distributions)
 
     def drop(self, proposal: Trial) -> None:
-        """Forget a proposal that is not tried."""
         self._study.tell(proposal, state=TrialState.FAIL)
 
     def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
         """Take a proposal for a trial of the journal that runs now.
 
-        Returns:
-            What the journal keeps for the sampler of a later run: the generation of NSGA-II, for others nothing.
+        Return what the journal keeps for the sampler of a later run: the generation of NSGA-II, for others nothing.
         """
         attrs = self.trials[proposal.number].system_attrs if self._sampler == "nsga2" else {}
         self._running[number] = proposal
@@ -149,18 +141,15 @@ class SamplingStudy:
         return dict(self._steps.get(number, {}))
 
     def finish(self, number: int, ending: Ending) -> None:
-        steps = self._steps.pop(number, {})
+        steps, generation = self._steps.pop(number, {}), self._generations.pop(number, None)
         if number in self._unseen:
-            params = self._unseen.pop(number)
-            if ending.state in LEARNED_STATES:
-                self._learn(params, ending, steps)
+            self._learn(self._unseen.pop(number), ending, steps)
             self._limit()
             return
         trial = self._running.pop(number)
-        if generation := self._generations.pop(number, None):  # a trial can only be added with it
+        if generation:  # a trial can only be added with it
             self.drop(trial)
-            if ending.state in LEARNED_STATES:
-                self._learn(dict(trial.params), ending, steps, generation)
+            self._learn(dict(trial.params), ending, steps, generation)
             return
         ending = self._for_sampler(ending)
         for name, value in self._constraints(ending).items():
@@ -196,18 +185,19 @@ class SamplingStudy:
         steps: Mapping[int, float],
         sampler_state: Mapping[str, Any] | None = None,
     ) -> None:
+        if ending.state not in LEARNED_STATES:
+            return
         ending = self._for_sampler(ending)
-        self._study.add_trial(
-            create_trial(
-                state=ending.state,
-                params=params,
-                distributions=self._distributions,
-                values=ending.values,
-                intermediate_values=dict(steps),
-                constraints=self._constraints(ending) or None,
-                system_attrs=dict(sampler_state or {}),
-            )
+        trial = create_trial(
+            state=ending.state,
+            params=params,
+            distributions=self._distributions,
+            values=ending.values,
+            intermediate_values=dict(steps),
+            constraints=self._constraints(ending) or None,
+            system_attrs=dict(sampler_state or {}),
         )
+        self._study.add_trial(trial)
         self._size += 1
 
     def _restart(self, number: int, params: Parameters) -> None:
@@ -221,12 +211,11 @@ class SamplingStudy:
         """Build the copy again with fewer trials, when it has become too large."""
         if self._max_finished is None or self._size < self._max_finished + MAX_RUNNING + SPARE:
             return
-        finished = [
-            (trial.number, trial, Ending(trial.state, values, excess=trial.constraints))
-            for trial in self.trials
-            if trial.state in LEARNED_STATES
-            for values in [tuple(trial.values) if trial.state is TrialState.COMPLETE else None]
-        ]
+        finished = []
+        for trial in self.trials:
+            if trial.state in LEARNED_STATES:
+                values = tuple(trial.values) if trial.state is TrialState.COMPLETE else None
+                finished.append((trial.number, trial, Ending(trial.state, values, excess=trial.constraints)))
         kept = [trial for _, trial, _ in self._select(finished)]
         running = {number: dict(trial.params) for number, trial in self._running.items()}
         unseen = [] if self._pruner.name != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
@@ -270,12 +259,9 @@ class SuccessiveHalving(optuna.pruners.BasePruner):
     """Ends a trial at a rung unless it is among the best there; rungs are at steps that grow by a factor.
 
     The rule is that of Ray Tune's ASHAScheduler and of Optuna's SuccessiveHalvingPruner: of the trials that have
-    reached a rung, the best one in `factor` goes on, and nobody waits for others. Optuna's keeps what trials had at a
-    rung in attributes that a resumed sweep does not have; here it follows from their steps alone.
-
-    Args:
-        first: the step of the first rung.
-        factor: from one rung to the next, and the number of trials of which one goes on.
+    reached a rung, the best one in `factor` goes on, and nobody waits for others. The first rung is at step `first`.
+    Optuna's keeps what trials had at a rung in attributes that a resumed sweep does not have; here it follows from
+    their steps alone.
     """
 
     def __init__(self, first: int, factor: int) -> None:
@@ -330,11 +316,7 @@ NO_PRUNER = PrunerSettings()
 
 
 def make_pruner(settings: PrunerSettings) -> optuna.pruners.BasePruner:
-    """Return the pruner.
-
-    median ends a trial whose best value so far is worse than the median of the other trials' up to the same step; asha
-    one that is not among the best at a rung.
-    """
+    """Return the pruner. median ends a trial whose best value so far is worse than the others' up to the same step."""
     if settings.name == "median":
         return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=settings.min_steps)
     if settings.name == "asha":
@@ -348,20 +330,20 @@ def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
     QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
     its covariance only with the trials of one run, and starts again after a resume.
     """
+    own_seed = trial_seed(seed, number)
     match name:
         case "tpe":
-            return optuna.samplers.TPESampler(seed=trial_seed(seed, number))
+            return optuna.samplers.TPESampler(seed=own_seed)
         case "gp":
-            return optuna.samplers.GPSampler(seed=trial_seed(seed, number))
+            return optuna.samplers.GPSampler(seed=own_seed)
         case "nsga2":
-            return optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=trial_seed(seed, number))
+            return optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=own_seed)
         case "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=trial_seed(seed, number), warn_independent_sampling=False)
+            return optuna.samplers.CmaEsSampler(seed=own_seed, warn_independent_sampling=False)
         case "qmc":
             return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
-    return optuna.samplers.RandomSampler(seed=trial_seed(seed, number))  # also for grid, whose points are enqueued
+    return optuna.samplers.RandomSampler(seed=own_seed)  # also for grid, whose points are enqueued
 
 
 def trial_seed(seed: int, number: int) -> int:
-    """Return the seed of trial `number` of a sweep."""
     return (seed * 1_000_003 + number) % 2**32
