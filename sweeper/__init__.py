@@ -53,10 +53,7 @@ def _pin_workloads() -> None:
         return
     for name in [name for name in sys.modules if name == "workloads" or name.startswith("workloads.")]:
         del sys.modules[name]
-    places = [str(folder)]
-    spec = importlib.util.spec_from_file_location(
-        "workloads", folder / "__init__.py", submodule_search_locations=places
-    )
+    spec = importlib.util.spec_from_file_location("workloads", folder / "__init__.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["workloads"] = module

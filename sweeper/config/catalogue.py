@@ -1,8 +1,7 @@
 """The catalogue of GPUs: a YAML file for each kind, which a GPU is recognized by, also where it is divided.
 
-An Instinct may be divided into several devices, each of which the driver shows as a GPU. The compute mode says into how
-many: SPX is one, CPX one for each die. The memory mode (NPS1, NPS4) says over what their memory is interleaved. The
-modes are written together, such as CPX/NPS4.
+An Instinct may be divided into several devices, each of which the driver shows as a GPU. The modes, such as CPX/NPS4,
+say into how many (SPX is one, CPX one for each die), and over what their memory is interleaved.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ MODES = re.compile(r"([SDTQC]PX)/NPS\d")
 _config_dirs: tuple[Path, ...] = ()
 
 
-# ── kinds of GPUs ──
-
-
 def use_config_dir(folder: str | Path | None) -> None:
     """Add the GPUs in `hardware/` of the user's folder of configurations to the catalogue, until the next call."""
     global _config_dirs
@@ -43,16 +39,11 @@ def use_config_dir(folder: str | Path | None) -> None:
 
 @cache
 def catalogue() -> dict[str, Hardware]:
-    """Return every kind of GPU by its name: of `conf/hardware/`, then those of the user's own files.
-
-    A user's file is a choice of `hardware=` by its name. It does not replace a file of this project, as in Hydra.
-
-    Raises UserInputError if a file of the user's is not valid.
-    """
+    """Return every kind of GPU by its name. Raises UserInputError if a file of the user's is not valid."""
     entries: dict[str, Hardware] = {}
     files: dict[str, dict[str, Any]] = {}
     for path in [path for folder in (CONF, *_config_dirs) for path in sorted((folder / "hardware").glob("*.yaml"))]:
-        if path.stem in files:
+        if path.stem in files:  # as in Hydra, a user's file does not replace one of this project
             continue
         files[path.stem] = values = _read(path, files)
         prefix = f"{path.name if path.is_relative_to(CONF) else path}: "
@@ -78,10 +69,7 @@ def _read(path: Path, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @cache
 def find_hardware(device_name: str) -> Hardware | None:
-    """Return the catalogue's entry for a driver's or Ray's name of a GPU; None if it has none.
-
-    A name with partition modes gives what one of the devices has.
-    """
+    """Return the catalogue's entry for a driver's or Ray's name of a GPU, of one device where the name has modes."""
     name, _, partition = device_name.rpartition(" ")
     if not MODES.fullmatch(partition):
         name, partition = device_name, ""
@@ -92,10 +80,10 @@ def find_hardware(device_name: str) -> Hardware | None:
 
 
 def is_kind(gpu: GpuIdentity, label: str | None, hardware: Hardware) -> bool:
-    """Return whether a GPU is of this kind.
+    """Return whether a GPU is of this kind, by its id, else its name, else Ray's label.
 
-    Virtual functions have names and ids of their own. Ray reads its label of an AMD GPU from the id, which AMD SMI may
-    report where it reports no name; its labels of NVIDIA's GPUs leave out the form, on which the peaks depend.
+    Ray reads its label of an AMD GPU from the id, which AMD SMI may report where it reports no name; its labels of
+    NVIDIA's GPUs leave out the form, on which the peaks depend.
     """
     device_id = (gpu.device_id or "").lower().removeprefix("0x")
     if device_id in hardware.device_ids:
@@ -126,10 +114,7 @@ def partition_of(gpu: GpuIdentity) -> str | None:
 
 
 def check_partition(hardware: Hardware) -> None:
-    """Check the partition modes that a configuration asks for.
-
-    Raises UserInputError if there are no such modes, or no partitions of this kind of GPU are known.
-    """
+    """Check the partition modes that a configuration asks for. Raises UserInputError if these GPUs have no such."""
     if hardware.partition is None:
         return
     if not MODES.fullmatch(hardware.partition):
@@ -151,10 +136,7 @@ def divide(hardware: Hardware, units: int | None = None, memory_gib: float | Non
     the memory evenly too (amdgpu_amdkfd_xcp_memory_size in Linux), but AMD SMI may report for each device all memory
     of the GPU, or of the group that it is interleaved in (ROCm/ROCm#4750).
 
-    Args:
-        hardware: a whole GPU, with the partition mode.
-        units: the compute units that the driver reports of a device, fewer also where it does not report the mode.
-        memory_gib: the memory that it reports of a device.
+    `units` and `memory_gib`: what the driver reports of a device; fewer units also where it does not report the mode.
     """
     total_units = hardware.compute_units or 0
     known = units if units and total_units else None

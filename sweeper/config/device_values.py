@@ -34,14 +34,10 @@ FROM_SPACE = "space.env"
 FROM_NODES = "the nodes' environment"
 
 
-# ── the number of GPUs ──
-
-
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
     """Return the configuration with the values that this number of GPUs gives, and the layout of its strategy.
 
-    Raises UserInputError if the strategy is unknown, has no row for this vendor and model, or its degrees do not divide
-    the number of GPUs.
+    Raises UserInputError if the strategy has no layout for this vendor, model and number of GPUs.
     """
     resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
     strategy = resolved.config.workload.strategy
@@ -50,22 +46,19 @@ def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedC
     strategies = read_strategies()
     if strategy not in strategies:
         raise UserInputError(f"workload.strategy={strategy}: unknown strategy. {suggest(strategy, strategies)}")
-    is_amd = (target.architecture or "").startswith("gfx")
-    vendor = "amd" if is_amd else "nvidia"  # a CPU takes either
+    vendor = "amd" if (target.architecture or "").startswith("gfx") else "nvidia"  # a CPU takes either
     model = spaces.parse(resolved.config.space, target.hardware.kind).constants.get("model")
     model = model or (resolved.settings or {}).get("model")
     rows = {row.model: row for row in strategies[strategy] if row.vendor == vendor}
     if model not in rows:
-        available = ", ".join(sorted(rows))
-        key = f"workload.strategy={strategy}"
-        raise UserInputError(f"{key}: no layout for model {model} on {vendor}. Available: {available}")
+        what = f"no layout for model {model} on {vendor}"
+        raise UserInputError(f"workload.strategy={strategy}: {what}. Available: {', '.join(sorted(rows))}")
     parameters = {field.name for field in fields(resolved.workload.Parameters)}
     layout = {**DEFAULTS, **layout_on(gpus, strategy, rows[str(model)])}
     return resolved.with_space({name: value for name, value in layout.items() if name in parameters})
 
 
 def _apply_count(entry: Any, gpus: int) -> Any:
-    """Return an entry of a space with what this number of GPUs gives."""
     if isinstance(entry, Mapping):
         return {name: _apply_count(value, gpus) for name, value in entry.items()}
     if entry == DIVISORS:
@@ -73,9 +66,6 @@ def _apply_count(entry: Any, gpus: int) -> Any:
     if isinstance(entry, str) and (multiple := MULTIPLE.fullmatch(entry)):
         return -(-int(multiple[1]) // gpus) * gpus
     return entry
-
-
-# ── strategies ──
 
 
 @dataclass(frozen=True)
@@ -94,10 +84,7 @@ def read_strategies() -> dict[str, list[Strategy]]:
 
 
 def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
-    """Return the values of a row on this number of GPUs: those that tp and pp leave are sharded data parallel.
-
-    Raises UserInputError if tp and pp do not divide the number of GPUs.
-    """
+    """Return a row's values on this number of GPUs, of which those that tp and pp leave are sharded data parallel."""
     divided = row.space["tp"] * row.space["pp"]
     if gpus % divided:
         raise UserInputError(
@@ -105,9 +92,6 @@ def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
             f"{row.vendor}. Allowed: multiples of {divided}"
         )
     return {**_apply_count(row.space, gpus), "dp_shard": gpus // divided}
-
-
-# ── environment variables ──
 
 
 @dataclass(frozen=True)
@@ -145,9 +129,7 @@ def default_names(chosen: Hardware) -> set[str]:
 def apply_defaults(space: Space, target: Target) -> tuple[Space, dict[str, str]]:
     """Return the space with the device's variables, and for each constant variable what has set it.
 
-    What the space sets comes first, then what the nodes have in their own environment, then the device's default.
-
-    Raises UserInputError if the nodes differ in one.
+    The space comes first, then the nodes' own environment, then the default. Raises UserInputError if nodes differ.
     """
     constants: dict[str, str] = {}
     sources = dict.fromkeys(only_variables(space.constants), FROM_SPACE)

@@ -46,12 +46,10 @@ def is_variable(name: str) -> bool:
 
 
 def without_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are the workload's."""
     return {name: value for name, value in parameters.items() if not is_variable(name)}
 
 
 def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are environment variables."""
     return {name: value for name, value in parameters.items() if is_variable(name)}
 
 

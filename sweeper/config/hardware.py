@@ -19,14 +19,7 @@ PLANNED_ADDRESS = "planned"  # the address of a node that a plan assumes
 
 @dataclass(frozen=True)
 class Node:
-    """A machine as the scheduler sees it.
-
-    Attributes:
-        gpus_used_gib: GiB that other processes use, by the driver's GPU number; known of this machine only, before a
-            sweep starts.
-        gpu_domain: Ray's label of the NVLink domain that the node shares with others, as of GB200 NVL72.
-        environment: those variables of its processes that `discover_nodes` was called with.
-    """
+    """A machine as the scheduler sees it."""
 
     address: str
     cpus: int
@@ -34,13 +27,13 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None  # Ray's label for its GPUs
     gpu_identities: tuple[GpuIdentity, ...] = ()  # what the driver reports of each GPU
-    gpus_used_gib: tuple[tuple[int, float], ...] = ()
+    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # by other processes before a sweep, by number; of this machine
     gpu_problems: tuple[GpuProblem, ...] = ()  # what keeps GPUs that it has from being used
     id: str | None = None  # Ray's id of a node of a running cluster
     cpu_architecture: str = "cpu"
     memory_gib: float | None = None  # what the scheduler may give out; None before a cluster runs
-    gpu_domain: str | None = None
-    environment: tuple[tuple[str, str], ...] = ()
+    gpu_domain: str | None = None  # Ray's label of the NVLink domain that nodes share, as of GB200 NVL72
+    environment: tuple[tuple[str, str], ...] = ()  # those variables that `discover_nodes` was called with
     code_problem: str = ""  # why it cannot run the sweep's code, for a node that joins
 
     def capacity(self, host_gib: float) -> int:
@@ -63,7 +56,6 @@ class Node:
 
     @property
     def cpu_model(self) -> str:
-        """The processor's name with the number of cores."""
         return f"{self.cpu_name} ({self.cpus} cores)"
 
     @property
@@ -86,7 +78,7 @@ class Target:
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the devices are assumed by a plan and do not exist in the cluster."""
+        """Whether a plan assumes the devices, which are not in the cluster."""
         return self.nodes[0].address == PLANNED_ADDRESS
 
     @property
@@ -110,16 +102,11 @@ class Target:
     def count_gangs(
         self, ranks: int, requested: int | None, *, whole_nodes: bool = False, host_gib: float = 0.0
     ) -> int:
-        """Return how many gangs of `ranks` run at once: as requested, else one for each `ranks` GPUs; on a CPU one.
+        """Return how many gangs of `ranks` run at once: as requested, else as fit; on a CPU one, for the timings' sake.
 
-        On a CPU, concurrent trials would disturb each other's timings.
+        `whole_nodes`: no two gangs share a node. `host_gib`: memory of its node that each process takes.
 
-        Args:
-            whole_nodes: no two gangs share a node.
-            host_gib: memory of its node that each process takes.
-
-        Raises:
-            UserInputError: if more are requested than fit.
+        Raises UserInputError if more are requested than fit.
         """
         limit = self.devices // ranks
         if self.is_gpu and self.nodes:
@@ -128,19 +115,15 @@ class Target:
                 limit = len(self.nodes) // -(-ranks // min(node.gpus for node in self.nodes))
             limit = min(limit, self._count_in_domains(ranks, host_gib) or limit)
         if requested is not None and requested > limit:
-            reason = (
-                " with exclusive=node" if whole_nodes else f" with {host_gib:g} GiB of memory each" if host_gib else ""
-            )
+            reason = f" with {host_gib:g} GiB of memory each" if host_gib else ""
+            reason = " with exclusive=node" if whole_nodes else reason
             raise UserInputError(
                 f"cluster.max_concurrent_trials={requested}: at most {limit} fit on {self.devices} {self.unit}{reason}"
             )
         return requested or (limit if self.is_gpu else 1)
 
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
-        """Return how many ranks of a gang share a node; of a gang that does not fit, as many as the largest node has.
-
-        Each process takes `host_gib` of its node's memory.
-        """
+        """Return how many ranks of a gang share a node; if it does not fit, as many as the largest node has."""
         if not self.is_gpu:
             return min(ranks, max(node.cpus for node in self.nodes))
         most = max(node.gpus for node in self.nodes)
@@ -171,7 +154,6 @@ class Target:
         return [node.capacity(host_gib) for node in self.nodes]
 
     def describe_foreign_use(self) -> list[str]:
-        """Return a line for each GPU of the target whose memory other processes use."""
         return [
             f"other processes use {gib:.1f} GiB of GPU {number}; results will be skewed (see nvidia-smi, amd-smi)"
             for node in self.nodes
@@ -181,7 +163,7 @@ class Target:
 
     def with_nodes(self, nodes: Iterable[Node]) -> Target:
         """Return the target with those of these nodes that have the same devices."""
-        return replace(self, nodes=(*self.nodes, *(node for node in nodes if self._has_same_devices(node))))
+        return replace(self, nodes=(*self.nodes, *filter(self._has_same_devices, nodes)))
 
     def without_nodes(self, ids: Collection[str]) -> Target:
         """Return the target without the nodes that have these Ray ids."""
@@ -234,21 +216,14 @@ def hardware_of(node: Node) -> Hardware:
 def find_ranks_per_node(ranks: int, capacities: Sequence[int]) -> int | None:
     """Return how many ranks of a gang share each of its nodes; None if the gang does not fit.
 
-    It is the largest divisor of `ranks` for which enough nodes have room, so every node of a gang has as many.
-    `capacities`: the ranks that fit on each node.
+    It is the largest divisor of `ranks` for which enough nodes have room. `capacities`: the ranks that fit on each.
     """
     divisors = (share for share in range(ranks, 0, -1) if ranks % share == 0)
     return next((n for n in divisors if sum(capacity >= n for capacity in capacities) >= ranks // n), None)
 
 
 def count_placements(ranks: int, capacities: Sequence[int], share: int | None = None) -> int:
-    """Return how many gangs fit at once, all of them placed alike; 0 if none does.
-
-    Args:
-        ranks: of a gang.
-        capacities: the ranks that fit on each node.
-        share: of the ranks on a node; None: as `find_ranks_per_node` says.
-    """
+    """Return how many gangs fit at once with `share` ranks on a node, by default as `find_ranks_per_node` says."""
     share = share or find_ranks_per_node(ranks, capacities)
     if share is None:
         return 0

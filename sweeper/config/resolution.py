@@ -59,17 +59,20 @@ class ResolvedConfig:
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
-    """Check a composed configuration and load its workload.
+    """Check a composed configuration and load its workload, unless it is given: a function has no name.
 
-    Args:
-        composed: by Hydra.
-        workload: the one that it names, where it cannot be loaded by its name: a function.
-
-    Raises:
-        UserInputError: for everything that is wrong whatever the device.
+    Raises UserInputError for everything that is wrong whatever the device.
     """
-    entries = _add_finals(_split_objectives(_plain_values(composed)))
-    config = build(Config, entries)
+    try:
+        if OmegaConf.select(composed, "workload.name") is None:
+            raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
+        if missing := sorted(OmegaConf.missing_keys(composed)):  # ??? in YAML
+            raise UserInputError(f"{missing[0]}: required; set {missing[0]}=…")
+        values: Any = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserInputError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
+    values = {str(key): value for key, value in values.items()}
+    config = build(Config, _add_finals(_split_objectives(values)))
     _check_rules(config)
     criteria = _read_criteria(config)
     workload = _load_workload(config) if workload is None else workload
@@ -78,20 +81,6 @@ def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedC
         remedy = "give it a parameter report, or use none" if name == "function" else "use none"
         raise UserInputError(f"search.pruner={pruner}: {name} reports no steps while it runs; {remedy}")
     return ResolvedConfig(config, workload, criteria, _read_projection_nodes(config.projection.nodes))
-
-
-def _plain_values(composed: DictConfig) -> dict[str, Any]:
-    """Return the configuration with its references resolved."""
-    try:
-        if OmegaConf.select(composed, "workload.name") is None:
-            raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
-        if missing := sorted(OmegaConf.missing_keys(composed)):  # ??? in YAML
-            raise UserInputError(f"{missing[0]}: required; set {missing[0]}=…")
-        values = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise UserInputError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
@@ -109,31 +98,26 @@ def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
 
 def _check_rules(config: Config) -> None:
     """Check rules over the configuration's own values."""
-    tracking = config.tracking
+    tracking, budget = config.tracking, config.budget
     texts = {"dir": config.dir, "cluster.address": config.cluster.address, "tracking.uri": tracking.uri}
     for key, text in {**texts, "tracking.experiment": tracking.experiment}.items():
         if text == "":  # such as tracking.uri=$UNSET
             raise UserInputError(f"{key}=: must not be empty")
     if config.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", config.name):
-        raise UserInputError(
-            f"name={config.name}: allowed are letters, digits, '.', '_' and '-', starting with a letter or digit"
-        )
-    if config.workload.name not in registry.names():
-        raise UserInputError(
-            f"workload.name={config.workload.name}: unknown workload. {suggest(config.workload.name, registry.names())}"
-        )
+        allowed = "letters, digits, '.', '_' and '-', starting with a letter or digit"
+        raise UserInputError(f"name={config.name}: allowed are {allowed}")
+    name, names = config.workload.name, registry.names()
+    if name not in names:
+        raise UserInputError(f"workload.name={name}: unknown workload. {suggest(name, names)}")
     architecture = config.hardware.architecture
     if architecture is not None and not is_architecture(architecture):
         raise UserInputError(f"hardware.architecture={architecture}: must have the form of sm90, gfx942 or cpu")
-    budget = config.budget
     if all(limit is None for limit in (budget.trials, budget.time_s, budget.patience, budget.gpu_hours, budget.cost)):
-        raise UserInputError(
-            "budget: trials, time_s, patience, gpu_hours and cost are all null; the sweep would never end"
-        )
+        limits = "trials, time_s, patience, gpu_hours and cost"
+        raise UserInputError(f"budget: {limits} are all null; the sweep would never end")
     if budget.cost is not None and not config.price_per_hour:
-        raise UserInputError(
-            f"budget.cost={budget.cost:g}: the price of a GPU is unknown; set price_per_hour=, or use budget.gpu_hours"
-        )
+        remedy = "set price_per_hour=, or use budget.gpu_hours"
+        raise UserInputError(f"budget.cost={budget.cost:g}: the price of a GPU is unknown; {remedy}")
 
 
 def _load_workload(config: Config) -> Workload:
@@ -143,9 +127,8 @@ def _load_workload(config: Config) -> Workload:
         if config.command is not None:
             raise UserInputError(f"command: {config.workload.name} runs no command; use workload=command")
     elif not workload.runs_command:
-        raise UserInputError(
-            f"workload.name={workload.name}: is run from Python: sweeper.run(workload=my_function, space={{…}})"
-        )
+        call = "sweeper.run(workload=my_function, space={…})"
+        raise UserInputError(f"workload.name={workload.name}: is run from Python: {call}")
     else:
         settings = dict(config.command or {})
         directory = convert(str, settings.get("directory", "."), "command.directory")
@@ -159,19 +142,15 @@ def _load_workload(config: Config) -> Workload:
 def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
     """Check the GPUs of a trial against the workload. Raises UserInputError if it spans fewer, or needs more."""
     name, fewest, limit = config.workload.name, workload.min_world_size, workload.max_world_size
+    trial = f"gpus={config.gpus}: a trial of {name}"
     if gpus < fewest:
-        raise UserInputError(
-            f"gpus={config.gpus}: a trial of {name} needs at least {fewest}; set gpus={fewest} or more"
-        )
+        raise UserInputError(f"{trial} needs at least {fewest}; set gpus={fewest} or more")
     if limit is not None and gpus > limit:
-        raise UserInputError(f"gpus={config.gpus}: a trial of {name} spans at most {limit}")
+        raise UserInputError(f"{trial} spans at most {limit}")
 
 
 def check_program(resolved: ResolvedConfig) -> None:
-    """Check that a command's program and directory exist, where it is to run on this machine.
-
-    Raises UserInputError if one does not.
-    """
+    """Check that a command's program and directory exist, where it is to run on this machine."""
     settings = resolved.settings
     if settings is None or resolved.config.plan or not resolved.is_local:
         return
@@ -193,9 +172,6 @@ def _read_projection_nodes(value: Any) -> list[int]:
         listed = ",".join(map(str, nodes))
         raise UserInputError(f"projection.nodes={listed}: must be numbers of nodes: projection.nodes=1,2,4,8")
     return nodes
-
-
-# ── objectives and limits ──
 
 
 def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:

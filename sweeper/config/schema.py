@@ -140,16 +140,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Finals:
-    """The number of best trials that are measured again, and the number of rounds; null for the workload's."""
-
-    top: int = field(metadata={"min": 0})
+    top: int = field(metadata={"min": 0})  # the best trials that are measured again; null for the workload's
     rounds: int = field(metadata={"min": 2})
 
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """Limits of one trial."""
-
     timeout_s: float = field(metadata={"min": 0.001})
     retries: int = field(metadata={"min": 0})
     grace_s: float = field(metadata={"min": 0})
@@ -157,8 +153,6 @@ class TrialLimits:
 
 @dataclass(frozen=True)
 class ClusterSection:
-    """The Ray cluster that trials run on."""
-
     address: str | None = None
     insecure: bool = False
     max_concurrent_trials: int | None = field(default=None, metadata={"min": 1})
@@ -167,17 +161,13 @@ class ClusterSection:
 
 @dataclass(frozen=True)
 class Tracking:
-    """The MLflow store that a sweep is recorded in."""
-
     experiment: str
     uri: str | None = None
 
 
 @dataclass(frozen=True)
 class ProjectionSection:
-    """To how many nodes the best point is projected."""
-
-    nodes: Any = None
+    nodes: Any = None  # to how many the best point is projected
 
 
 @dataclass(frozen=True)

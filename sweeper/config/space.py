@@ -115,14 +115,11 @@ Dimension = Choice | Range | Interval
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions that vary and the constants. A point has one value for each parameter.
-
-    `only`: the points to try if not all combinations are, the most promising first; None for all.
-    """
+    """The dimensions that vary and the constants. A point has one value for each parameter."""
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     constants: Parameters = field(default_factory=dict)
-    only: tuple[Parameters, ...] | None = None
+    only: tuple[Parameters, ...] | None = None  # the points to try, the most promising first; None for all combinations
 
     @cached_property
     def size(self) -> float:
@@ -139,10 +136,7 @@ class Space:
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Yield every combination of values, the last parameter fastest; or the points of `only` in their order.
-
-        Raises UserInputError if a dimension is an interval.
-        """
+        """Yield every combination, the last parameter fastest; or `only`. Raises UserInputError for an interval."""
         if self.only is not None:
             yield from map(dict, self.only)
             return
@@ -165,10 +159,7 @@ def point_key(params: Mapping[str, Any]) -> str:
 
 
 def parse(entries: Mapping[str, Any], kind: str) -> Space:
-    """Return the space that a configuration's mapping describes for a device of `kind` ("cpu" or "gpu").
-
-    Raises UserInputError for an entry that is empty or cannot be parsed.
-    """
+    """Return the space of a configuration for a device of `kind` ("cpu" or "gpu"). Raises UserInputError."""
     dimensions: dict[str, Dimension] = {}
     constants: Parameters = {}
     for name, entry in flatten(entries).items():
@@ -199,16 +190,11 @@ def parse_entry(name: str, entry: Any) -> Dimension | Value:
     if not isinstance(entry, str) or not any(mark in entry for mark in "(,["):
         return entry
     value = parse_text(key, entry)
-    match value:
-        case ChoiceSweep():
-            return _choice(key, value.list)
-        case list():
-            return _choice(key, value)
-        case str():  # in quotes
-            return value
-        case RangeSweep() | IntervalSweep():
-            return _numbers(key, entry, value)
-    return entry
+    if isinstance(value, RangeSweep | IntervalSweep):
+        return _numbers(key, entry, value)
+    if isinstance(value, ChoiceSweep | list):
+        return _choice(key, value.list if isinstance(value, ChoiceSweep) else value)
+    return value if isinstance(value, str) else entry  # in quotes
 
 
 def parse_text(key: str, text: str) -> Any:

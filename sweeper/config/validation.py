@@ -35,8 +35,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Return an instance of the dataclass `cls`, every value of it checked.
 
     Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses and mappings to them; other lists
-    and mappings, and Any, are taken as they are. `metadata={"min": …, "max": …}` bounds a number. `prefix` stands
-    before each key in messages.
+    and mappings, and Any, are taken as they are. `metadata={"min": …, "max": …}` bounds a number.
 
     Raises UserInputError for an unknown key, a missing one, a wrong type or a number out of bounds.
     """
@@ -88,23 +87,21 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     elif get_origin(annotation) in (list, dict):
         if isinstance(value, get_origin(annotation)):
             inner = get_args(annotation)[-1]
-            return (
-                {name: convert(inner, v, f"{key}.{name}") for name, v in value.items()}
-                if is_dataclass(inner)
-                else value
-            )
+            if not is_dataclass(inner):
+                return value
+            return {name: convert(inner, entry, f"{key}.{name}") for name, entry in value.items()}
     elif isinstance(value, int) and abs(value) >= MAX_INTEGER:
         raise UserInputError(f"{key}: must be between -2^63 and 2^63, has {value.bit_length()} bits")
     elif isinstance(value, float) and not math.isfinite(value):
         raise UserInputError(f"{key}={value}: must be finite")
-    elif annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    elif annotation is int and isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
-        return int(value)
     elif annotation in (str, bool) and isinstance(value, annotation):
         return value
-    elif annotation is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # name=2026 is a name
+    elif (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and (annotation in (float, str) or (annotation is int and value == int(value)))
+    ):
+        return annotation(value)  # name=2026 is a name
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value))  # such as 1T or 300B
     hint = f". Write {number[1]}e{SI_PREFIXES[number[2]]}" if number else ""
     raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{hint}")
@@ -125,7 +122,7 @@ def describe_type(annotation: Any) -> str:
 
 def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:
     """Check a number against `{"min": …, "max": …}`. Raises UserInputError if it is out of bounds."""
-    if value is None or not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)):
         return
     if "min" in bounds and not value >= bounds["min"]:
         raise UserInputError(f"{key}={_format_value(value)}: must be at least {bounds['min']}")
@@ -139,8 +136,6 @@ def _format_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a configuration."""
-
     name: str
     annotation: Any
     default: Any  # MISSING for a required key
