@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,6 +18,8 @@ from sweeper.common.format import count, format_number, format_point
 from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps, ratio_interval
 from sweeper.results.ranking import BestResult, find_speed_metric, read_work, select_complete
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, run_of_interval
+
+SHOWN_PAIRS = 5
 
 
 def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
@@ -58,17 +59,12 @@ def compare_values(value: Interval, other: Interval, name: str, other_name: str)
 
 def describe_basis(first: BestResult, second: BestResult) -> str:
     """Return which spreads the intervals of two results rest on."""
-    bases = [
-        f"{result.rounds} rounds of finals" if result.rounds else "the steps of one trial" for result in (first, second)
-    ]
-    return f"{bases[0]} each" if bases[0] == bases[1] else f"{bases[0]} against {bases[1]}"
+    rounds = (first.rounds, second.rounds)
+    basis, other = (f"{number} rounds of finals" if number else "the steps of one trial" for number in rounds)
+    return f"{basis} each" if basis == other else f"{basis} against {other}"
 
 
-SHOWN_PAIRS = 5
-
-
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """One point that both sweeps measured: its parameters and both speeds."""
 
     params: Mapping[str, str]
@@ -76,9 +72,8 @@ class Pair:
     second: float
 
     @property
-    def difference(self) -> float:
-        """The second speed over the first, less one."""
-        return self.second / self.first - 1
+    def ratio(self) -> float:
+        return self.second / self.first
 
 
 def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
@@ -93,14 +88,14 @@ def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
         before, after = float(row[f"metric.{metric}"]), speeds.get(_key(row), math.nan)
         if before > 0 and after > 0:
             pairs.append(Pair(dict(_params(row)), before, after))
-    return sorted(pairs, key=lambda pair: -abs(math.log(pair.second / pair.first)))
+    return sorted(pairs, key=lambda pair: -abs(math.log(pair.ratio)))
 
 
 def describe_pairs(pairs: list[Pair]) -> list[str]:
     """Return the median difference with its interval, and the points that differ most; empty without a pair."""
     if not pairs:
         return []
-    logarithms = np.log([pair.second / pair.first for pair in pairs])
+    logarithms = np.log([pair.ratio for pair in pairs])
     # The points of a search are in no order of time: shuffled, neighbours in it are not taken for correlation.
     interval = interval_of_steps(np.random.default_rng(0).permutation(np.exp(logarithms)), "median")
     bounds = f"95% {interval.low - 1:+.1%} to {interval.high - 1:+.1%}" if interval else f"fewer than {MIN_STEPS} pairs"
@@ -109,9 +104,8 @@ def describe_pairs(pairs: list[Pair]) -> list[str]:
     varying = {name for pair in pairs for name, value in pair.params.items() if pairs[0].params.get(name) != value}
     for pair in pairs[:SHOWN_PAIRS]:
         point = format_point({name: value for name, value in pair.params.items() if name in varying})
-        lines.append(
-            f"  {pair.difference:+.1%}  {point}: {format_number(pair.first)} against {format_number(pair.second)}"
-        )
+        speeds = f"{format_number(pair.first)} against {format_number(pair.second)}"
+        lines.append(f"  {pair.ratio - 1:+.1%}  {point}: {speeds}")
     return lines
 
 
@@ -120,6 +114,5 @@ def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 
 def _params(row: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the trial's parameters, sorted, without the settings of its sweep."""
     names = [str(name) for name in row if str(name).startswith("param.") and not str(name).startswith("param.sweep.")]
     return tuple(sorted((name.removeprefix("param."), row[name]) for name in names if isinstance(row[name], str)))

@@ -32,9 +32,7 @@ class SweepEnd:
         winner: number of the trial that won; None if no trial was complete.
         value, low, high: its objective and the bounds of its 95% interval; None where it has none.
         rounds: rounds of the finals that the value is the mean of; 0 for the value of a single trial.
-        at_s: seconds since 1970.
-        front: with several objectives, the numbers of the trials on their front; None where an earlier
-            version ended the sweep.
+        front: with several objectives, the numbers of the trials on their front; None from an earlier version.
     """
 
     is_over: bool
@@ -50,24 +48,21 @@ class SweepEnd:
 
 @dataclass(frozen=True)
 class SweepDescription:
-    """A sweep in plain values, secrets masked.
+    """A sweep in plain values, secrets masked. Times are in seconds since 1970.
 
     Attributes:
         study: the id of its study, which its runs in MLflow have as a tag.
         arguments: the command line that runs or resumes it.
-        python, host: the interpreter that ran it, and on which machine.
-        config: the whole configuration.
         settings: those of the workload's section; None if it has none.
         constants: the parameters that every trial has.
         space: the parameters as text.
         hardware, device: the name of the hardware, and the device's own name.
         gpus, ranks_per_node: ranks of a trial, and how many of them share a node.
         nodes: of the sweep.
-        tracking_uri: of the MLflow store.
         software: versions of the driver's packages by name.
         git: commit of the checkout that ran.
         budget_trials: trials of its budget, at most those of its space; None without a limit, or of an earlier version.
-        started_at_s: of its last run, in seconds since 1970.
+        started_at_s: of its last run.
         end: how that ended; None while it runs, and after it was killed.
     """
 
@@ -106,7 +101,6 @@ class SweepDescription:
 
     @property
     def criteria(self) -> Criteria:
-        """What ranks its trials."""
         names = self.config.get("objective") or [self.objective]
         others = {name: DIRECTIONS[name] for name in names[1:]}
         limits = {name: bound for name, bound in self.config.get("limits", {}).items() if bound is not None}
@@ -114,7 +108,6 @@ class SweepDescription:
 
     @property
     def first_rank(self) -> Rank:
-        """The first rank of a trial."""
         return Rank(
             world_size=self.gpus,
             device="cpu" if self.hardware == "cpu" else "cuda",
@@ -135,15 +128,7 @@ class SweepDescription:
 def describe_sweep(
     plan: SweepPlan, *, study: str, arguments: Sequence[str], provenance: Mapping[str, Any], uri: str
 ) -> SweepDescription:
-    """Return the description of a sweep that starts.
-
-    Args:
-        plan: the plan of the sweep.
-        study: the id of its study.
-        arguments: the command line.
-        provenance: of this run.
-        uri: of the MLflow store.
-    """
+    """Return the description of a sweep that starts, by the command line `arguments`, with its store's `uri`."""
     gpus = plan.resources.gpus
     return SweepDescription(
         name=plan.name,

@@ -14,8 +14,7 @@ from sweeper.metrics.derivation import MEMORY_METRICS, first_known
 
 HEADING = ["result", "model", "sequence length", "global batch", "type", "device", "devices", "tokens/s"]
 HEADING += ["tokens/s per device", "claimed per device", "ms a step", "steps", "MFU %", "stated MFU %"]
-HEADING += ["claimed TFLOP/s per device", "FLOPs", "GiB"]
-HEADING += ["contradictions", "notes", "as executed"]
+HEADING += ["claimed TFLOP/s per device", "FLOPs", "GiB", "contradictions", "notes", "as executed"]
 NOTE = (
     "Imported from other tools' files: not measured here, not ranked, and not compared with the results above. Rates "
     "and MFU are derived again from tokens and the median step after the warm-up; claimed and stated are the tool's "
@@ -29,22 +28,13 @@ IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  
 
 @dataclass(frozen=True)
 class Imported:
-    """One imported result that worked.
-
-    Attributes:
-        run: its row of the table of imported results.
-    """
+    """One imported result that worked: its row of the table of imported results."""
 
     run: dict[str, Any]
 
     @property
     def name(self) -> str:
         return str(self.run["run"])
-
-    @property
-    def file(self) -> str:
-        """The id of the run of its file."""
-        return str(self.run["parent"])
 
     @property
     def model(self) -> str:
@@ -65,6 +55,11 @@ class Imported:
     def rate_per_device(self) -> float:
         """Tokens/s of one device, NaN if the tokens or the number of devices are not known."""
         return self.get_metric("tokens_per_s_per_gpu")
+
+    @property
+    def rates(self) -> list[str]:
+        """The cells of the tokens/s of one device, as derived again and as claimed."""
+        return [format_number(rate) for rate in (self.rate_per_device, self.claim_per_device("tokens_per_s"))]
 
     def claim_per_device(self, rate: str) -> float:
         """Return a claimed rate of one device: as the tool says it, else divided by the devices, NaN if unknown."""
@@ -96,49 +91,44 @@ def select_fastest(results: list[Imported]) -> list[Imported]:
     fastest: dict[tuple[str, ...], tuple[tuple[bool, float], Imported]] = {}
     for result in results:
         rate = result.get_metric("tokens_per_s")
-        key = (result.file, *result.work, *([result.name] if math.isnan(rate) else []))
+        key = (str(result.run["parent"]), *result.work, *([result.name] if math.isnan(rate) else []))
         preference = not result.contradictions, rate
         if key not in fastest or preference > fastest[key][0]:
             fastest[key] = preference, result
-    return sorted((result for _, result in fastest.values()), key=_sort_key)
 
+    def sort_key(result: Imported) -> tuple[Any, ...]:
+        rate = result.rate_per_device
+        model, length, *_ = result.work
+        descending = 0.0 if math.isnan(rate) else -rate
+        return not model, model, float(length or 0), bool(result.contradictions), descending, result.name
 
-def _sort_key(result: Imported) -> tuple[Any, ...]:
-    rate = result.rate_per_device
-    model, length, *_ = result.work
-    descending = 0.0 if math.isnan(rate) else -rate
-    return not model, model, float(length or 0), bool(result.contradictions), descending, result.name
+    return sorted((result for _, result in fastest.values()), key=sort_key)
 
 
 def list_rows(runs: pd.DataFrame) -> list[list[str]]:
     """Return the cells of the selected results. Unknown values stay empty."""
-    return [_format_result(result) for result in select_fastest(list_results(runs))]
-
-
-def _format_result(result: Imported) -> list[str]:
-    params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
-    executed = [f"{name}={value}" for name, value in params.items() if isinstance(value, str)]
-    return [
-        *(result.name, *result.work),
-        format_number(result.get_metric("tokens_per_s")),
-        format_number(result.rate_per_device),
-        format_number(result.claim_per_device("tokens_per_s")),
-        format_number(result.get_metric("step_time_ms")),
-        format_number(result.get_metric("steps")),
-        format_percent(result.get_metric("mfu")),
-        format_percent(result.get_metric("claimed_mfu")),
-        format_number(result.claim_per_device("tflops")),
-        result.get_text("tag.claims_flops"),
-        format_number(first_known(map(result.get_metric, MEMORY_METRICS))),
-        "; ".join(result.contradictions),
-        result.get_text("tag.notes"),
-        " ".join(text for text in executed if text.partition("=")[0] not in IDENTIFYING),
-    ]
+    rows = []
+    for result in select_fastest(list_results(runs)):
+        params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
+        metric, executed = result.get_metric, {key: text for key, text in params.items() if isinstance(text, str)}
+        rows.append(
+            [
+                *(result.name, *result.work, format_number(metric("tokens_per_s")), *result.rates),
+                *(format_number(metric("step_time_ms")), format_number(metric("steps"))),
+                *(format_percent(metric("mfu")), format_percent(metric("claimed_mfu"))),
+                format_number(result.claim_per_device("tflops")),
+                result.get_text("tag.claims_flops"),
+                format_number(first_known(map(metric, MEMORY_METRICS))),
+                "; ".join(result.contradictions),
+                result.get_text("tag.notes"),
+                " ".join(f"{name}={value}" for name, value in executed.items() if name not in IDENTIFYING),
+            ]
+        )
+    return rows
 
 
 def list_contradictions(runs: pd.DataFrame) -> Iterator[list[str]]:
     """Yield the cells of every contradiction of every result."""
     for result in list_results(runs):
-        rates = [format_number(result.rate_per_device), format_number(result.claim_per_device("tokens_per_s"))]
         for contradiction in result.contradictions:
-            yield [result.name, result.get_text("tag.device"), *rates, contradiction]
+            yield [result.name, result.get_text("tag.device"), *result.rates, contradiction]

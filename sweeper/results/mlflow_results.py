@@ -24,6 +24,7 @@ from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.metrics.criteria import Criteria, Limit
 from sweeper.results.ranking import SPEED_UNITS, BestResult, find_best_results
 from sweeper.tracking import mlflow_store
+from sweeper.tracking.mlflow_store import KIND, STUDY
 from workloads.api.errors import UserInputError, suggest
 from workloads.api.secrets import mask
 
@@ -67,7 +68,7 @@ class ClientReader:
 
 @dataclass(frozen=True)
 class SqliteReader:
-    """Reads experiments and runs from the tables of a SQLite file. A run has the attributes of MLflow's that are used.
+    """Reads the same from the tables of a SQLite file. A run has the attributes of MLflow's that are used.
 
     Every method raises `sqlite3.Error` if the file is none of MLflow's, or of a version whose tables differ.
     """
@@ -79,27 +80,20 @@ class SqliteReader:
             return connection.execute(query, values).fetchall()
 
     def read_experiments(self) -> dict[str, str]:
-        """Return the ids of the experiments by name."""
         rows = self._query("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
         return {name: str(experiment_id) for name, experiment_id in rows}
 
     def read_runs(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> list[Any]:
-        """Return the runs of these experiments that have all of these tags, the latest first."""
         has_tag = "EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND key = ? AND value = ?)"
         of_experiment = f"experiment_id IN ({','.join('?' * len(experiment_ids))})"
         selection = " AND ".join([of_experiment, "lifecycle_stage = 'active'", *[has_tag] * len(tags)])
         values = [*map(int, experiment_ids), *(text for tag in tags.items() for text in tag)]
-        rows = self._query(
-            f"SELECT run_uuid, name, status, start_time, end_time FROM runs WHERE {selection} "
-            "ORDER BY start_time DESC, run_uuid",
-            values,
-        )
-        names = ("run_id", "run_name", "status", "start_time", "end_time")  # times in ms since 1970
-        infos = (SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows)
-        runs = {
-            info.run_id: SimpleNamespace(info=info, data=SimpleNamespace(params={}, metrics={}, tags={}))
-            for info in infos
-        }
+        columns = "run_uuid, name, status, start_time, end_time"
+        query = f"SELECT {columns} FROM runs WHERE {selection} ORDER BY start_time DESC, run_uuid"
+        runs = {}
+        for run_id, name, status, start_ms, end_ms in self._query(query, values):
+            info = SimpleNamespace(run_id=run_id, run_name=name, status=status, start_time=start_ms, end_time=end_ms)
+            runs[run_id] = SimpleNamespace(info=info, data=SimpleNamespace(params={}, metrics={}, tags={}))
         selected = f"run_uuid IN (SELECT run_uuid FROM runs WHERE {selection})"
         for table in ("params", "tags"):
             for run_id, key, value in self._query(f"SELECT run_uuid, key, value FROM {table} WHERE {selected}", values):
@@ -181,37 +175,34 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
     Raises:
         UserInputError: there is no such store, experiment or sweep, or the store has no results yet.
     """
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise UserInputError(
-            f"{uri}: there is no such store. Run `python -m sweeper` to create one, or set tracking.uri="
-        )
+    if uri.startswith(SQLITE_PREFIX) and not Path(uri.removeprefix(SQLITE_PREFIX)).is_file():
+        remedy = "Run `python -m sweeper` to create one, or set tracking.uri="
+        raise UserInputError(f"{uri}: there is no such store. {remedy}")
     reader = open_reader(uri)
     ids = reader.read_experiments()
     if experiment is not None and experiment not in ids:
         raise UserInputError(f"tracking.experiment={experiment}: unknown experiment. {suggest(experiment, ids)}")
     selected = [ids[experiment]] if experiment else list(ids.values())
-    parents = reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.SWEEP_KIND})
+    parents = reader.read_runs(selected, {KIND: mlflow_store.SWEEP_KIND})
     names = {run.info.run_name for run in parents}
     if sweep is not None and sweep not in names:
-        raise UserInputError(
-            f"sweep={sweep}: unknown sweep. {suggest(sweep, names) if names else 'The store has no sweep.'}"
-        )
-    imported = [] if sweep else reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.IMPORTED_KIND})
+        available = suggest(sweep, names) if names else "The store has no sweep."
+        raise UserInputError(f"sweep={sweep}: unknown sweep. {available}")
+    imported = [] if sweep else reader.read_runs(selected, {KIND: mlflow_store.IMPORTED_KIND})
     if not (parents or imported):
         raise UserInputError(f"{mask(uri)}: the store has no sweep yet")
     parents = [run for run in parents if sweep in (None, run.info.run_name)]
     of_sweep = {mlflow_store.SWEEP_NAME: sweep} if sweep else {}
-    trials = reader.read_runs(selected, {mlflow_store.KIND: mlflow_store.TRIAL_KIND, **of_sweep})
+    trials = reader.read_runs(selected, {KIND: mlflow_store.TRIAL_KIND, **of_sweep})
     return _build_tables(parents, trials, imported)
 
 
 def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
     """Read one sweep by the id of its study: names of sweeps are not unique."""
     # MLflow's client takes 1.2 ms to read a run of a SQLite file: two minutes for 100,000 trials, and 15 s without it.
-    reader, study = open_reader(client.tracking_uri), {mlflow_store.STUDY: study_id}
-    parents = reader.read_runs([experiment_id], {mlflow_store.KIND: mlflow_store.SWEEP_KIND, **study})
-    trials = reader.read_runs([experiment_id], {mlflow_store.KIND: mlflow_store.TRIAL_KIND, **study})
-    return _build_tables(parents, trials)
+    reader, study = open_reader(client.tracking_uri), {STUDY: study_id}
+    kinds = (mlflow_store.SWEEP_KIND, mlflow_store.TRIAL_KIND)
+    return _build_tables(*(reader.read_runs([experiment_id], {KIND: kind, **study}) for kind in kinds))
 
 
 def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Sequence[Any] = ()) -> Stored:
@@ -220,7 +211,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     limits: dict[str, tuple[Limit, ...]] = {}
     front_rounds: dict[str, float] = {}
     for run in parents:
-        metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[mlflow_store.STUDY]
+        metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[STUDY]
         front_rounds[study_id] = metrics.get("front_rounds", 0.0)
         limits[study_id] = Criteria.of({}, json.loads(tags.get(mlflow_store.LIMITS, "{}"))).limits
         finals = (n.removeprefix("final_") for n in metrics if n.startswith("final_") and f"{n}_ci_low" in metrics)
@@ -232,7 +223,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
         }
     rows = []
     for run in trials:
-        metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[mlflow_store.STUDY]
+        metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[STUDY]
         # Finalists are compared by all of their rounds: the best single round would win by chance.
         if study_id not in shared or any(tag in tags for tag in mlflow_store.LEFT_OUT):
             continue
@@ -249,18 +240,12 @@ def _finals_columns(metrics: Mapping[str, float], name: str | None, trial: str |
     """Return the result of finals in the metric `name`: trial, value, interval, rounds; empty if none."""
     if name is None or trial is None or not rounds:
         return {}
-    return {
-        "final.speed": name,
-        "final.trial": trial,
-        "final.rounds": rounds,
-        "final.value": metrics[f"final_{name}"],
-        "final.low": metrics[f"final_{name}_ci_low"],
-        "final.high": metrics[f"final_{name}_ci_high"],
-    }
+    bounds = {"value": "", "low": "_ci_low", "high": "_ci_high"}
+    values = {f"final.{key}": metrics[f"final_{name}{end}"] for key, end in bounds.items()}
+    return {"final.speed": name, "final.trial": trial, "final.rounds": rounds, **values}
 
 
 def _columns(run: Any) -> dict[str, Any]:
-    """Return one run as a row."""
     info, data = run.info, run.data
     return {
         "run": info.run_name,

@@ -37,8 +37,7 @@ class BestResult:
 
     Attributes:
         work: the identity of the work: results that differ in it are neither ranked nor divided.
-        speed_metric: the metric that the trials are ranked by, one of `SPEED_UNITS`.
-        speed: its value of the best trial.
+        speed_metric: the metric that the trials are ranked by, one of `SPEED_UNITS`; `speed` is its best value.
         trial: the row of the best trial.
         trials: the rows that the best trial was chosen from.
         rounds: rounds of the finals that the values are the mean of; 0 if they are of a single trial.
@@ -62,7 +61,7 @@ class BestResult:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the trials ran on a CPU, where a rank is a process and no device of its own."""
+        """Whether a rank is a process of a CPU and no device of its own."""
         return bool(self.trial.get("tag.hardware") == "cpu")
 
     @property
@@ -116,19 +115,16 @@ def list_distinctions(works: Sequence[Mapping[str, str]]) -> list[dict[str, str]
 
 
 def sort_by_platform(results: Sequence[BestResult]) -> list[BestResult]:
-    """Return the results ordered by device and number of devices."""
     return sorted(results, key=lambda result: (result.device, result.devices))
 
 
 def find_speed_metric(trials: pd.DataFrame) -> str | None:
     """Return the metric that these trials are judged by, None if they have no speed."""
-    return next(
-        (name for name in SPEED_UNITS if f"metric.{name}" in trials and trials[f"metric.{name}"].notna().any()), None
-    )
+    present = (name for name in SPEED_UNITS if f"metric.{name}" in trials)
+    return next((name for name in present if trials[f"metric.{name}"].notna().any()), None)
 
 
 def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the complete trials."""
     return trials[trials["tag.outcome"] == "complete"] if len(trials) else trials
 
 
@@ -171,9 +167,8 @@ def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
         if _won_finals(ranked.loc[[best.name]], metric).iloc[0]:
             rounds = int(best["final.rounds"])
             _apply_finals(best, metric)
-        device, devices = _read_platform(best)
-        work, speed = read_work(best), read_value(best, metric)
-        results.append(BestResult(work, device, devices, metric, speed, best, ranked, rounds))
+        speed = read_value(best, metric)
+        results.append(BestResult(read_work(best), *_read_platform(best), metric, speed, best, ranked, rounds))
 
     def sort_key(result: BestResult) -> tuple[list[str], list[tuple[str, str]], str, float]:
         main = [result.work.get(name, "") for name in MAIN_WORK_NAMES]
@@ -183,9 +178,7 @@ def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
 
 
 def _read_platform(row: Any) -> tuple[str, int]:
-    """Return the device's name and the number of devices."""
-    device = row.get("tag.device")
-    count = row.get("param.sweep.gpus")
+    device, count = row.get("tag.device"), row.get("param.sweep.gpus")
     return device if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
 
 
@@ -215,13 +208,13 @@ def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
 def _apply_finals(best: pd.Series, metric: str) -> None:
     """Replace the rates of a single trial, their intervals and its step time by those of its rounds in the finals."""
     factor = best["final.value"] / best[f"metric.{metric}"]
-    prefixes = tuple(f"metric.{rate}" for rate in RATES)
+    rates = tuple(f"metric.{rate}" for rate in RATES)
     for column in best.index:  # at equal work all rates of the burst change by the same factor
-        if column.startswith(prefixes) and "sustained" not in column:
+        if column.startswith(rates) and "sustained" not in column:
             best[column] *= factor
     if "metric.step_time_ms" in best:
         best["metric.step_time_ms"] /= factor
-    for name in (f"metric.{rate}" for rate in RATES):
+    for name in rates:
         for bound in ("low", "high"):
             if f"{name}_ci_{bound}" in best or name == f"metric.{metric}":
                 best[f"{name}_ci_{bound}"] = best[name] * best[f"final.{bound}"] / best["final.value"]
@@ -258,11 +251,11 @@ def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> l
 
 def describe_closest(work: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
     """Return in what a kind of work differs from the most similar one of several."""
-    closest = min((describe_differences(work, other) for other in others), key=len)
-    return "; ".join(closest)
+    return "; ".join(min((describe_differences(work, other) for other in others), key=len))
 
 
 def list_varying_parameters(trials: pd.DataFrame) -> list[str]:
     """Return the names of the parameters that are not the same for all trials."""
-    columns = [c for c in map(str, trials.columns) if c.startswith("param.") and not c.startswith("param.sweep.")]
-    return [column.removeprefix("param.") for column in columns if trials[column].nunique(dropna=False) > 1]
+    names = [name for name in map(str, trials.columns) if name.startswith("param.")]
+    varying = [name for name in names if trials[name].nunique(dropna=False) > 1]
+    return [name.removeprefix("param.") for name in varying if not name.startswith("param.sweep.")]

@@ -86,10 +86,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation between runs.
+    """The standard deviation between runs, of the logarithms.
 
     Attributes:
-        value: of the logarithms.
         errors: the mean variance of the runs' own errors, of the earlier ones and of the new ones.
         degrees_of_freedom: of its measurement; infinite where it is assumed.
     """
@@ -123,8 +122,7 @@ class Comparison:
 
     Attributes:
         ratio: of the new level to the earlier one, with the 95% interval that includes the spread between runs.
-        more_new: how many more new runs a verdict needs; 0 with a verdict.
-        more_earlier: how many more runs of what the earlier ones measured.
+        more_new, more_earlier: how many more runs of each a verdict needs; 0 with a verdict.
     """
 
     verdict: Verdict

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,11 +27,7 @@ State = Literal["running", "interrupted", "finished"]
 
 @dataclass(frozen=True)
 class Winner:
-    """The best trial of a sweep so far, and its objective; NaN where there is no interval.
-
-    Attributes:
-        others: of several objectives, those beside the leading one, by metric.
-    """
+    """The best trial of a sweep so far: its leading objective, NaN without an interval, and the others by metric."""
 
     trial: int
     value: float
@@ -43,8 +40,7 @@ class Winner:
 class JournalTail:
     """Reads a journal from its start, and later what was appended since. It never writes.
 
-    Attributes:
-        created: trials that were created so far.
+    `created` is the number of trials that were created so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,10 +96,8 @@ class StoredSweep:
         try:
             with (self.folder / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     @property
@@ -120,19 +114,21 @@ class StoredSweep:
 
     @cached_property
     def records(self) -> dict[int, TrialRecord]:
-        """The records of all trials that have ended, by number."""
         return {record.number: record for record in JournalTail(self.folder / JOURNAL).read()}
 
     @property
     def current_records(self) -> list[TrialRecord]:
         """The records that no retry has replaced."""
-        replaced = _replaced(self.records.values())
-        return [record for record in self.records.values() if record.number not in replaced]
+        return _without_replaced(self.records.values())
 
     @property
     def changed_at_s(self) -> float:
         """When the sweep last recorded something, in seconds since 1970."""
-        return max((_modified_s(self.folder / name) for name in (JOURNAL, "sweep.json", "lock")), default=0.0)
+        changes_s = [0.0]
+        for name in (JOURNAL, "sweep.json", "lock"):
+            with suppress(OSError):
+                changes_s.append((self.folder / name).stat().st_mtime)
+        return max(changes_s)
 
     @property
     def size_bytes(self) -> int:
@@ -144,16 +140,16 @@ class StoredSweep:
         """The winner; of a sweep that has not ended in order, the best trial of its search so far."""
         if self.description is None:
             return None
+        end, criteria = self.description.end, self.description.criteria
         if self.front is not None:
-            return front_value(self.front, self.front.leader, self.description.criteria) if self.front.leader else None
-        end = self.description.end
+            return front_value(self.front, self.front.leader, criteria) if self.front.leader else None
         if end is None:
             ranked = rank_searched(self.records, self.description)
-            return measured_value(ranked[0], self.description.criteria) if ranked else None
+            return measured_value(ranked[0], criteria) if ranked else None
         if end.winner is None or end.value is None:
             return None
-        bounds = [math.nan if bound is None else bound for bound in (end.low, end.high)]
-        return Winner(end.winner, end.value, bounds[0], bounds[1], end.rounds)
+        low, high = (math.nan if bound is None else bound for bound in (end.low, end.high))
+        return Winner(end.winner, end.value, low, high, end.rounds)
 
     @cached_property
     def front(self) -> Front | None:
@@ -161,10 +157,8 @@ class StoredSweep:
         description = self.description
         if description is None or not description.criteria.has_front:
             return None
-        ranked = rank_searched(self.records, description)
-        return measure_front(
-            ranked, self.current_records, description.criteria, int(description.config["finals"]["top"])
-        )
+        ranked, top = rank_searched(self.records, description), int(description.config["finals"]["top"])
+        return measure_front(ranked, self.current_records, description.criteria, top)
 
     @property
     def front_size(self) -> int:
@@ -188,14 +182,14 @@ class StoredSweep:
 
 def rank_searched(records: Mapping[int, TrialRecord], description: SweepDescription) -> list[TrialRecord]:
     """Return the complete trials of the search, the best first; without those that a retry has replaced."""
-    replaced = _replaced(records.values())
-    searched = [record for record in records.values() if not record.remeasurement and record.number not in replaced]
-    return description.criteria.rank(searched)
+    current = _without_replaced(records.values())
+    return description.criteria.rank(record for record in current if not record.remeasurement)
 
 
-def _replaced(records: Iterable[TrialRecord]) -> set[int]:
-    """Return the numbers of the trials that a retry has replaced."""
-    return {record.retry.trial for record in records if record.retry and record.status is not TrialStatus.CANCELLED}
+def _without_replaced(records: Collection[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that no retry has replaced."""
+    replaced = {r.retry.trial for r in records if r.retry and r.status is not TrialStatus.CANCELLED}
+    return [record for record in records if record.number not in replaced]
 
 
 def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
@@ -211,7 +205,7 @@ def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner
         if point.trial.number == record.number:
             first, *others = point.values.items()
             values = {name: value.value for name, value in others}
-            return Winner(record.number, *first[1].bounds, rounds=point.rounds, others=values)
+            return Winner(record.number, *first[1].bounds, point.rounds, values)
     return measured_value(record, criteria)
 
 
@@ -234,17 +228,10 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
         raise UserInputError(f"dir={directory}: there is no sweep; `python -m sweeper` runs one")
     if name is None:
         return sweeps[0]
-    for sweep in sweeps:
-        if sweep.name == name:
-            return sweep
-    raise UserInputError(f"{option}{name}: there is no such sweep. {suggest(name, [sweep.name for sweep in sweeps])}")
-
-
-def _modified_s(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    by_name = {sweep.name: sweep for sweep in sweeps}
+    if name not in by_name:
+        raise UserInputError(f"{option}{name}: there is no such sweep. {suggest(name, list(by_name))}")
+    return by_name[name]
 
 
 def read_warm_start(config: Config) -> WarmStart | None:
@@ -257,15 +244,12 @@ def read_warm_start(config: Config) -> WarmStart | None:
     if name is None:
         return None
     key = "search.warm_start="
-    if "/" in name:
-        sweep = StoredSweep(Path(name).expanduser().resolve())
-    else:
-        sweep = find_sweep(Path(config.dir).expanduser().resolve(), name, option=key)
-    description = sweep.description
-    if description is None:
+    folder = Path(name if "/" in name else config.dir).expanduser().resolve()
+    sweep = StoredSweep(folder) if "/" in name else find_sweep(folder, name, option=key)
+    if sweep.description is None:
         raise UserInputError(f"{key}{name}: this is no folder of a sweep (it has no sweep.json)")
-    ranked = rank_searched(sweep.records, description)
+    ranked = rank_searched(sweep.records, sweep.description)
     if not ranked:
         raise UserInputError(f"{key}{name}: no trial of it is complete")
     better = ranked[: max(POINTS, len(ranked) // 2)]
-    return WarmStart(name, description.study, tuple(record.all_params for record in better))
+    return WarmStart(name, sweep.description.study, tuple(record.all_params for record in better))

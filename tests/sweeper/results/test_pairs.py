@@ -12,7 +12,7 @@ def test_equal_points_are_paired_whatever_their_order() -> None:
     first = complete_trials({"H200": [100.0, 200.0, 300.0]}, m=[1, 2, 3])
     second = complete_trials({"H200": [330.0, 100.0, 50.0]}, m=[3, 1, 9])
     pairs = find_pairs(first, second)
-    assert [(pair.params["m"], pair.difference) for pair in pairs] == [("3", pytest.approx(0.1)), ("1", 0.0)]
+    assert [(pair.params["m"], pair.ratio - 1) for pair in pairs] == [("3", pytest.approx(0.1)), ("1", 0.0)]
     assert not find_pairs(first, second.assign(**{"tag.device": "B200"}))
     assert not find_pairs(first, second.assign(**{"tag.outcome": "failed"}))
 
