@@ -17,12 +17,11 @@ from workloads.api.metrics import get_metric
 OTHERS, FRONT = COLORS[7], COLORS[0]
 MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
 LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
-PANEL_IN = (7.0, 5.5)
 
 
 @dataclass(frozen=True)
 class FrontPlot:
-    """What is drawn: `labels` are of the objectives; `values` has a row for each trial, a column for each objective."""
+    """`labels` are of the objectives; `values` has a row for each trial, a column for each objective."""
 
     labels: Sequence[str]
     values: np.ndarray
@@ -61,7 +60,7 @@ def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], fro
 def draw_image(plot: FrontPlot) -> Any:
     """Return the picture as a figure of matplotlib."""
     panels = list(plot.panels())
-    size_in = (PANEL_IN[0] * len(panels), PANEL_IN[1])
+    size_in = (7.0 * len(panels), 5.5)
     figure, axes = load_pyplot().subplots(1, len(panels), figsize=size_in, squeeze=False)
     for axis, (x, y, front) in zip(axes[0], panels, strict=True):
         axis.scatter(plot.values[:, x], plot.values[:, y], s=16, color=OTHERS, label="trials")
@@ -107,17 +106,8 @@ def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int
         ("trials", others, {"mode": "markers", "marker": {"color": OTHERS}}),
         ("on the front", front, {"mode": mode, "marker": {"color": FRONT, "size": 9}, "text": labels}),
     ):
-        figure.add_scatter(
-            x=plot.values[chosen, x],
-            y=plot.values[chosen, y],
-            hovertext=texts[chosen],
-            textposition="top center",
-            name=name,
-            line={"width": 1},
-            showlegend=column == 1,
-            row=1,
-            col=column,
-            **style,
-        )
+        xs, ys = plot.values[chosen][:, [x, y]].T
+        style |= {"hovertext": texts[chosen], "textposition": "top center", "line": {"width": 1}}
+        figure.add_scatter(x=xs, y=ys, name=name, showlegend=column == 1, row=1, col=column, **style)
     figure.update_xaxes(title=plot.labels[x], type=plot.axis_type(x), exponentformat="power", row=1, col=column)
     return figure.update_yaxes(title=plot.labels[y], type=plot.axis_type(y), exponentformat="power", row=1, col=column)

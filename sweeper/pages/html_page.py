@@ -12,19 +12,15 @@ from typing import Any
 from sweeper.pages.chart_style import without_markup
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
-# As page.css has the colours of a light page; page.js replaces them on a dark one.
 LONG_TEXT = 12  # characters; shorter ones are not broken into lines
+# As page.css has the colours of a light page; page.js replaces them on a dark one.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report.
-
-    Attributes:
-        unranked: the values were not measured here; the table is shown in another style.
-    """
+    """A table of the report; one that is `unranked`, of values not measured here, is shown in another style."""
 
     title: str
     heading: list[str]
@@ -35,11 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure, or several side by side where there is room.
-
-    Attributes:
-        min_width_px: the width below which the chart scrolls; 0 for any width.
-    """
+    """One figure, or several side by side where there is room; below a `min_width_px` it scrolls."""
 
     title: str
     figures: Sequence[Any]
@@ -61,30 +53,25 @@ def build_page(title: str, tables: Sequence[Table], charts: Sequence[Chart], ove
 
 
 def _build_chart(chart: Chart, *, include_plotly: bool) -> str:
-    """Return a section. The first one of a page includes plotly.js for all."""
-    several = len(chart.figures) > 1
+    """Return a section, its figures in the style of the page. The first one of a page includes plotly.js for all."""
+    several, scrolls = len(chart.figures) > 1, bool(chart.min_width_px)
     config = {"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"}
+    top = {"t": 50 if several else 100 if scrolls else 40}
+    style = f" style='min-width:{chart.min_width_px}px'" if scrolls else ""
     cells = []
     for n, figure in enumerate(chart.figures):
-        _set_layout(figure, several=several, scrolls=bool(chart.min_width_px))
-        cells.append(
-            without_markup(figure).to_html(full_html=False, include_plotlyjs=include_plotly and not n, config=config)
-        )
-    style = f" style='min-width:{chart.min_width_px}px'" if chart.min_width_px else ""
-    figures = "".join(f"<div class='figure'{style}>{cell}</div>" for cell in cells)
+        # Its own height and left margin are kept.
+        figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
+        figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
+        if not several:  # a phone has no room for a legend beside the chart
+            figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
+        include = include_plotly and not n
+        html = without_markup(figure).to_html(full_html=False, include_plotlyjs=include, config=config)
+        cells.append(f"<div class='figure'{style}>{html}</div>")
     return (
         f"<section class='chart{' grid' if several else ''}'><h2>{escape(chart.title)}</h2>{_build_note(chart.note)}"
-        f"<div class='{'several' if several else 'scroll'}'>{figures}</div></section>"
+        f"<div class='{'several' if several else 'scroll'}'>{''.join(cells)}</div></section>"
     )
-
-
-def _set_layout(figure: Any, *, several: bool, scrolls: bool) -> None:
-    """Give a figure the style of the page. Its own height and left margin are kept."""
-    top = {"t": 50 if several else 100 if scrolls else 40}
-    figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
-    figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
-    if not several:  # a phone has no room for a legend beside the chart
-        figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
 
 
 def _build_table(table: Table) -> str:

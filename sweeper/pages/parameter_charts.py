@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,14 +29,8 @@ MAX_BINS = 8
 MEASURE = "share of the variance of ranks"
 
 
-@dataclass(frozen=True)
-class GridAxis:
-    """One axis of a heatmap.
-
-    Attributes:
-        cells: the index of the cell of each trial.
-        labels: the label of each cell.
-    """
+class GridAxis(NamedTuple):
+    """One axis of a heatmap: the index of the cell of each trial, and the label of each cell."""
 
     title: str
     cells: Sequence[int]
@@ -66,17 +59,10 @@ def find_best_in_cells(x: GridAxis, y: GridAxis, values: Sequence[float], *, min
 
 def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.Figure:
     """Build the heatmap of `find_best_in_cells`. Few cells show their values."""
-    figure = go.Figure(
-        go.Heatmap(
-            z=best,
-            x=list(x.labels),
-            y=list(y.labels),
-            colorscale="Viridis",
-            colorbar={"title": label},
-            text=[[format_number(value) for value in row] for row in best],
-            texttemplate="%{text}" if best.size <= MAX_LABELLED_CELLS else None,
-        )
-    )
+    text = [[format_number(value) for value in row] for row in best]
+    template = "%{text}" if best.size <= MAX_LABELLED_CELLS else None
+    style = {"colorscale": "Viridis", "colorbar": {"title": label}, "texttemplate": template}
+    figure = go.Figure(go.Heatmap(z=best, x=list(x.labels), y=list(y.labels), text=text, **style))
     figure.update_xaxes(title=x.title, type="category", categoryarray=list(x.labels))
     return figure.update_yaxes(title=y.title, type="category", categoryarray=list(y.labels))
 
@@ -122,6 +108,7 @@ def build_importances(importances: Mapping[str, float]) -> go.Figure:
 def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str, float]:
     """Return the share of the ranks' variance that each parameter explains by itself, the highest first.
 
+    It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1.
     Numbers of many values are put into bins of equally many trials. The rest of the variance is noise, or needs two
     parameters together. Parameters of one value and names that hardly repeat are left out.
 
@@ -132,24 +119,14 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
     importances: dict[str, float] = {}
     if len(ranks) < MIN_TRIALS:
         return importances
+    total = float(((ranks - ranks.mean()) ** 2).sum())
     for name, values in parameters.items():
         numbers, groups = pd.to_numeric(values, errors="coerce"), values.fillna("none")
         bins = min(MAX_BINS, len(values) // MIN_TRIALS_PER_GROUP)
         if numbers.notna().all() and numbers.nunique() > bins:
             groups = pd.qcut(numbers, bins, labels=False, duplicates="drop")
         if 1 < groups.nunique() <= len(groups) / MIN_TRIALS_PER_GROUP:
-            importances[str(name)] = _explained_share(ranks, groups)
+            within = float(((ranks - ranks.groupby(groups.to_numpy()).transform("mean")) ** 2).sum())
+            share = 1 - within / (len(ranks) - groups.nunique()) / (total / (len(ranks) - 1)) if total else 0.0
+            importances[str(name)] = float(np.clip(share, 0, 1))
     return dict(sorted(importances.items(), key=lambda item: -item[1]))
-
-
-def _explained_share(ranks: pd.Series, groups: pd.Series) -> float:
-    """Return Kelley's epsilon squared on ranks.
-
-    It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1.
-    """
-    total = float(((ranks - ranks.mean()) ** 2).sum())
-    within = float(((ranks - ranks.groupby(groups.to_numpy()).transform("mean")) ** 2).sum())
-    degrees_of_freedom = len(ranks) - groups.nunique()
-    if not total:
-        return 0.0
-    return float(np.clip(1 - within / degrees_of_freedom / (total / (len(ranks) - 1)), 0, 1))

@@ -13,12 +13,7 @@ from sweeper.metrics.derivation import tflops_of
 
 @dataclass(frozen=True)
 class GpuResult:
-    """One GPU.
-
-    Attributes:
-        relative: its rate over the median GPU's in the same trial, median over the trials.
-        tflops: its rate, median over the trials.
-    """
+    """One GPU: its rate, and that over the median GPU's in the same trial, as medians over the trials."""
 
     host: str
     gpu: str
@@ -56,9 +51,7 @@ def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
 def describe(results: list[GpuResult]) -> str:
     """Return how far apart the GPUs are, with the slowest and the fastest relative to the median one."""
     slowest, fastest = results[0], results[-1]
-    spread = fastest.relative / slowest.relative - 1
-    return (
-        f"{len(results)} measured side by side, {spread:.1%} between the fastest and the slowest: "
-        f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one, "
-        f"{fastest.host} {fastest.gpu} at {fastest.relative:.3f}"
-    )
+    spread = f"{fastest.relative / slowest.relative - 1:.1%} between the fastest and the slowest"
+    ends = f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one"
+    ends += f", {fastest.host} {fastest.gpu} at {fastest.relative:.3f}"
+    return f"{len(results)} measured side by side, {spread}: {ends}"
