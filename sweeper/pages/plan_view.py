@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.table import Table
 
 from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from sweeper.common.format import count, format_duration, format_number, format_point, printable
@@ -33,8 +32,7 @@ def describe_devices(plan: SweepPlan) -> str:
     target, gpus = plan.target, plan.resources.gpus
     devices = f"{target.devices} x {target.model}" if target.is_gpu else target.model
     planned = ", planned" if target.is_planned else ""
-    unit = "GPUs" if target.is_gpu else "processes"
-    per_trial = "" if gpus == 1 else f", each on {gpus} {unit}"
+    per_trial = "" if gpus == 1 else f", each on {gpus} {'GPUs' if target.is_gpu else 'processes'}"
     alone = ", no two on one node" if plan.resources.whole_nodes and target.is_gpu else ""
     return f"{devices}{planned}; {describe_gangs(plan)}{per_trial}{alone}"
 
@@ -43,16 +41,16 @@ def describe_gangs(plan: SweepPlan) -> str:
     return f"{count(plan.resources.gangs, 'trial')} at once"
 
 
-def describe_criteria(plan: SweepPlan) -> list[str]:
+def _describe_criteria(plan: SweepPlan) -> list[str]:
     """Return a line with the objectives and limits; none for one objective without limits."""
     criteria = plan.criteria
     if not (criteria.has_front or criteria.limits):
         return []
-    goals = [", ".join(f"{goal.direction} {goal.metric}" for goal in criteria.objectives)]
-    return [f"goal     {'; '.join([*goals, *(f'limit {limit}' for limit in criteria.limits)])}"]
+    goals = ", ".join(f"{goal.direction} {goal.metric}" for goal in criteria.objectives)
+    return [f"goal     {'; '.join([goals, *(f'limit {limit}' for limit in criteria.limits)])}"]
 
 
-def describe_search(plan: SweepPlan) -> str:
+def _describe_search(plan: SweepPlan) -> str:
     """Return what varies, the size of the space, the sampler and the limits."""
     budget, size, config = plan.config.budget, plan.space.size, plan.config
     valid = "" if plan.estimates is None else "valid "
@@ -73,8 +71,7 @@ def describe_environment(plan: SweepPlan) -> str:
     """Return the environment variables that all trials have, by what sets them; empty if there are none."""
     by_source = dict[str, list[str]]()
     for name, source in plan.variable_sources.items():
-        value = plan.space.constants[name]
-        variable = name.removeprefix(PREFIX)
+        value, variable = plan.space.constants[name], name.removeprefix(PREFIX)
         by_source.setdefault(source, []).append(f"no {variable}" if value is None else f"{variable}={value}")
     return "; ".join(f"{' '.join(variables)} ({source})" for source, variables in by_source.items())
 
@@ -82,12 +79,10 @@ def describe_environment(plan: SweepPlan) -> str:
 def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
     """Return the lines that open a sweep, before anything expensive.
 
-    Args:
-        counts: how the trials of earlier runs ended.
-        interrupted: trials of earlier runs that run again.
+    `counts` says how the trials of earlier runs ended; `interrupted` of them run again.
     """
-    lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {describe_search(plan)}"]
-    lines += describe_criteria(plan)
+    lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {_describe_search(plan)}"]
+    lines += _describe_criteria(plan)
     lines += [f"env      {line}" for line in [describe_environment(plan)] if line]
     lines += _describe_limits(plan)
     if counts or interrupted:
@@ -105,8 +100,8 @@ def _describe_limits(plan: SweepPlan) -> list[str]:
 def show_plan(plan: SweepPlan) -> None:
     """Print what the sweep would try, and write every estimated point to plan.csv."""
     console = open_console(soft_wrap=False)
-    console.print(f"device   {describe_devices(plan)}\nsearch   {describe_search(plan)}")
-    for line in (*describe_criteria(plan), *_describe_limits(plan)):
+    console.print(f"device   {describe_devices(plan)}\nsearch   {_describe_search(plan)}")
+    for line in (*_describe_criteria(plan), *_describe_limits(plan)):
         console.print(line, soft_wrap=True)
     if estimate := describe_duration(plan):
         console.print(estimate)
@@ -138,15 +133,12 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
         console.print(f"rates    {plan.calibration.describe()}", soft_wrap=True)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
-    parts = draw_estimates(estimates, console.width)
+    _show_candidates(estimates, console)
     if plan.projection_nodes:
-        best = estimates.valid[0].point
-        projection = cost_model.project(
-            plan.resolved, plan.space, estimates, best, plan.projection_nodes, plan.devices_per_node
-        )
-        parts += draw_projection(projection, plan.config, console.width) if projection else []
-    for part in parts:
-        console.print(part)
+        best, nodes = estimates.valid[0].point, plan.projection_nodes
+        project = cost_model.project
+        if projection := project(plan.resolved, plan.space, estimates, best, nodes, plan.devices_per_node):
+            _show_projection(projection, plan.config, console)
     # Points that one rule excludes may share a row, which has their number.
     rows = [
         {
@@ -162,6 +154,43 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     path = plan.folder / "plan.csv"
     path.write_text(csv_of(rows))
     console.print(f"all points, with the reasons: {path}", soft_wrap=True)
+
+
+def _show_candidates(estimates: CostEstimates, console: Console) -> None:
+    """Print the most promising points, and how many points each rule excludes."""
+    headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
+    shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
+    rows = []
+    for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1):
+        values = [format_number(candidate.estimate.metrics.get(name, math.nan)) for name in shown]
+        rows.append([str(place), *values, candidate.estimate.description])
+    console.print(f"{count(len(estimates.valid), 'valid point')}, the most promising first:")
+    heading = ["#", *(headings[name] for name in shown), "point"]
+    console.print(draw(heading, rows, len(heading), console.width))
+    if estimates.excluded:
+        violations = cost_model.count_by_rule(estimates.excluded)
+        examples = {c.estimate.rule: c.estimate.unsupported_reason for c in reversed(estimates.excluded)}
+        rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
+        console.print(f"{count(violations.total(), 'excluded point')}:")
+        console.print(draw(["points", "violated rule", "example"], rows, 3, console.width))
+
+
+def _show_projection(projection: Projection, config: Config, console: Console) -> None:
+    """Print the objective on more and more nodes, with what the projection assumes."""
+    price, objective = config.price_per_hour, config.workload.objective  # the price is of one device
+    (fewest, base), *_ = projection.by_devices.items()
+    rows = []
+    for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
+        linear = [base / fewest * devices * band for band in LINEAR_BANDS]
+        totals = [value * SECONDS_PER_DAY / 1e9, *([devices * price / value / SECONDS_PER_HOUR * 1e6] if price else [])]
+        row = [f"{devices / projection.gpus_per_node:g}", str(devices), *map(format_number, [value, value / devices])]
+        rows.append([*row, f"{share:.1%}", *map(format_number, [*linear, *totals])])
+    unit = objective.removesuffix("_per_s")
+    heading = ["nodes", "devices", objective, "per device", "of linear"]
+    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]
+    heading += [f"cost of 10^6 {unit}"] if price else []
+    for part in ("", draw(heading, rows, 4, console.width), f"assumptions: {projection.assumptions}"):
+        console.print(part)
 
 
 def describe_duration(plan: SweepPlan) -> str:
@@ -182,10 +211,7 @@ class DurationNote:
     def next_line(self, progress: SweepProgress, trials: int | None, gangs: int) -> str:
         """Return the estimate when enough trials have ended; empty before, after, and for a short sweep.
 
-        Args:
-            progress: of the search.
-            trials: the budget; None without a limit.
-            gangs: trials that run at once.
+        `trials` is the budget, None without a limit; `gangs` of them run at once.
         """
         remaining_s = progress.estimated_remaining_s(trials)
         has_enough = progress.finished_in_this_run >= max(MIN_TRIALS, gangs) and progress.counts[TrialStatus.COMPLETE]
@@ -199,49 +225,5 @@ class DurationNote:
         if remaining_s + finals_s < LONG_S:
             return ""
         then = f", then {format_duration(finals_s)} of finals ({count(measurements, 'measurement')})"
-        return (
-            f"estimate about {format_duration(remaining_s)} until the budget is used up{then if measurements else ''}"
-        )
-
-
-def draw_estimates(estimates: CostEstimates, width: int) -> list[str | Table]:
-    """Return the most promising points, and how many points each rule excludes."""
-    headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
-    shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
-    rows = [
-        [
-            str(place),
-            *(format_number(candidate.estimate.metrics.get(name, math.nan)) for name in shown),
-            candidate.estimate.description,
-        ]
-        for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1)
-    ]
-    parts: list[str | Table] = [f"{count(len(estimates.valid), 'valid point')}, the most promising first:"]
-    parts.append(draw(["#", *(headings[name] for name in shown), "point"], rows, len(shown) + 2, width))
-    if estimates.excluded:
-        violations = cost_model.count_by_rule(estimates.excluded)
-        examples = {
-            candidate.estimate.rule: candidate.estimate.unsupported_reason for candidate in reversed(estimates.excluded)
-        }
-        rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
-        parts.append(f"{count(violations.total(), 'excluded point')}:")
-        parts.append(draw(["points", "violated rule", "example"], rows, 3, width))
-    return parts
-
-
-def draw_projection(projection: Projection, config: Config, width: int) -> list[str | Table]:
-    """Return the objective on more and more nodes, with what the projection assumes."""
-    price, objective = config.price_per_hour, config.workload.objective  # the price is of one device
-    (fewest, base), *_ = projection.by_devices.items()
-    rows = []
-    for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
-        numbers = [value, value / devices]
-        linear = [base / fewest * devices * band for band in LINEAR_BANDS]
-        totals = [value * SECONDS_PER_DAY / 1e9, *([devices * price / value / SECONDS_PER_HOUR * 1e6] if price else [])]
-        row = [f"{devices / projection.gpus_per_node:g}", str(devices), *map(format_number, numbers)]
-        rows.append([*row, f"{share:.1%}", *map(format_number, [*linear, *totals])])
-    unit = objective.removesuffix("_per_s")
-    heading = ["nodes", "devices", objective, "per device", "of linear"]
-    heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]
-    heading += [f"cost of 10^6 {unit}"] if price else []
-    return ["", draw(heading, rows, 4, width), f"assumptions: {projection.assumptions}"]
+        left = f"{format_duration(remaining_s)} until the budget is used up"
+        return f"estimate about {left}{then if measurements else ''}"

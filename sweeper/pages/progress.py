@@ -66,7 +66,6 @@ class ProgressState:
         return f"{format_ended(self.ended, self.trials)}{counts}"
 
     def describe(self, record: TrialRecord) -> str:
-        """Return the objectives of a trial and its point."""
         metrics = self.objectives if self.front else self.objectives[:1]
         return describe_values({name: record.metrics[name] for name in metrics}, record.params)
 

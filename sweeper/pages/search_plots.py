@@ -6,12 +6,11 @@ The page includes plotly.js (5 MB), so that it opens anywhere, in MLflow's artif
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -93,13 +92,9 @@ def draw(
     direction: str,
     front: FrontPlot | None = None,
 ) -> list[Path]:
-    """Write a PNG for each plot and the page with all of them. Returns their paths.
+    """Write a PNG for each plot of the ranked trials, and the page with all of them. Returns their paths.
 
-    Args:
-        records: the ranked trials of one search.
-        distributions: those of the parameters that vary.
-        direction: "maximize" or "minimize".
-        front: with several objectives, the picture of their front.
+    `distributions` are those of the parameters that vary; `front` is the picture of several objectives' front.
     """
     search = build_search_result(records, distributions, objective, direction)
     folder.mkdir(exist_ok=True)
@@ -113,14 +108,11 @@ def build_search_result(
     records: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution], objective: str, direction: str
 ) -> SearchResult:
     """Return the trials as an Optuna study and as a table, with values as they are drawn."""
-    metric = get_metric(objective)
+    metric, drawn = get_metric(objective), dict(distributions)
     study = optuna.create_study(direction=direction)
-    drawn = {
-        name: CategoricalDistribution([plain_label(choice) for choice in distribution.choices])
-        if isinstance(distribution, CategoricalDistribution)
-        else distribution
-        for name, distribution in distributions.items()
-    }
+    for name, distribution in distributions.items():
+        if isinstance(distribution, CategoricalDistribution):
+            drawn[name] = CategoricalDistribution([plain_label(choice) for choice in distribution.choices])
     points = [{name: plain_label(record.params[name]) for name in drawn} for record in records]
     for record, point in zip(records, points, strict=True):
         value = record.metrics[objective] * metric.factor
@@ -133,14 +125,12 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
     pyplot = load_pyplot()
     from optuna.visualization import matplotlib as optuna_plots
 
-    def draw_with_optuna(plot: Callable[..., Any]) -> Any:
-        return np.ravel(plot(search.study, target_name=search.label))[0].figure
-
-    figures = {
-        "history": draw_with_optuna(optuna_plots.plot_optimization_history),
-        "parallel_coordinates": draw_with_optuna(optuna_plots.plot_parallel_coordinate),
-        "slice": draw_with_optuna(optuna_plots.plot_slice),
+    plots = {
+        "history": optuna_plots.plot_optimization_history,
+        "parallel_coordinates": optuna_plots.plot_parallel_coordinate,
+        "slice": optuna_plots.plot_slice,
     }
+    figures = {name: np.ravel(plot(search.study, target_name=search.label))[0].figure for name, plot in plots.items()}
     if search.importances:
         figures["importances"], axes = pyplot.subplots()
         axes.barh(list(search.importances), list(search.importances.values()), color=COLORS[0])
@@ -168,9 +158,8 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
 
 def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Path:
     """Write the interactive plots. The first one includes plotly.js for all."""
-    coordinates = parameter_charts.build_parallel_coordinates(
-        search.parameters, search.ranks, search.values, search.label
-    )
+    build = parameter_charts.build_parallel_coordinates
+    coordinates = build(search.parameters, search.ranks, search.values, search.label)
     figures = [
         *([build_figure(front)] if front else []),
         visualization.plot_optimization_history(search.study, target_name=search.label),
@@ -182,8 +171,8 @@ def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Pa
     if search.heatmap:
         heatmap = parameter_charts.build_heatmap(*search.heatmap, search.label)
         figures.append(heatmap.update_layout(title=search.heatmap_title))
-    pages = [without_markup(figure) for figure in figures]
-    parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in enumerate(pages)]
+    plain = enumerate(map(without_markup, figures))
+    parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in plain]
     head = f"<!doctype html><meta charset='utf-8'><title>{escape(search.label)}</title>\n"
     path.write_text(head + "\n".join(parts))
     return path
